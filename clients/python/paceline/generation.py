@@ -1,0 +1,228 @@
+"""What a client hears of a generation: plain data, without protobuf.
+
+Field names, units and meanings are those of orchestrator_service.proto. Positions are absolute:
+they count the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "DispatchPolicy",
+    "FinishReason",
+    "Finished",
+    "ServerInfo",
+    "Started",
+    "Statistics",
+    "Strategy",
+    "SystemInfo",
+    "TimelineEvent",
+    "TimelineEventKind",
+    "TokenOrigin",
+    "Usage",
+    "VerificationRule",
+]
+
+# UNKNOWN, in each enum below, is what a newer server says and this client has no word for.
+
+
+class Strategy(StrEnum):
+    """How a request is decoded. The output is the same with every one."""
+
+    AUTO = "auto"
+    AUTOREGRESSIVE = "autoregressive"
+    SPECULATIVE = "speculative"
+    DISTRIBUTED = "distributed"
+    UNKNOWN = "unknown"
+
+
+class VerificationRule(StrEnum):
+    """How draft tokens are accepted, and with it what the output promises.
+
+    EXACT promises the target's own tokens for the seed, REJECTION the target's distribution.
+    """
+
+    EXACT = "exact"
+    REJECTION = "rejection"
+    UNKNOWN = "unknown"
+
+
+class DispatchPolicy(StrEnum):
+    """When draft tokens are sent to targets."""
+
+    WORK_CONSERVING = "work_conserving"
+    BLOCKS = "blocks"
+    UNKNOWN = "unknown"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_STRING = "stop_string"
+    UNKNOWN = "unknown"
+
+
+class TokenOrigin(StrEnum):
+    """Where a token came from: a drafter's guess, or the target itself."""
+
+    ACCEPTED_DRAFT = "accepted_draft"
+    TARGET = "target"
+    UNKNOWN = "unknown"
+
+
+class TimelineEventKind(StrEnum):
+    """What a timeline event tells of."""
+
+    DRAFTED = "drafted"
+    VERIFYING = "verifying"
+    ACCEPTED = "accepted"
+    CORRECTED = "corrected"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What the generation will be; told before any token.
+
+    Attributes:
+        seed: The seed in use: with it the same text can be had again.
+        strategy: The strategy in use; never AUTO.
+        promise: What the output promises.
+        plan_note: Why AUTO chose so, in one line; else empty.
+    """
+
+    request_id: str
+    seed: int
+    model_fingerprint: str
+    strategy: Strategy
+    promise: VerificationRule
+    prompt_token_count: int
+    lookahead: int
+    target_count: int
+    plan_note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...]
+    origins: tuple[TokenOrigin, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """A draft, a verification, or what became of them, in ns since the request arrived."""
+
+    kind: TimelineEventKind
+    server: str
+    start_ns: int
+    end_ns: int
+    position: int
+    token_ids: tuple[int, ...]
+    call_id: int
+    speculation_depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens in the prompt, and tokens generated, resumed ones included."""
+
+    prompt_token_count: int
+    completion_token_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What it took. Of a resumed generation: what its last part took."""
+
+    target_forward_count: int
+    drafter_forward_count: int
+    drafted_token_count: int
+    accepted_token_count: int
+    rejected_token_count: int
+    discarded_token_count: int
+    acceptance_rate: float
+    cancelled_rpc_count: int
+    fallbacks: dict[str, int]
+    queue_ns: int
+    forward_ns: int
+    network_ns: int
+    time_to_first_token_ns: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a generation; `timeline` is there if asked for."""
+
+    finish_reason: FinishReason
+    stop_string: str
+    promise: VerificationRule
+    lookahead: int
+    targets_used: int
+    usage: Usage
+    statistics: Statistics
+    timeline: tuple[TimelineEvent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole generation.
+
+    Attributes:
+        resumed_token_count: Of a resumed generation: tokens from before its last part.
+    """
+
+    started: Started
+    chunks: tuple[Chunk, ...]
+    finished: Finished
+    resumed_token_count: int = 0
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated tokens."""
+        return tuple(token for chunk in self.chunks for token in chunk.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """A model server as the orchestrator sees it."""
+
+    name: str
+    address: str
+    role: str
+    ready: bool
+    status: str
+    model_fingerprint: str
+    decode_step_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemInfo:
+    """What an orchestrator works with."""
+
+    version: str
+    model_name: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    context_length: int
+    servers: tuple[ServerInfo, ...]
+    running_request_count: int

@@ -1,0 +1,134 @@
+"""What a client asks for: options in Python's types, turned into the wire's request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, TypedDict
+
+from paceline.errors import InvalidFieldError
+from paceline.generation import DispatchPolicy, Strategy, VerificationRule
+from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
+from paceline.v1 import sampling_pb2
+
+__all__ = ["GenerateOptions", "Prompt", "build_request"]
+
+Prompt: TypeAlias = str | Sequence[int]  # text, or token ids
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Every option of a generation. What is left out is the server's default.
+
+    Limits are checked by the server, and reported as `InvalidFieldError`.
+
+    Attributes:
+        max_tokens: Tokens to generate at most. Default 256, or what the context leaves.
+        stop: End before the first of these strings.
+        temperature: 0 (the default) is greedy.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the most likely tokens whose probabilities reach it; 1 keeps all.
+        min_p: Keep the tokens at least this times as likely as the most likely one.
+        seed: With the same seed the text is the same, whatever the strategy. Default: chosen, and
+            told in `started`.
+        strategy: Default AUTO.
+        lookahead: Draft tokens in a verification. Default: the planner's choice.
+        targets: Targets to use at most. Default: the planner's choice.
+        drafters: Drafters to use at most. Default 1.
+        rule: What the output promises. Default EXACT.
+        dispatch: When blocks are sent to targets. Default WORK_CONSERVING.
+        ignore_eos: Go on after an end-of-text token.
+        logprobs: Return each token's log probability.
+        add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
+        parse_special_tokens: Parse special tokens written in a text prompt. Default false.
+        include_timeline: Put every draft and verification into `finished.timeline`.
+        stream_timeline: Tell of them live, in `events()`.
+        request_id: A name for logs. Default: chosen.
+        resume_token_ids: Tokens of this generation received earlier; needs their seed.
+    """
+
+    max_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    strategy: Strategy | str
+    lookahead: int
+    targets: int
+    drafters: int
+    rule: VerificationRule | str
+    dispatch: DispatchPolicy | str
+    ignore_eos: bool
+    logprobs: bool
+    add_special_tokens: bool
+    parse_special_tokens: bool
+    include_timeline: bool
+    stream_timeline: bool
+    request_id: str
+    resume_token_ids: Sequence[int]
+
+
+_WIRE_NAMES: Final = {
+    "targets": "target_count",
+    "drafters": "drafter_count",
+    "rule": "verification_rule",
+    "dispatch": "dispatch_policy",
+    "stop": "stop_strings",
+}
+_LISTS: Final = frozenset({"ids", "stop", "resume_token_ids"})
+_SAMPLING: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
+_ENUMS: Final = {
+    "strategy": (Strategy, orchestrator_pb.Strategy, "STRATEGY_"),
+    "rule": (VerificationRule, sampling_pb2.VerificationRule, "VERIFICATION_RULE_"),
+    "dispatch": (DispatchPolicy, orchestrator_pb.DispatchPolicy, "DISPATCH_POLICY_"),
+}
+
+
+def build_request(prompt: Prompt, options: GenerateOptions) -> orchestrator_pb.GenerateRequest:
+    """Say it in the wire's words.
+
+    Raises:
+        InvalidFieldError: A value that its field cannot even hold; the server checks the rest.
+        TypeError: No option has that name.
+    """
+    request = orchestrator_pb.GenerateRequest()
+    if isinstance(prompt, bytes):  # which would be token ids, byte by byte
+        raise InvalidFieldError.of("prompt", "must be text or token ids, not bytes")
+    if isinstance(prompt, str):
+        _assign(request, "text", prompt)
+    else:
+        request.token_ids.SetInParent()
+        _assign(request.token_ids, "ids", prompt)
+    for name, value in options.items():
+        if name not in GenerateOptions.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
+        if value is not None:
+            target = request.sampling if name in _SAMPLING else request
+            _assign(target, name, value)
+    return request
+
+
+def _assign(message: Any, name: str, value: object) -> None:
+    field = _WIRE_NAMES.get(name, name)
+    try:
+        if name in _ENUMS:
+            value = _enum_number(name, value)
+        if name == "stop" and isinstance(value, str):
+            value = [value]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"must be finite, not {value}")
+        if name in _LISTS:
+            getattr(message, field).extend(value)
+        else:
+            setattr(message, field, value)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidFieldError.of(name, str(error)) from error
+
+
+def _enum_number(name: str, value: object) -> int:
+    words, wire, prefix = _ENUMS[name]
+    choices = [word.value for word in words if word.name != "UNKNOWN"]
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
+    return wire.Value(prefix + words(value).name)

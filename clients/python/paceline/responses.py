@@ -1,0 +1,108 @@
+"""The wire's messages, turned into the client's data."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.generation import (
+    Chunk,
+    Finished,
+    FinishReason,
+    ServerInfo,
+    Started,
+    Statistics,
+    Strategy,
+    SystemInfo,
+    TimelineEvent,
+    TimelineEventKind,
+    TokenOrigin,
+    Usage,
+    VerificationRule,
+)
+from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
+from paceline.v1 import sampling_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
+
+__all__ = ["read_chunk", "read_finished", "read_started", "read_system_info", "read_timeline_event"]
+
+_Record = TypeVar("_Record")
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def read_started(message: orchestrator_pb.GenerationStarted) -> Started:
+    """Read the first message."""
+    return _read(
+        Started,
+        message,
+        strategy=_word(Strategy, orchestrator_pb.Strategy, message.strategy),
+        promise=_promise(message.promise),
+    )
+
+
+def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
+    """Read final tokens."""
+    origins = (_word(TokenOrigin, orchestrator_pb.TokenOrigin, it) for it in message.origins)
+    return _read(
+        Chunk,
+        message,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(message.logprobs),
+        origins=tuple(origins),
+    )
+
+
+def read_timeline_event(message: orchestrator_pb.TimelineEvent) -> TimelineEvent:
+    """Read a timeline event."""
+    return _read(
+        TimelineEvent,
+        message,
+        kind=_word(TimelineEventKind, orchestrator_pb.TimelineEventKind, message.kind),
+        token_ids=tuple(message.token_ids),
+    )
+
+
+def read_finished(message: orchestrator_pb.GenerationFinished) -> Finished:
+    """Read the last message."""
+    statistics = message.statistics
+    return _read(
+        Finished,
+        message,
+        finish_reason=_word(FinishReason, orchestrator_pb.FinishReason, message.finish_reason),
+        promise=_promise(message.promise),
+        usage=_read(Usage, message),
+        statistics=_read(
+            Statistics,
+            statistics,
+            fallbacks={fallback.kind: fallback.count for fallback in statistics.fallbacks},
+        ),
+        timeline=tuple(read_timeline_event(event) for event in message.timeline),
+    )
+
+
+def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemInfo:
+    """Read what an orchestrator works with."""
+    servers = tuple(_read(ServerInfo, server) for server in message.servers)
+    return _read(SystemInfo, message, servers=servers)
+
+
+def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
+    """Take each field from `converted`, or else from the message's field of the same name."""
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+    plain = {name: getattr(message, name) for name in names if name not in converted}
+    return record(**plain, **converted)
+
+
+def _promise(number: int) -> VerificationRule:
+    return _word(VerificationRule, sampling_pb2.VerificationRule, number)
+
+
+def _word(words: type[_Word], wire: _EnumTypeWrapper[Any], number: int) -> _Word:
+    """Find the word for a number of the wire; UNKNOWN if this client has none."""
+    value = wire.DESCRIPTOR.values_by_number.get(number)
+    prefix = wire.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    name = value.name.removeprefix(prefix) if value else ""
+    return words.__members__.get(name, words["UNKNOWN"])

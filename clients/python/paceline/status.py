@@ -1,0 +1,118 @@
+"""Errors on the wire: a `PacelineError` as `google.rpc.Status`, and back to the same class.
+
+The status travels in the trailers, which share an 8 KiB limit with all other metadata, so `encode`
+shortens what could grow without bound.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from paceline import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from google.protobuf.message import Message
+
+__all__ = ["DETAILS_KEY", "decode", "encode"]
+
+DETAILS_KEY = "grpc-status-details-bin"
+_DOMAIN = "paceline"
+_TEXT_LIMIT = 256
+_VIOLATION_LIMIT = 4
+
+# What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
+_CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
+    "CANCELLED": errors.ClientCancelledError,
+    "DEADLINE_EXCEEDED": errors.DeadlineError,
+    "INVALID_ARGUMENT": errors.InvalidFieldError,
+    "PERMISSION_DENIED": errors.PermissionDeniedError,
+    "RESOURCE_EXHAUSTED": errors.OverloadedError,
+    "UNAUTHENTICATED": errors.PermissionDeniedError,
+    "UNAVAILABLE": errors.ConnectionLostError,
+    "UNIMPLEMENTED": errors.UnsupportedError,
+}
+
+
+def encode(error: errors.PacelineError) -> Status:
+    """Put an error into the form that travels.
+
+    A class without a reason (ConnectionLostError) becomes its bare code, as the transport says it.
+    """
+    code: tuple[int, str] = grpc.StatusCode[error.code].value
+    status = Status(code=code[0], message=error.message[:_TEXT_LIMIT])
+    details: list[Message] = []
+    if error.reason:
+        details.append(
+            ErrorInfo(reason=error.reason, domain=_DOMAIN, metadata=error.metadata),
+        )
+    if error.retry_after_seconds is not None:
+        details.append(RetryInfo(retry_delay=_duration(error.retry_after_seconds)))
+    if error.violations:
+        details.append(
+            BadRequest(
+                field_violations=[
+                    BadRequest.FieldViolation(
+                        field=violation.field[:_TEXT_LIMIT],
+                        description=violation.description[:_TEXT_LIMIT],
+                    )
+                    for violation in error.violations[:_VIOLATION_LIMIT]
+                ],
+            ),
+        )
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
+
+
+def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
+    """Rebuild the error that a server raised, or name what the transport did.
+
+    Never fails: details that are no `google.rpc.Status`, or have no reason that this version knows,
+    leave the class to the status code.
+    """
+    code = rpc_error.code().name
+    status = _status_of(rpc_error)
+    info, retry, bad_request = ErrorInfo(), RetryInfo(), BadRequest()
+    for detail in status.details:
+        for message in (info, retry, bad_request):
+            with suppress(DecodeError):
+                detail.Unpack(message)  # does nothing if it is of another type
+    known = errors.error_classes() if info.domain == _DOMAIN else {}
+    error_class = known.get(info.reason) or _CLASS_OF_CODE.get(code, errors.InternalError)
+    return error_class(
+        status.message or rpc_error.details() or code,
+        metadata=dict(info.metadata),
+        violations=tuple(
+            errors.FieldViolation(violation.field, violation.description)
+            for violation in bad_request.field_violations
+        ),
+        retry_after_seconds=(
+            retry.retry_delay.ToTimedelta().total_seconds()
+            if retry.HasField("retry_delay")
+            else None
+        ),
+    )
+
+
+def _status_of(rpc_error: grpc.RpcError) -> Status:
+    trailers = cast("Iterable[tuple[str, bytes]]", rpc_error.trailing_metadata() or ())
+    for key, value in trailers:
+        if key == DETAILS_KEY:
+            with suppress(DecodeError):
+                return Status.FromString(value)
+    return Status()
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,197 @@
+"""What a generation has received so far, and how it goes on after a broken stream: no I/O here."""
+
+from __future__ import annotations
+
+import time
+from copy import copy
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from paceline.errors import (
+    ClientCancelledError,
+    InvariantViolatedError,
+    ModelMismatchError,
+    PacelineError,
+    TryAgainError,
+)
+from paceline.generation import Chunk, Completion, Finished, Started, TimelineEvent
+from paceline.responses import read_chunk, read_finished, read_started, read_timeline_event
+from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CallPlan", "StreamState", "Transcript"]
+
+_Stub = TypeVar("_Stub")
+
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
+
+
+class Transcript:
+    """A request and what came back, over as many streams as it took.
+
+    Invariants:
+        The chunks follow on one another: each starts at the absolute position where the one before
+        ended, and none is missing at the end. A stream that says otherwise ends in an error, never
+        in a gap or a duplicate.
+    """
+
+    def __init__(self, request: orchestrator_pb.GenerateRequest) -> None:
+        self._request = request
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self.chunks: list[Chunk] = []
+        self._next_position = 0
+        self._resumed_count = 0  # tokens that the current stream did not have to send
+
+    def next_request(self) -> orchestrator_pb.GenerateRequest:
+        """Ask for what is missing."""
+        request = orchestrator_pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        if self.started is not None:
+            request.seed = self.started.seed
+            for chunk in self.chunks:
+                request.resume_token_ids.extend(chunk.token_ids)
+        return request
+
+    def add(self, response: orchestrator_pb.GenerateResponse) -> Chunk | TimelineEvent | None:
+        """Take in one message, and return what the caller is to see of it.
+
+        Raises:
+            ModelMismatchError: The resumed stream comes from another model.
+            InvariantViolatedError: Tokens are missing or come twice.
+        """
+        match response.WhichOneof("event"):
+            case "started":
+                self._start(read_started(response.started))
+            case "chunk":
+                return self._append(read_chunk(response.chunk))
+            case "timeline_event":
+                return read_timeline_event(response.timeline_event)
+            case "finished":
+                self._finish(read_finished(response.finished))
+        return None
+
+    def completion(self) -> Completion:
+        """Return the whole.
+
+        Raises:
+            InvariantViolatedError: The server closed the stream without its last message.
+        """
+        if self.started is None or self.finished is None:
+            raise InvariantViolatedError("the stream ended before its last message")
+        return Completion(
+            started=self.started,
+            chunks=tuple(self.chunks),
+            finished=self.finished,
+            resumed_token_count=self._resumed_count,
+        )
+
+    def branch(self) -> Transcript:
+        """Return a copy to go on with."""
+        twin = copy(self)
+        twin.chunks = list(self.chunks)
+        return twin
+
+    def _start(self, started: Started) -> None:
+        before = self.started
+        if before is None:
+            resumed = len(self._request.resume_token_ids)
+            self._next_position = started.prompt_token_count + resumed
+        elif before.model_fingerprint != started.model_fingerprint:
+            raise ModelMismatchError(
+                "the stream was resumed with another model: "
+                f"{started.model_fingerprint} instead of {before.model_fingerprint}"
+            )
+        self.started = started
+        self._resumed_count = sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    def _append(self, chunk: Chunk) -> Chunk:
+        if self.started is None:
+            raise InvariantViolatedError("tokens came before the first message")
+        if chunk.position != self._next_position:
+            raise InvariantViolatedError(
+                f"tokens at position {chunk.position} came where {self._next_position} was due"
+            )
+        self._next_position += len(chunk.token_ids)
+        self.chunks.append(chunk)
+        return chunk
+
+    def _finish(self, finished: Finished) -> None:
+        end = finished.usage.prompt_token_count + finished.usage.completion_token_count
+        if end != self._next_position:
+            raise InvariantViolatedError(
+                f"the stream ended at position {self._next_position} instead of {end}"
+            )
+        self.finished = finished
+
+
+class CallPlan:
+    """When to give up: one deadline and a number of resumptions for all streams of a generation."""
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        *,
+        resume_attempts: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._deadline = clock() + timeout_seconds
+        self._resumptions_left = resume_attempts
+        self._delay_seconds = _FIRST_DELAY_SECONDS
+
+    @property
+    def remaining_seconds(self) -> float:
+        """The time left for the next call."""
+        return max(0.0, self._deadline - self._clock())
+
+    def delay_seconds(self, error: PacelineError) -> float:
+        """How long to wait before going on after an error.
+
+        Raises:
+            PacelineError: The same error, if going on makes no sense.
+        """
+        if not isinstance(error, TryAgainError) or self._resumptions_left == 0:
+            raise error
+        self._resumptions_left -= 1
+        delay = error.retry_after_seconds or self._delay_seconds
+        self._delay_seconds = min(2 * self._delay_seconds, _LONGEST_DELAY_SECONDS)
+        if delay >= self.remaining_seconds:
+            raise error
+        return delay
+
+
+class StreamState(Generic[_Stub]):
+    """What the two faces of a streaming generation share: all of it but the streaming."""
+
+    def __init__(
+        self, stub: _Stub, transcript: Transcript, *, timeout: float, resume_attempts: int
+    ) -> None:
+        self._stub = stub
+        self._transcript = transcript
+        self._timeout = timeout
+        self._resume_attempts = resume_attempts
+        self._closed = False
+
+    @property
+    def started(self) -> Started | None:
+        """What the generation will be; None until it is known."""
+        return self._transcript.started
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended, with statistics; None until it has."""
+        return self._transcript.finished
+
+    @property
+    def transcript(self) -> Transcript:
+        """Everything received so far."""
+        return self._transcript
+
+    def _plan(self) -> CallPlan:
+        return CallPlan(self._timeout, resume_attempts=self._resume_attempts)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientCancelledError("the generation was closed; resume() goes on with it")

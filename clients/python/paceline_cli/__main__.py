@@ -1,0 +1,118 @@
+"""`paceline COMMAND`: finds the command's module, and says in one line what went wrong.
+
+Commands are imported when they run: `paceline --help` loads none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "demo": "see it work: the bundled models, every strategy, a timeline picture",
+    "up": "run a whole system on this machine until Ctrl-C",
+    "generate": "continue a prompt, and stream the text",
+    "info": "describe the models and servers behind an orchestrator",
+    "health": "ask servers whether they serve; the exit code tells",
+    "check-pair": "check that a drafter and a target fit together",
+    "serve": "run one server: a drafter, a target or an orchestrator",
+}
+
+_HELP = """\
+usage: paceline COMMAND [options]
+
+A large model's exact output, faster, by spending more machines on one request.
+
+commands:
+{commands}
+
+  paceline COMMAND --help has the command's options, with examples.
+
+start here:
+  paceline demo                             everything once, in a few minutes
+  paceline up                               start a system, and in a second terminal:
+  paceline generate "def fibonacci(n):"     stream a completion
+
+Options come from flags, then PACELINE_* variables, then a YAML file (--config), then defaults.
+"""
+
+_NO_CONNECTION = (
+    "`paceline up` starts a system on this machine; --address says where another one is"
+)
+_NO_TIME = "--timeout-seconds allows more time"
+_USAGE_ERROR = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_TERMINATED = 143  # 128 + SIGTERM
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in {"-h", "--help", "help"}:
+        width = max(map(len, _COMMANDS)) + 2
+        lines = [f"  {command:{width}}{words}" for command, words in _COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)), end="")
+        return 0
+    if name == "--version":
+        print(f"paceline {metadata.version('paceline')}")
+        return 0
+    if name not in _COMMANDS:
+        return _fail(f"there is no command {name!r}{_nearest(name)}", code=_USAGE_ERROR)
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    import asyncio
+
+    from paceline.errors import ConnectionLostError, DeadlineError, PacelineError
+
+    try:
+        command = import_module(f"paceline_cli.{name.replace('-', '_')}")
+        code: int = command.main(arguments)
+        sys.stdout.flush()
+    except ConnectionLostError as error:
+        return _fail(f"no connection: {error.message}\n{_NO_CONNECTION}")
+    except DeadlineError as error:
+        return _fail(f"{error.message}\n{_NO_TIME}")
+    except PacelineError as error:
+        return _fail(error.message)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except asyncio.CancelledError:
+        return _TERMINATED
+    except BrokenPipeError:
+        # The reader left, as in `paceline generate | head`; the exit must not flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("paceline"):
+            raise
+        return _fail(f"{error.name} is not installed: pip install 'paceline[cli]'")
+    return code
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, _COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "paceline --help lists them"
+    return f"; {hint}"
+
+
+def _fail(message: str, *, code: int = 1) -> int:
+    print(f"paceline: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""`paceline generate`: continue a prompt, and stream the text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from paceline import Chunk, Finished, Started, Strategy
+from paceline.errors import InvalidFieldError
+from paceline_cli.connection import open_client
+from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.streamed_text import TextStream, statistics_line
+from paceline_cli.timeline import write_timeline
+from paceline_serving.settings import OneOrMore, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import AsyncGeneration, GenerateOptions
+
+__all__ = ["STRATEGIES", "GenerateSettings", "main"]
+
+# The papers' words are understood, too.
+STRATEGIES = {
+    "auto": Strategy.AUTO,
+    "autoregressive": Strategy.AUTOREGRESSIVE,
+    "non-si": Strategy.AUTOREGRESSIVE,
+    "speculative": Strategy.SPECULATIVE,
+    "si": Strategy.SPECULATIVE,
+    "distributed": Strategy.DISTRIBUTED,
+    "dsi": Strategy.DISTRIBUTED,
+}
+
+_EXAMPLES = """
+paceline generate "def fibonacci(n):" --max-tokens 64
+cat module.py | paceline generate -                     the prompt from standard input
+paceline generate --file module.py --stop "class "
+paceline generate "import " --temperature 0.8 --top-p 0.9 --seed 7
+paceline generate "x = [" --strategy dsi --lookahead 5 --targets 2 --show-origins
+paceline generate "x = [" --timeline request.svg        a picture of who did what, when
+paceline generate "x = [" --json | jq .text             one JSON object a line
+"""
+
+
+class _Sampling(ConnectionSettings):
+    """Sampling."""
+
+    temperature: float | None = Field(None, description="0 is greedy (the server's default)")
+    top_k: int | None = Field(None, description="keep the k most likely tokens; 0 keeps all")
+    top_p: float | None = Field(None, description="keep the likeliest tokens that make up so much")
+    min_p: float | None = Field(
+        None, description="keep tokens at least so many times as likely as the likeliest"
+    )
+    seed: int | None = Field(None, description="the same seed gives the same text; else chosen")
+
+
+class _Decoding(_Sampling):
+    """Decoding; the text is the same with every strategy."""
+
+    strategy: Literal[
+        "auto", "autoregressive", "non-si", "speculative", "si", "distributed", "dsi"
+    ] = Field("auto", description="how to decode")
+    lookahead: int | None = Field(None, description="draft tokens in a verification; else planned")
+    targets: int | None = Field(None, description="targets to use at most; else planned")
+    rule: Literal["exact", "rejection"] = Field(
+        "exact", description="what is promised: the target's tokens, or its distribution"
+    )
+
+
+class GenerateSettings(_Decoding):
+    """Continue a prompt, and stream the text to standard output.
+
+    The last line, on standard error, says what it took. Ctrl-C cancels the work on all servers.
+    """
+
+    prompt: str | None = option(
+        None, description="the prompt; - reads standard input", kind="argument"
+    )
+    file: Path | None = Field(None, description="read the prompt from a file")
+    max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
+    stop: OneOrMore = option(
+        (), description="end before this string; can be given again", kind="repeated"
+    )
+    ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    resume_attempts: int = Field(
+        2, ge=0, description="how often to go on by itself after a broken connection"
+    )
+    show_origins: bool = Field(
+        False, description="tell accepted draft tokens from the target's own tokens"
+    )
+    timeline: Path | None = Field(None, description="write a picture of the request (SVG)")
+    json_lines: bool = option(False, description="print JSON lines instead of text", flag="json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(
+        GenerateSettings, arguments, program="paceline generate", examples=_EXAMPLES
+    )
+    return asyncio.run(_generate(settings, _prompt(settings)))
+
+
+async def _generate(settings: GenerateSettings, prompt: str) -> int:
+    async with open_client(settings) as client:
+        stream = client.generate(
+            prompt, resume_attempts=settings.resume_attempts, **_options(settings)
+        )
+        await (_print_json(stream) if settings.json_lines else _print_text(stream, settings))
+        if settings.timeline is not None:
+            write_timeline(settings.timeline, await stream.collect())
+            print(f"timeline: {settings.timeline}", file=sys.stderr)
+    return 0
+
+
+async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> None:
+    with TextStream(sys.stdout, show_origins=settings.show_origins) as text:
+        async for chunk in stream:
+            text.write(chunk)
+    print(statistics_line(await stream.collect()), file=sys.stderr)
+
+
+async def _print_json(stream: AsyncGeneration) -> None:
+    told = False
+    async for chunk in stream:
+        if not told and stream.started is not None:
+            _print_object(stream.started)
+            told = True
+        _print_object(chunk)
+    _print_object((await stream.collect()).finished)
+
+
+def _print_object(event: Started | Chunk | Finished) -> None:
+    print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
+
+
+def _prompt(settings: GenerateSettings) -> str:
+    if (settings.prompt is None) == (settings.file is None):
+        raise InvalidFieldError.of("prompt", "give one, as an argument, as - or with --file")
+    try:
+        if settings.file is not None:
+            return settings.file.read_text()
+        return sys.stdin.read() if settings.prompt == "-" else settings.prompt or ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
+
+
+def _options(settings: GenerateSettings) -> GenerateOptions:
+    options: GenerateOptions = {
+        "strategy": STRATEGIES[settings.strategy],
+        "rule": settings.rule,
+        "stop": settings.stop,
+        "ignore_eos": settings.ignore_eos,
+        "include_timeline": settings.timeline is not None,
+    }
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
+                     "targets")
+    }  # fmt: skip
+    options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
+    return options

@@ -1,0 +1,77 @@
+"""`paceline info`: describe the models and servers behind an orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline_cli.connection import open_client
+from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.screen import table
+from paceline_serving.settings import option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import SystemInfo
+
+__all__ = ["InfoSettings", "main"]
+
+_EXAMPLES = """
+paceline info
+paceline info --address gpu-7:50050 --tls-authority ca.pem
+paceline info --json | jq '.servers[] | select(.ready | not)'
+"""
+
+
+class InfoSettings(ConnectionSettings):
+    """Describe the models and servers behind an orchestrator."""
+
+    json_object: bool = option(False, description="print one JSON object", flag="json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(InfoSettings, arguments, program="paceline info", examples=_EXAMPLES)
+    info = asyncio.run(_ask(settings))
+    if settings.json_object:
+        print(json.dumps(asdict(info)))
+    else:
+        _print(info)
+    return 0
+
+
+async def _ask(settings: InfoSettings) -> SystemInfo:
+    async with open_client(settings) as client:
+        return await client.info()
+
+
+def _print(info: SystemInfo) -> None:
+    console = Console(highlight=False, markup=False)
+    facts = {
+        "model": info.model_name or "(no target has answered yet)",
+        "fingerprint": info.model_fingerprint,
+        "tokenizer": info.tokenizer_fingerprint,
+        "vocabulary": f"{info.vocabulary_size} tokens",
+        "context": f"{info.context_length} tokens",
+        "running": f"{info.running_request_count} requests",
+        "version": info.version,
+    }
+    for name, value in facts.items():
+        console.print(f"{name:12}{value}")
+    rows = [
+        (
+            server.name,
+            server.role,
+            server.address,
+            "ready" if server.ready else server.status or "not ready",
+            f"{server.decode_step_ns / 1e6:.2f}" if server.decode_step_ns else "",
+        )
+        for server in info.servers
+    ]
+    console.print()
+    console.print(table(("server", "role", "address", "state", "ms per token"), rows))

@@ -1,0 +1,64 @@
+"""The models that a command starts on this machine, and the flags of their servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from paceline.errors import InvalidFieldError
+from paceline_serving.settings import OneOrMore, Settings, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["LocalModelSettings", "flags", "model_arguments"]
+
+
+class LocalModelSettings(Settings):
+    """Models that are started here."""
+
+    backend: Literal["transformers", "simulated"] = Field(
+        "transformers", description="real models, or stand-ins that wait as long as one takes"
+    )
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
+    target_option: OneOrMore = option(
+        (),
+        description="further option of the targets, as NAME=VALUE, such as device=cuda:0 (`paceline"
+        " serve target --help` has them all); can be given again",
+        kind="repeated",
+    )
+    drafter_option: OneOrMore = option((), description="the same for the drafters", kind="repeated")
+
+    def target_arguments(self, model: str | Path | None) -> tuple[str, ...]:
+        """Return a target's flags."""
+        own = model_arguments(model, backend=self.backend, threads=self.threads)
+        return (*own, *flags(self.target_option))
+
+    def drafter_arguments(self, model: str | Path | None) -> tuple[str, ...]:
+        """Return a drafter's flags."""
+        own = model_arguments(model, backend=self.backend, threads=self.threads)
+        return (*own, *flags(self.drafter_option))
+
+
+def model_arguments(
+    model: str | Path | None, *, backend: str = "transformers", threads: int = 1
+) -> tuple[str, ...]:
+    """Return a model server's flags for a model."""
+    if backend == "simulated":
+        return ("--backend=simulated",)
+    return (f"--model={model}", f"--threads={threads}")
+
+
+def flags(options: Iterable[str]) -> Iterator[str]:
+    """Turn NAME=VALUE into flags.
+
+    Raises:
+        InvalidFieldError: One is not of that form.
+    """
+    for each in options:
+        name, equals, _ = each.partition("=")
+        if not name or not equals:
+            raise InvalidFieldError.of("option", f"{each!r} must be NAME=VALUE")
+        yield f"--{each.removeprefix('--')}"

@@ -1,0 +1,184 @@
+"""One server process on this machine: started, heard of, signalled, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["ANY_PORT", "LocalServer", "ServerExitedError"]
+
+ANY_PORT = "127.0.0.1:0"
+_LOG_LINES = 8
+_STOP_SECONDS = 10.0
+
+
+class ServerExitedError(PacelineError):
+    """A server's process ended early. The text has its last log lines."""
+
+
+class LocalServer:
+    """One server process.
+
+    Args:
+        name: Its name in timelines, such as "target-0".
+        module: What `python -m` runs.
+        arguments: Further flags.
+        directory: Where its log goes.
+        tasks: Owns the task that watches the process.
+        on_exit: Called when the process has ended.
+        listen: Where it serves.
+
+    Attributes:
+        name: Its name.
+        pid: Of its current process.
+        addresses: What it bound, by the names of the server's own announcement.
+        exit_code: Of its last process; None while it runs.
+        log_file: Its log.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        arguments: Sequence[str],
+        directory: Path,
+        tasks: asyncio.TaskGroup,
+        on_exit: Callable[[LocalServer], None],
+        listen: str = ANY_PORT,
+    ) -> None:
+        self.name = name
+        self.addresses: dict[str, str] = {}
+        self.exit_code: int | None = None
+        self.log_file = directory / f"{name}.log"
+        self._module = module
+        self._listen = listen
+        self._arguments = arguments
+        self._tasks = tasks
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._reached: dict[str, asyncio.Event] = {}
+        self._ended = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it serves gRPC."""
+        return self.addresses["address"]
+
+    @property
+    def metrics_address(self) -> str:
+        """Where it serves metrics."""
+        return self.addresses["metrics_address"]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the process; `wait_for` says how far it has come."""
+        command = (
+            *(sys.executable, "-m", self._module, "--listen", self._listen, "--exit-with-parent"),
+            *("--metrics-listen", ANY_PORT, "--log-format", "text", *self._arguments),
+        )
+        self.exit_code = None
+        self._reached = {"listening": asyncio.Event(), "ready": asyncio.Event()}
+        self._ended = asyncio.Event()
+        with self.log_file.open("ab") as log:
+            # Its own session: Ctrl-C on the terminal is for this process, which then stops it.
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+            )
+        self._tasks.create_task(self._watch(self._process), name=f"watch {self.name}")
+
+    async def restart(self) -> None:
+        """Start again after `kill` or `stop`, at the same address, and wait until it is ready."""
+        self._listen = self.address
+        await self.start()
+        await self.wait_for("ready")
+
+    async def wait_for(self, event: str) -> None:
+        """Wait until it is `listening` or `ready`.
+
+        Raises:
+            ServerExitedError: It ended instead.
+        """
+        await self._reached[event].wait()
+        if self.exit_code is not None:
+            raise ServerExitedError(self.obituary())
+
+    def obituary(self) -> str:
+        """Say how it ended, with its last log lines."""
+        code = self.exit_code or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return f"{self.name} {how}; its last log lines:\n{self.last_log_lines()}"
+
+    def last_log_lines(self) -> str:
+        """Return what it logged last, indented."""
+        lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return textwrap.indent("\n".join(lines) or "(nothing)", "    ")
+
+    async def wait(self) -> None:
+        """Wait until the process has ended, if it was started."""
+        if self._process is not None:
+            await self._ended.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, such as SIGSTOP; nothing happens if it has ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End it without warning."""
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+    async def stop(self) -> None:
+        """Let it end what it is doing, for a while."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            self._hear(line)
+        self.exit_code = await process.wait()
+        for waited_for in (self._ended, *self._reached.values()):
+            waited_for.set()
+        self._on_exit(self)
+
+    def _hear(self, line: bytes) -> None:
+        """Take in one of the JSON lines by which a server tells how far it is."""
+        try:
+            words = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(words, dict) and words.get("event") in self._reached:
+            self.addresses = {key: str(value) for key, value in words.items() if "address" in key}
+            self._reached[words["event"]].set()
+
+
+def _environment() -> dict[str, str]:
+    """Take out what was set for this process: the children are told all by flags."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}

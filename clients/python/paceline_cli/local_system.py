@@ -1,0 +1,181 @@
+"""A whole system on this machine: drafters, targets and an orchestrator, each its own process.
+
+For `paceline up` and `paceline demo`, and for tests and benchmarks that need real processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from paceline_cli.local_server import ANY_PORT, LocalServer, ServerExitedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+__all__ = ["LocalServer", "LocalSystem", "LocalSystemConfig", "ServerExitedError"]
+
+# What `python -m` runs.
+_DRAFTER, _TARGET, _ORCHESTRATOR = "paceline_drafter", "paceline_target", "paceline_orchestrator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSystemConfig:
+    """What to start. The arguments are flags of the servers; see `paceline serve ROLE --help`.
+
+    Attributes:
+        targets: Target processes to start.
+        drafters: Drafter processes to start.
+        more_targets: Addresses of targets that run already, and are used besides.
+        more_drafters: The same for drafters.
+        start_timeout_seconds: For all to be ready.
+    """
+
+    targets: int = 2
+    drafters: int = 1
+    target_arguments: tuple[str, ...] = ()
+    drafter_arguments: tuple[str, ...] = ()
+    orchestrator_arguments: tuple[str, ...] = ()
+    orchestrator_listen: str = ANY_PORT
+    more_targets: tuple[str, ...] = ()
+    more_drafters: tuple[str, ...] = ()
+    start_timeout_seconds: float = 180.0
+
+
+class LocalSystem:
+    """A running system, for the time of an `async with`.
+
+        async with LocalSystem(LocalSystemConfig(target_arguments=("--model", "..."))) as system:
+            async with AsyncClient(system.orchestrator_address) as client: ...
+
+    Whatever happens, no process is left: even if this one is killed, the servers notice.
+
+    Args:
+        config: What to start.
+        on_ready: Called with each server as it becomes ready.
+        log_directory: Where logs go. Default: a temporary one, removed at the end.
+
+    Raises:
+        ServerExitedError: From `async with`: a server could not start.
+        TimeoutError: From `async with`: not all were ready in time.
+    """
+
+    def __init__(
+        self,
+        config: LocalSystemConfig,
+        *,
+        on_ready: Callable[[LocalServer], None] = lambda _: None,
+        log_directory: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._log_directory = log_directory
+        self._exits = AsyncExitStack()
+        self._ended: asyncio.Queue[LocalServer] = asyncio.Queue()
+        self.drafters: tuple[LocalServer, ...] = ()
+        self.targets: tuple[LocalServer, ...] = ()
+        self.orchestrator: LocalServer
+
+    @property
+    def orchestrator_address(self) -> str:
+        """Where clients connect."""
+        return self.orchestrator.address
+
+    @property
+    def servers(self) -> tuple[LocalServer, ...]:
+        """All processes, the orchestrator last."""
+        return (*self.drafters, *self.targets, self.orchestrator)
+
+    async def wait_for_exit(self) -> LocalServer:
+        """Wait until one of the processes has ended, and return it; each end is told once."""
+        return await self._ended.get()
+
+    async def __aenter__(self) -> Self:
+        try:
+            directory = self._log_directory
+            if directory is None:
+                temporary = tempfile.TemporaryDirectory(prefix="paceline-")
+                directory = Path(self._exits.enter_context(temporary))
+            tasks = await self._exits.enter_async_context(asyncio.TaskGroup())
+            self._exits.push_async_callback(self._stop)
+            async with asyncio.timeout(self._config.start_timeout_seconds) as limit:
+                await self._start(directory, tasks)
+        except BaseException as error:
+            await self._exits.aclose()
+            if isinstance(error, TimeoutError) and limit.expired():
+                seconds = self._config.start_timeout_seconds
+                raise TimeoutError(f"not all servers were ready within {seconds:g} s") from None
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._exits.aclose()
+
+    async def _start(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
+        config = self._config
+        server = partial(
+            LocalServer, directory=directory, tasks=tasks, on_exit=self._ended.put_nowait
+        )
+        self.drafters = tuple(
+            server(f"drafter-{index}", _DRAFTER, arguments=config.drafter_arguments)
+            for index in range(config.drafters)
+        )
+        self.targets = tuple(
+            server(f"target-{index}", _TARGET, arguments=config.target_arguments)
+            for index in range(config.targets)
+        )
+        models = (*self.drafters, *self.targets)
+        for model in models:
+            await model.start()
+        for model in models:
+            await model.wait_for("listening")
+        self.orchestrator = server(
+            "orchestrator",
+            _ORCHESTRATOR,
+            arguments=(*self._endpoints(), *config.orchestrator_arguments),
+            listen=config.orchestrator_listen,
+        )
+        await self.orchestrator.start()
+        try:
+            async with asyncio.TaskGroup() as waits:
+                for each in self.servers:
+                    waits.create_task(self._wait_until_ready(each), name=f"wait for {each.name}")
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _wait_until_ready(self, server: LocalServer) -> None:
+        await server.wait_for("ready")
+        self._on_ready(server)
+
+    def _endpoints(self) -> Iterator[str]:
+        targets = [f"{it.name}={it.address}" for it in self.targets] + [*self._config.more_targets]
+        drafters = [f"{it.name}={it.address}" for it in self.drafters]
+        drafters += self._config.more_drafters
+        yield f"--targets={','.join(targets)}"
+        if drafters:
+            yield f"--drafters={','.join(drafters)}"
+
+    async def _stop(self) -> None:
+        """Stop the orchestrator first: its running requests need the others."""
+        front = (self.orchestrator,) if hasattr(self, "orchestrator") else ()
+        models = (*self.drafters, *self.targets)
+        try:
+            for servers in (front, models):
+                async with asyncio.TaskGroup() as stops:
+                    for server in servers:
+                        stops.create_task(server.stop(), name=f"stop {server.name}")
+        finally:
+            for server in (*front, *models):  # what a cancelled stop has not come to
+                server.signal(signal.SIGKILL)

@@ -1,0 +1,82 @@
+"""What several commands can be told, and how a command reads its options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from paceline_serving.settings import Address, Settings, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ClientTlsSettings", "ConnectionSettings", "read_options"]
+
+_SettingsT = TypeVar("_SettingsT", bound=Settings)
+_PREFIX = "PACELINE_"
+
+
+class ClientTlsSettings(Settings):
+    """Transport security."""
+
+    tls_authority: Path | None = Field(
+        None, description="PEM file with the certificates to trust; turns TLS on"
+    )
+    tls_certificate: Path | None = Field(None, description="PEM file: this client's, for mTLS")
+    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    insecure: bool = Field(False, description="allow plaintext to another machine")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        return self
+
+
+class ConnectionSettings(ClientTlsSettings):
+    """Connection."""
+
+    address: Address = Field("127.0.0.1:50050", description="where the orchestrator listens")
+    timeout_seconds: float = Field(120, gt=0, description="give up after so long")
+
+
+def read_options(
+    settings_class: type[_SettingsT], arguments: Sequence[str], *, program: str, examples: str
+) -> _SettingsT:
+    """Read a command's options; print help or one line and exit if that is the end of it.
+
+    Raises:
+        SystemExit: 0 after `--help`, 2 after a line that names the wrong option.
+    """
+    environment = _own_variables(settings_class, os.environ)
+    return parse(
+        settings_class, arguments, program=program, environment=environment, examples=examples
+    )
+
+
+def _own_variables(
+    settings_class: type[Settings], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Leave out what is meant for servers and other commands.
+
+    A shell may well have PACELINE_ADDRESS for one command when another is called. A variable that
+    nothing knows stays in, and is an error.
+    """
+    own = set(settings_class.model_fields)
+    foreign = {
+        variable
+        for variable in environment
+        if variable.startswith(_PREFIX) and variable.removeprefix(_PREFIX).lower() not in own
+    }
+    if foreign:
+        foreign &= {_PREFIX + name.upper() for name in _known_elsewhere()}
+    return {name: value for name, value in environment.items() if name not in foreign}
+
+
+def _known_elsewhere() -> set[str]:
+    from paceline_cli.known_settings import settings_classes
+
+    return set().union(*(cls.model_fields for cls in settings_classes()))

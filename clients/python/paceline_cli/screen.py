@@ -1,0 +1,57 @@
+"""What people see: colours and progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["diagnostics", "progress", "safe", "table"]
+
+# A model's text must not move the cursor or rename the window.
+_UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
+_SAFE = {code: text for code, text in _UNSAFE.items() if chr(code) not in "\n\t"}
+
+
+def diagnostics() -> Console:
+    """Open the console for everything but results: standard error."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def safe(text: str) -> str:
+    """Take control characters out of a text, for a terminal."""
+    return text.translate(_SAFE)
+
+
+@contextmanager
+def progress(what: str, *, total: int) -> Iterator[Callable[[str], None]]:
+    """Show progress while something takes long; call the result with what was just done.
+
+    On a terminal it is a bar, elsewhere a line for each step.
+    """
+    console = diagnostics()
+    if not sys.stderr.isatty():
+        console.print(f"{what} ...", markup=False)
+        yield lambda step: console.print(f"  {step}", markup=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda step: bar.update(task, advance=1, description=f"{what}: {step}")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:
+    """Lay out a table: the first column to the left, numbers to the right."""
+    laid_out = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for index, heading in enumerate(headings):
+        laid_out.add_column(heading, justify="right" if index else "left")
+    for row in rows:
+        laid_out.add_row(*row)
+    return laid_out

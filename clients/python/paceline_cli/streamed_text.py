@@ -1,0 +1,107 @@
+"""A generation's text as it comes, with the origin of its tokens, and the line at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline import Strategy, TokenOrigin
+from paceline_cli.screen import safe
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import TextIO
+
+    from paceline import Chunk, Completion
+
+__all__ = ["NAMES", "TextStream", "statistics_line"]
+
+# As the papers call them.
+NAMES = {
+    Strategy.AUTOREGRESSIVE: "non-SI",
+    Strategy.SPECULATIVE: "SI",
+    Strategy.DISTRIBUTED: "DSI",
+}
+
+_ACCEPTED, _TARGET = "green", "bold underline magenta"
+_LEGEND = Text.assemble(
+    ("accepted draft tokens", _ACCEPTED), " · ", ("the target's own tokens", _TARGET)
+)
+
+
+class TextStream:
+    """Writes chunks as they come, for the time of a `with`.
+
+    On a terminal origins are colours (and an underline, which NO_COLOR leaves); elsewhere the
+    target's own tokens stand in brackets. Without `show_origins` a pipe gets the text unchanged.
+    """
+
+    def __init__(self, file: TextIO, *, show_origins: bool) -> None:
+        self._file = file
+        self._terminal = file.isatty()
+        self._show_origins = show_origins
+        self._console = Console(file=file, highlight=False, soft_wrap=True, markup=False)
+        self._ends_line = True
+
+    def write(self, chunk: Chunk) -> None:
+        """Write a chunk at once."""
+        if not chunk.text:
+            return
+        text = safe(chunk.text) if self._terminal else chunk.text
+        origins = set(chunk.origins) if self._show_origins else set()
+        # The text of a chunk cannot be divided by token, so a mixed one is left plain.
+        own, drafted = origins == {TokenOrigin.TARGET}, origins == {TokenOrigin.ACCEPTED_DRAFT}
+        if self._terminal and (own or drafted):
+            self._console.print(Text(text, style=_TARGET if own else _ACCEPTED), end="")
+        else:
+            self._file.write(f"[{text}]" if own else text)
+        self._file.flush()
+        self._ends_line = text.endswith("\n")
+
+    def __enter__(self) -> Self:
+        if self._show_origins and self._terminal:
+            self._console.print(_LEGEND)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._terminal and not self._ends_line:
+            self._file.write("\n")
+            self._file.flush()
+
+
+def statistics_line(completion: Completion) -> str:
+    """Say in one line what a generation took."""
+    started, finished = completion.started, completion.finished
+    statistics = finished.statistics
+    seconds = statistics.total_ns / 1e9
+    resumed = completion.resumed_token_count
+    count = len(completion.token_ids) - resumed
+    parts = [
+        f"resumed after {resumed} tokens" if resumed else "",
+        f"{count} tokens in {seconds:.2f} s",
+        f"{count / seconds:.1f} tokens/s" if seconds else "",
+        f"first after {statistics.time_to_first_token_ns / 1e6:.0f} ms",
+        _how(completion),
+        f"{statistics.target_forward_count} target forwards",
+        f"acceptance {statistics.acceptance_rate:.0%}" if statistics.drafted_token_count else "",
+        f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
+        f"seed {started.seed}",
+        f"ended by {finished.finish_reason}",
+    ]
+    parts += [f"{kind} x{count}" for kind, count in statistics.fallbacks.items()]
+    return " · ".join(filter(None, parts))
+
+
+def _how(completion: Completion) -> str:
+    strategy, finished = completion.started.strategy, completion.finished
+    words = NAMES.get(strategy, str(strategy))
+    if finished.lookahead:
+        words += f" with lookahead {finished.lookahead}"
+    return f"{words} on {finished.targets_used} target{'s' if finished.targets_used != 1 else ''}"

@@ -1,0 +1,139 @@
+"""`paceline up`: a whole system on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from paceline.errors import InternalError
+from paceline_cli.bundled import find_models
+from paceline_cli.local_models import LocalModelSettings, flags
+from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
+from paceline_cli.options import read_options
+from paceline_cli.screen import progress
+from paceline_serving.settings import Address, OneOrMore, option
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+__all__ = ["UpSettings", "main", "running_system"]
+
+_EXAMPLES = """
+paceline up                                        the bundled models: 1 drafter, 2 targets
+paceline up --targets 4 --listen 127.0.0.1:6000
+paceline up --target-model ~/big --drafter-model ~/small
+paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
+paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
+paceline up --log-directory logs                   keep the servers' logs
+"""
+_DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+
+class UpSettings(LocalModelSettings):
+    """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
+
+    Each is a process of its own; none is left behind. If one of them ends, all do.
+    """
+
+    targets: int = Field(2, ge=1, le=64, description="targets to run")
+    drafters: int = Field(1, ge=0, le=8, description="drafters to run")
+    target_model: str | None = Field(
+        None, description="directory or hub id of the large model; else the bundled one"
+    )
+    drafter_model: str | None = Field(
+        None, description="directory or hub id of the small model; else the bundled one"
+    )
+    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
+    orchestrator_option: OneOrMore = option(
+        (),
+        description="further option of the orchestrator, as NAME=VALUE; can be given again",
+        kind="repeated",
+    )
+    log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(UpSettings, arguments, program="paceline up", examples=_EXAMPLES)
+    config = _config(settings)
+    if settings.log_directory is not None:
+        settings.log_directory.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_run(config, log_directory=settings.log_directory))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped", file=sys.stderr)
+    return 0
+
+
+@asynccontextmanager
+async def running_system(
+    config: LocalSystemConfig, *, log_directory: Path | None = None
+) -> AsyncIterator[LocalSystem]:
+    """Run a system, with a progress display while it starts; SIGTERM cancels the calling task.
+
+    Raises:
+        ServerExitedError: A server could not start.
+        TimeoutError: Not all were ready in time.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    count = config.targets + config.drafters + 1
+    async with AsyncExitStack() as stack:
+        with progress(f"starting {count} process{'es' if count > 1 else ''}", total=count) as step:
+            system = LocalSystem(
+                config,
+                on_ready=lambda server: step(f"{server.name} is ready"),
+                log_directory=log_directory,
+            )
+            await stack.enter_async_context(system)
+        try:
+            yield system
+        except InternalError:
+            # Its log is about to be removed, and is the only one that knows.
+            words = system.orchestrator.last_log_lines()
+            print(f"the orchestrator's last log lines:\n{words}", file=sys.stderr)
+            raise
+
+
+async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
+    async with running_system(config, log_directory=log_directory) as system:
+        _print_system(system)
+        try:
+            ended = await system.wait_for_exit()
+        except asyncio.CancelledError:
+            print("\nstopping ...", file=sys.stderr)
+            raise
+        raise ServerExitedError(ended.obituary())
+
+
+def _print_system(system: LocalSystem) -> None:
+    for server in system.servers:
+        print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
+    address = system.orchestrator_address
+    elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
+    print(f"\nNow, in another terminal:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print("\nCtrl-C stops everything.", flush=True)
+
+
+def _config(settings: UpSettings) -> LocalSystemConfig:
+    target, drafter = settings.target_model, settings.drafter_model
+    if settings.backend == "transformers" and (target is None or drafter is None):
+        bundled = find_models(settings.models)
+        target, drafter = target or str(bundled.target), drafter or str(bundled.drafter)
+
+    return LocalSystemConfig(
+        targets=settings.targets,
+        drafters=settings.drafters,
+        target_arguments=settings.target_arguments(target),
+        drafter_arguments=settings.drafter_arguments(drafter),
+        orchestrator_arguments=tuple(flags(settings.orchestrator_option)),
+        orchestrator_listen=settings.listen,
+    )

@@ -1,0 +1,1 @@
+"""The stateless orchestrator: runs decoding methods over drafters and targets."""

@@ -1,0 +1,31 @@
+"""`python -m paceline_orchestrator`: serve an orchestrator until a signal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.application import OrchestratorApplication
+from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving import lifecycle, telemetry
+from paceline_serving.settings import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_serving.lifecycle import ServerProcess
+
+
+def main(arguments: Sequence[str], *, program: str = "python -m paceline_orchestrator") -> int:
+    """Parse settings, serve, and return the exit code."""
+    settings = parse(OrchestratorSettings, arguments, program=program)
+    registry = telemetry.new_registry()
+
+    def application(process: ServerProcess) -> OrchestratorApplication:
+        return OrchestratorApplication(settings, process=process, registry=registry)
+
+    return lifecycle.run(application, settings, registry=registry)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

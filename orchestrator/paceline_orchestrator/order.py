@@ -1,0 +1,118 @@
+"""A request that was checked, and what was made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline.v1.session_pb2 import SessionSpec
+from paceline_orchestrator.admission import is_greedy
+from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+
+if TYPE_CHECKING:
+    from paceline_orchestrator.deadline import Deadline
+    from paceline_orchestrator.planner import Plan
+    from paceline_orchestrator.tokenizer import Codec
+    from paceline_orchestrator.wire import ModelFacts
+
+__all__ = ["Order"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to generate, how, and until when.
+
+    Attributes:
+        request: As it came.
+        request_id: Its name.
+        model: The model that it is pinned to.
+        codec: The model's tokenizer; None if it has none.
+        prompt: The prompt's tokens.
+        max_tokens: Tokens to generate at most, resumed ones included.
+        seed: The seed in use.
+        plan: How to decode.
+        arrived_ns: When it came; perf_counter_ns.
+        deadline: When it must be over.
+    """
+
+    request: pb.GenerateRequest
+    request_id: str
+    model: ModelFacts
+    codec: Codec | None
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    plan: Plan
+    arrived_ns: int
+    deadline: Deadline
+
+    @cached_property
+    def resumed(self) -> tuple[int, ...]:
+        """The tokens of this generation that the client has."""
+        return tuple(self.request.resume_token_ids)
+
+    @property
+    def was_resumed_to_eos(self) -> bool:
+        """Whether the client has the end-of-text token, and so all there is."""
+        return self.resumed[-1:] != () and self.resumed[-1] in self.eos_ids
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """What the first new token follows."""
+        return self.prompt + self.resumed
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end it."""
+        return frozenset() if self.request.ignore_eos else self.model.eos_token_ids
+
+    @property
+    def rule(self) -> sampling_pb2.VerificationRule.ValueType:
+        """The verification rule in use; for greedy decoding both are the same."""
+        if is_greedy(self.request):
+            return sampling_pb2.VERIFICATION_RULE_EXACT
+        return self.request.verification_rule or sampling_pb2.VERIFICATION_RULE_EXACT
+
+    @property
+    def target_count(self) -> int:
+        """Targets to use at most; none if everything was resumed."""
+        return self.plan.target_count if self._missing else 0
+
+    @property
+    def drafter_count(self) -> int:
+        """Drafters to use at most."""
+        speculates = self.plan.strategy is not Strategy.AUTOREGRESSIVE
+        return max(1, self.request.drafter_count) if speculates and self._missing else 0
+
+    def session_spec(self, fingerprint: str) -> SessionSpec:
+        """Say what a session for it is opened for, at a server with this model."""
+        return SessionSpec(
+            expected_model_fingerprint=fingerprint,
+            sampling=self.request.sampling,
+            seed=self.seed,
+            verification_rule=self.rule,
+            reserve_length=len(self.prompt) + self.max_tokens,
+            request_id=self.request_id,
+        )
+
+    def task(self, *, broadcast_prefill: bool) -> DecodingTask:
+        """Say what its decoding method shall do."""
+        is_exact = self.rule == sampling_pb2.VERIFICATION_RULE_EXACT
+        in_blocks = self.request.dispatch_policy == pb.DISPATCH_POLICY_BLOCKS
+        return DecodingTask(
+            prompt=self.prefix,
+            max_tokens=self._missing,
+            eos_ids=self.eos_ids,
+            lookahead=max(1, self.plan.lookahead),
+            rule=VerificationRule.EXACT if is_exact else VerificationRule.REJECTION,
+            dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
+            broadcast_prefill=broadcast_prefill,
+        )
+
+    @property
+    def _missing(self) -> int:
+        return self.max_tokens - len(self.resumed)

@@ -1,0 +1,233 @@
+"""The model servers that are known, and which of them take work now.
+
+Each server has one long-lived channel and one task that watches its health. A request is pinned to
+one target model; the pool picks servers for it, and says when something has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Self
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
+from paceline.v1 import model_service_pb2 as model_pb
+from paceline_orchestrator.discovery import Role
+from paceline_orchestrator.server import ModelServer
+from paceline_orchestrator.wire import answer, answers, read_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    import grpc
+
+    from paceline_orchestrator.discovery import Discovery, Endpoint
+    from paceline_orchestrator.wire import ModelFacts
+
+__all__ = ["ServerPool"]
+
+_log = logging.getLogger(__name__)
+
+# The health stream is renewed so often, and with it what the server says of its model.
+_WATCH_SECONDS = 60.0
+_RECONNECT_SECONDS = 0.1
+_INFO_TIMEOUT_SECONDS = 5.0
+# A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
+_FIRST_PAUSE_SECONDS = 0.5
+_LAST_PAUSE_SECONDS = 10.0
+
+
+class ServerPool:
+    """All drafters and targets. Use it as an asynchronous context manager.
+
+    Args:
+        discovery: Where the servers are.
+        open_channel: How to reach one.
+    """
+
+    def __init__(
+        self, discovery: Discovery, *, open_channel: Callable[[Endpoint], grpc.aio.Channel]
+    ) -> None:
+        self._discovery = discovery
+        self._open_channel = open_channel
+        self._servers: dict[Endpoint, ModelServer] = {}
+        self._watches: dict[Endpoint, asyncio.Task[None]] = {}
+        self._listeners: set[Callable[[], None]] = set()
+        self._refused: set[tuple[str, str]] = set()
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._following = self._tasks.create_task(self._follow(), name="pool: follow discovery")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._following.cancel()
+        for watch in self._watches.values():
+            watch.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        for server in self._servers.values():
+            await server.channel.close(None)
+
+    @property
+    def servers(self) -> list[ModelServer]:
+        """All servers, drafters first, by name."""
+        return sorted(self._servers.values(), key=lambda it: (it.role, it.name))
+
+    def model(self) -> ModelFacts:
+        """Return the model that new requests are served with: that of most of the ready targets.
+
+        Raises:
+            NoTargetError: No target is ready.
+        """
+        facts = [it.facts for it in self.servers if it.role is Role.TARGET and it.ready]
+        counts = Counter(it.fingerprint for it in facts if it)
+        if not counts:
+            raise NoTargetError("no target is ready", retry_after_seconds=1.0)
+        fingerprint = counts.most_common(1)[0][0]
+        return next(it for it in facts if it and it.fingerprint == fingerprint)
+
+    def targets(self, model: ModelFacts) -> list[ModelServer]:
+        """Return the ready targets with exactly this model, the least loaded first."""
+        return self._ready(Role.TARGET, lambda facts: facts.fingerprint == model.fingerprint)
+
+    def drafters(self, model: ModelFacts) -> list[ModelServer]:
+        """Return the ready drafters that can draft for this model, the least loaded first.
+
+        Raises:
+            TokenizerMismatchError: There are drafters, but all with other tokenizers.
+        """
+        ready = self._ready(Role.DRAFTER, lambda _: True)
+        fitting = [it for it in ready if it.facts and _same_tokens(it.facts, model)]
+        for server in ready:
+            if server not in fitting:
+                self._refuse(server, model)
+        if ready and not fitting:
+            raise TokenizerMismatchError("every drafter has another tokenizer than the target")
+        return fitting
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener`, inside the block, after every change of who is ready."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
+        """Return `model()`, as soon as there is one.
+
+        Raises:
+            NoTargetError: The time was over first.
+        """
+        changed = asyncio.Event()
+        with self.listening(changed.set), suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    with suppress(NoTargetError):
+                        return self.model()
+                    changed.clear()
+                    await changed.wait()
+        return self.model()
+
+    def report_failure(self, server: ModelServer, error: PacelineError) -> None:
+        """Take a server out for a while after a call to it failed."""
+        pause = min(_FIRST_PAUSE_SECONDS * 2**server.failure_count, _LAST_PAUSE_SECONDS)
+        server.failure_count += 1
+        server.pause_status = error.reason or "CONNECTION_LOST"
+        server.pause_count += 1
+        asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
+        self._tell(server)
+
+    def report_success(self, server: ModelServer) -> None:
+        """Note that a server does its work: the next failure is a first one."""
+        server.failure_count = 0
+
+    def _resume(self, server: ModelServer, pause_count: int) -> None:
+        if server.pause_count == pause_count:
+            server.pause_status = ""
+            self._tell(server)
+
+    def _ready(self, role: Role, fits: Callable[[ModelFacts], bool]) -> list[ModelServer]:
+        ready = [it for it in self.servers if it.role is role and it.ready]
+        found = [it for it in ready if it.facts is not None and fits(it.facts)]
+        return sorted(found, key=lambda it: it.session_count)
+
+    def _refuse(self, server: ModelServer, model: ModelFacts) -> None:
+        assert server.facts is not None
+        pair = (server.name, model.tokenizer_fingerprint)
+        if pair not in self._refused:
+            self._refused.add(pair)
+            _log.error(
+                "%s is not used: its tokenizer is %s, the target's %s",
+                server.name,
+                server.facts.tokenizer_fingerprint[:12],
+                model.tokenizer_fingerprint[:12],
+            )
+
+    async def _follow(self) -> None:
+        async for endpoints in self._discovery.endpoints():
+            for endpoint in endpoints - self._servers.keys():
+                server = ModelServer(endpoint, self._open_channel(endpoint))
+                self._servers[endpoint] = server
+                self._watches[endpoint] = self._tasks.create_task(
+                    self._watch(server), name=f"pool: watch {server.name}"
+                )
+            await self._remove(self._servers.keys() - endpoints)
+
+    async def _remove(self, endpoints: Collection[Endpoint]) -> None:
+        """Forget servers; what still runs there fails, as with any server that goes away."""
+        for endpoint in endpoints:
+            self._watches.pop(endpoint).cancel()
+            server = self._servers.pop(endpoint)
+            server.health_status = "REMOVED"
+            self._tell(server)
+            await server.channel.close(None)
+
+    async def _watch(self, server: ModelServer) -> None:
+        """Follow a server's health for ever."""
+        while True:
+            try:
+                await self._follow_health(server)
+            except DeadlineError:
+                continue  # the stream's time is over: renew it
+            except PacelineError as error:
+                server.health_status = error.reason or "NOT_REACHED"
+                self._tell(server)
+                await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
+
+    async def _follow_health(self, server: ModelServer) -> None:
+        health = health_pb2_grpc.HealthStub(server.channel)
+        stream = health.Watch(
+            health_pb2.HealthCheckRequest(), timeout=_WATCH_SECONDS, wait_for_ready=True
+        )
+        async for state in answers(stream):
+            if state.status == health_pb2.HealthCheckResponse.SERVING:
+                request = model_pb.GetModelInfoRequest()
+                info = server.models.GetModelInfo(request, timeout=_INFO_TIMEOUT_SECONDS)
+                server.adopt(read_facts(await answer(info)))
+                server.health_status = ""
+            else:
+                server.health_status = "NOT_SERVING"
+            self._tell(server)
+
+    def _tell(self, server: ModelServer) -> None:
+        """Tell the listeners, if this server's readiness changed."""
+        if server.told_ready == server.ready:
+            return
+        server.told_ready = server.ready
+        _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
+        for listener in tuple(self._listeners):
+            listener()
+
+
+def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:
+    return (
+        drafter.tokenizer_fingerprint == target.tokenizer_fingerprint
+        and drafter.vocabulary_size == target.vocabulary_size
+    )

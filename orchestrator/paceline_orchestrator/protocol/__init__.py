@@ -1,0 +1,1 @@
+"""Decoding methods as pure state machines: events in, commands out."""

@@ -1,0 +1,62 @@
+"""What a decoding method is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["DecodingTask", "DispatchPolicy", "VerificationRule"]
+
+
+class VerificationRule(Enum):
+    """How targets judge draft tokens; see sampling.proto.
+
+    Under EXACT the token after a prefix is a function of the prefix, so every verdict about it is
+    the same. Under REJECTION it also depends on which draft token was judged there, if any.
+    """
+
+    EXACT = "exact"
+    REJECTION = "rejection"
+
+
+class DispatchPolicy(Enum):
+    """When draft tokens go to a target.
+
+    WORK_CONSERVING: a free target takes all waiting tokens once there are lookahead of them, or at
+    once where the first open position needs it or the draft has ended. BLOCKS: exactly lookahead
+    tokens at a time, fewer only where the draft has ended.
+    """
+
+    WORK_CONSERVING = "work_conserving"
+    BLOCKS = "blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingTask:
+    """What to generate, and how.
+
+    Attributes:
+        prompt: One or more tokens; those of a resumed generation included.
+        max_tokens: Tokens still to generate at most.
+        eos_ids: Tokens that end the generation; empty if they are to be ignored.
+        lookahead: Draft tokens in one verification, 1 or more.
+        rule: How draft tokens are judged.
+        dispatch: When they are.
+        draft_window: The most tokens one StartDraft asks for, in [1, 512].
+        broadcast_prefill: Whether DSI sends the prompt to all targets at the start.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    lookahead: int = 1
+    rule: VerificationRule = VerificationRule.EXACT
+    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
+    draft_window: int = 64
+    broadcast_prefill: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.prompt, "a prompt has a token"
+        assert self.max_tokens >= 0
+        assert self.lookahead >= 1
+        assert 1 <= self.draft_window <= 512

@@ -1,0 +1,213 @@
+"""OrchestratorService: what clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing, contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import (
+    DrainingError,
+    LoadingError,
+    NoTargetError,
+    OverloadedError,
+    UnsupportedError,
+)
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
+from paceline_orchestrator.admission import allowed_tokens, check, check_tokens, seed_of
+from paceline_orchestrator.deadline import Deadline
+from paceline_orchestrator.generation import Generation
+from paceline_orchestrator.order import Order
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from paceline.errors import PacelineError
+    from paceline_orchestrator.keeper import SessionKeeper
+    from paceline_orchestrator.metrics import RequestMetrics
+    from paceline_orchestrator.planning import Planning
+    from paceline_orchestrator.pool import ServerPool
+    from paceline_orchestrator.settings import OrchestratorSettings
+    from paceline_orchestrator.tokenizer import Codec, Codecs
+
+__all__ = ["OrchestratorServicer"]
+
+_TARGET_WAIT_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+
+
+class OrchestratorServicer(OrchestratorServiceServicer):
+    """Generates for clients, and keeps nothing of a request but measurements.
+
+    Args:
+        pool: The model servers.
+        keeper: Opens and closes sessions.
+        codecs: The tokenizers.
+        planning: Chooses how to decode.
+        metrics: Where requests are counted.
+        settings: Limits.
+        tasks: Owns what runs for requests.
+
+    Attributes:
+        running_count: Requests running.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: ServerPool,
+        keeper: SessionKeeper,
+        codecs: Codecs,
+        planning: Planning,
+        metrics: RequestMetrics,
+        settings: OrchestratorSettings,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._pool = pool
+        self._keeper = keeper
+        self._codecs = codecs
+        self._planning = planning
+        self._metrics = metrics
+        self._settings = settings
+        self._tasks = tasks
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refusal: PacelineError | None = LoadingError(
+            "no target has been found yet", retry_after_seconds=_RETRY_SECONDS
+        )
+        self.running_count = 0
+
+    def begin(self) -> None:
+        """Accept requests from now on."""
+        self._refusal = None
+
+    def drain(self) -> None:
+        """Accept no more requests."""
+        self._refusal = DrainingError("this orchestrator is shutting down")
+
+    async def idle(self) -> None:
+        """Return once no request is running."""
+        await self._idle.wait()
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Continue a prompt.
+
+        Cancellation:
+            Leaving the stream withdraws every call; sessions are closed behind the client's back.
+        """
+        arrived_ns = time.perf_counter_ns()
+        with self._admitted():
+            check(request)
+            deadline = Deadline.after(self._allowed_seconds(context))
+            order = await self._order(request, arrived_ns=arrived_ns, deadline=deadline)
+            generation = Generation(order, pool=self._pool, keeper=self._keeper)
+            with closing(generation), self._metrics.request(generation):
+                run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
+                try:
+                    async for message in generation.messages():
+                        yield message
+                finally:
+                    run.cancel()
+                    await asyncio.wait((run,))
+                    self._planning.learn(generation.draft_statistics)
+        if not self.running_count:
+            self._planning.refine_soon(self._tasks)
+
+    async def GetSystemInfo(  # noqa: N802
+        self, _request: pb.GetSystemInfoRequest, _context: Any
+    ) -> pb.GetSystemInfoResponse:
+        """Describe the models and servers."""
+        info = pb.GetSystemInfoResponse(
+            version=metadata.version("paceline"), running_request_count=self.running_count
+        )
+        try:
+            model = self._pool.model()
+        except NoTargetError:
+            pass
+        else:
+            info.model_name = model.model_name
+            info.model_fingerprint = model.fingerprint
+            if self._codecs.has(model.tokenizer_fingerprint):
+                info.tokenizer_fingerprint = model.tokenizer_fingerprint
+            info.vocabulary_size = model.vocabulary_size
+            info.context_length = model.context_length
+        for server in self._pool.servers:
+            info.servers.add(
+                name=server.name,
+                address=server.endpoint.address,
+                role=server.role,
+                ready=server.ready,
+                status=server.status,
+                model_fingerprint=server.facts.fingerprint if server.facts else "",
+                decode_step_ns=server.latency.step_ns,
+            )
+        return info
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Count a request in, or refuse it at once: a queue here would only hide the overload."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self.running_count >= self._settings.request_limit:
+            self._metrics.refused()
+            raise OverloadedError(
+                f"{self.running_count} requests are running", retry_after_seconds=_RETRY_SECONDS
+            )
+        self.running_count += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running_count -= 1
+            if not self.running_count:
+                self._idle.set()
+
+    async def _order(
+        self, request: pb.GenerateRequest, *, arrived_ns: int, deadline: Deadline
+    ) -> Order:
+        """Complete a request with what only this process knows: model, tokens, seed, plan."""
+        call = tracing.current()
+        request_id = request.request_id or (call.request_id if call else "")
+        model = await self._pool.wait_for_model(
+            min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
+        )
+        codec = self._codecs.get(model.tokenizer_fingerprint)
+        prompt = await _tokenise(request, codec)
+        check_tokens(request, model, prompt=prompt)
+        max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
+        return Order(
+            request=request,
+            request_id=request_id,
+            model=model,
+            codec=codec,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            seed=seed_of(request),
+            plan=self._planning.plan(request, model, prompt_length=len(prompt)),
+            arrived_ns=arrived_ns,
+            deadline=deadline,
+        )
+
+    def _allowed_seconds(self, context: Any) -> float:
+        asked: float | None = context.time_remaining()
+        if asked is None:
+            asked = self._settings.default_deadline_seconds
+        return min(asked, self._settings.call_limit_seconds)
+
+
+async def _tokenise(request: pb.GenerateRequest, codec: Codec | None) -> tuple[int, ...]:
+    if codec is None and (request.HasField("text") or request.stop_strings):
+        raise UnsupportedError("the model has no tokenizer: send token ids, and no stop strings")
+    if codec is None or request.HasField("token_ids"):
+        return tuple(request.token_ids.ids)
+    return await codec.encode(
+        request.text,
+        add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
+        parse_special_tokens=request.parse_special_tokens,
+    )

@@ -1,0 +1,293 @@
+"""One request's session at one model server, whatever becomes of the server's memory of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from paceline.errors import (
+    DeadlineError,
+    InternalError,
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    SessionNotFoundError,
+)
+from paceline.v1.drafter_service_pb2 import DraftRequest
+from paceline.v1.session_pb2 import SessionCall
+from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_orchestrator.held_tokens import HeldTokens
+from paceline_orchestrator.wire import answer, answers, read_timing
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from paceline.v1.drafter_service_pb2 import DraftResponse
+    from paceline.v1.sampling_pb2 import SparseDistribution
+    from paceline.v1.session_pb2 import SessionSpec
+    from paceline.v1.target_service_pb2 import VerifyResponse
+    from paceline_orchestrator.deadline import Deadline
+    from paceline_orchestrator.keeper import SessionKeeper
+    from paceline_orchestrator.server import ModelServer
+    from paceline_orchestrator.wire import Timing
+
+__all__ = ["Drafted", "Judged", "Session"]
+
+_T = TypeVar("_T")
+
+# What a server lost is sent again so often; then the server is at fault.
+_REPAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target's verdict, and what it took."""
+
+    accepted_count: int
+    next_token: int
+    logprobs: tuple[float, ...]
+    timing: Timing
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Draft tokens, and what they took since those before them."""
+
+    token_ids: tuple[int, ...]
+    distributions: tuple[SparseDistribution, ...]
+    timing: Timing
+    elapsed_ns: int
+
+
+class Session:
+    """A session that is opened at once, repaired when it must be, and closed behind its owner.
+
+    A lost session is opened anew, and a prefix that is not held is sent again. What cannot be
+    repaired so is raised.
+
+    Concurrency:
+        One call at a time. The next may begin while the one before is being cancelled: its higher
+        sequence supersedes that one at the server, in whichever order they arrive.
+
+    Args:
+        server: Where it is.
+        spec: What it is for.
+        keeper: Opens and closes it.
+        deadline: The request's.
+        note_repair: Told of each repair: "session_lost" or "prefix_resent".
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        spec: SessionSpec,
+        *,
+        keeper: SessionKeeper,
+        deadline: Deadline,
+        note_repair: Callable[[str], None],
+    ) -> None:
+        self.server = server
+        self._spec = spec
+        self._keeper = keeper
+        self._deadline = deadline
+        self._note_repair = note_repair
+        self._opening = keeper.open(server, spec)
+        self._held = HeldTokens()
+        self._sequence = 0
+        self._last_call_at = time.monotonic()
+        server.session_count += 1
+
+    def close(self) -> None:
+        """End it. Its calls must have been withdrawn."""
+        self.server.session_count -= 1
+        self._keeper.close(self.server, self._opening)
+
+    async def renew(self, *, idle_seconds: float) -> None:
+        """Give it another lease if its last call began longer ago than that."""
+        if time.monotonic() - self._last_call_at >= idle_seconds:
+            opening = await asyncio.shield(self._opening)
+            if opening.error is None:
+                await self._keeper.renew(self.server, opening.session_id)
+
+    async def verify(
+        self,
+        prefix: Sequence[int],
+        block: Sequence[int],
+        *,
+        distributions: Sequence[SparseDistribution] = (),
+        depth: int = 0,
+        logprobs: bool = False,
+        final_length: int,
+    ) -> Judged:
+        """Judge a block after a prefix; see TargetService.Verify.
+
+        Args:
+            prefix: The tokens assumed right.
+            block: The tokens to judge.
+            distributions: What they were drawn from; none under EXACT.
+            depth: How far this runs ahead.
+            logprobs: Whether they are wanted.
+            final_length: How many tokens of the prefix can never change again.
+
+        Raises:
+            PacelineError: What could not be repaired.
+        """
+
+        async def attempt() -> Judged:
+            call = await self._call(prefix)
+            request = VerifyRequest(
+                call=call,
+                draft_token_ids=block,
+                draft_distributions=distributions,
+                speculation_depth=depth,
+                logprobs=logprobs,
+            )
+            timeout = self._patience(call, block_length=len(block))
+            started_ns = time.perf_counter_ns()
+            response = await answer(self.server.target.Verify(request, timeout=timeout))
+            judged = self._judged(response, time.perf_counter_ns() - started_ns)
+            if (response.sequence, response.prefix_length) != (call.sequence, len(prefix)) or not (
+                response.accepted_count <= len(block) and self._is_token(response.next_token_id)
+            ):
+                raise InternalError(f"{self.server.name} answered what it was not asked")
+            if call.sequence == self._sequence:
+                self._held.believe(prefix, block, final_length=final_length)
+            return judged
+
+        return await self._repaired(attempt, is_repeatable=lambda: True)
+
+    async def draft(
+        self,
+        prefix: Sequence[int],
+        *,
+        max_tokens: int,
+        final_length: int,
+        report: Callable[[Drafted], None],
+    ) -> None:
+        """Draft after a prefix, and report tokens as they come; see DrafterService.Draft.
+
+        Args:
+            prefix: The tokens assumed right.
+            max_tokens: The window.
+            final_length: How many tokens of the prefix can never change again.
+            report: Told of each message.
+
+        Raises:
+            PacelineError: What could not be repaired.
+        """
+        length = len(prefix)
+
+        async def attempt() -> None:
+            nonlocal length
+            call = await self._call(prefix)
+            loop = asyncio.get_running_loop()
+            stream = self.server.drafter.Draft(
+                DraftRequest(call=call, max_tokens=max_tokens),
+                timeout=self._deadline.remaining_seconds,
+            )
+            try:
+                async with asyncio.timeout(self._patience(call)) as silence:
+                    last_ns = time.perf_counter_ns()
+                    async for message in answers(stream):
+                        now_ns = time.perf_counter_ns()
+                        drafted = self._drafted(message, call.sequence, length, now_ns - last_ns)
+                        if call.sequence == self._sequence:
+                            if length == len(prefix):
+                                self._held.believe(prefix, final_length=final_length)
+                            self._held.extend(drafted.token_ids)
+                        length += len(drafted.token_ids)
+                        last_ns = now_ns
+                        report(drafted)
+                        silence.reschedule(loop.time() + self._patience())
+            except TimeoutError:
+                raise DeadlineError(f"{self.server.name} is silent") from None
+            finally:
+                stream.cancel()
+
+        await self._repaired(attempt, is_repeatable=lambda: length == len(prefix))
+
+    async def _repaired(
+        self, attempt: Callable[[], Awaitable[_T]], *, is_repeatable: Callable[[], bool]
+    ) -> _T:
+        """Make a call, and make it again after repairing what the server lost."""
+        for _ in range(_REPAIRS):
+            try:
+                return await attempt()
+            except SessionNotFoundError:
+                self._note_repair("session_lost")
+                self._held.forget()
+                self._opening = self._keeper.open(self.server, self._spec)
+                if not is_repeatable():
+                    raise
+            except (PrefixNotHeldError, PrefixMismatchError):
+                self._note_repair("prefix_resent")
+                self._held.forget()
+                if not is_repeatable():
+                    raise
+            finally:
+                self._last_call_at = time.monotonic()
+        raise InternalError(f"{self.server.name} keeps losing what it holds")
+
+    async def _call(self, prefix: Sequence[int]) -> SessionCall:
+        """Say what the session shall hold, in as few tokens as it takes."""
+        session_id = await self._session_id()
+        base_length, digest = self._held.begin(prefix)
+        self._sequence += 1
+        return SessionCall(
+            session_id=session_id,
+            sequence=self._sequence,
+            base_length=base_length,
+            base_digest=digest,
+            token_ids=prefix[base_length:],
+            expected_model_fingerprint=self._spec.expected_model_fingerprint,
+        )
+
+    async def _session_id(self) -> str:
+        # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
+        opening = (
+            self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+        )
+        if opening.error is not None:
+            raise opening.error
+        return opening.session_id
+
+    def _patience(self, call: SessionCall | None = None, *, block_length: int = 0) -> float:
+        """How many seconds an answer may take: a prefill has all the time there is."""
+        if call is not None and call.base_length == 0:
+            return self._deadline.remaining_seconds
+        latency = self.server.latency
+        rows = (len(call.token_ids) if call is not None else 1) + block_length
+        return self._deadline.for_call(latency.expected_ns(rows) + latency.worst_wait_ns)
+
+    def _judged(self, response: VerifyResponse, elapsed_ns: int) -> Judged:
+        timing = read_timing(response.timing)
+        self.server.latency.observe(timing, elapsed_ns=elapsed_ns)
+        return Judged(
+            accepted_count=response.accepted_count,
+            next_token=response.next_token_id,
+            logprobs=tuple(response.logprobs),
+            timing=timing,
+            elapsed_ns=elapsed_ns,
+        )
+
+    def _drafted(
+        self, message: DraftResponse, sequence: int, length: int, elapsed_ns: int
+    ) -> Drafted:
+        if (message.sequence, message.start_length) != (sequence, length) or not all(
+            map(self._is_token, message.token_ids)
+        ):
+            raise InternalError(f"{self.server.name} answered what it was not asked")
+        timing = read_timing(message.timing)
+        self.server.latency.observe(timing, elapsed_ns=elapsed_ns)
+        return Drafted(
+            token_ids=tuple(message.token_ids),
+            distributions=tuple(message.distributions),
+            timing=timing,
+            elapsed_ns=elapsed_ns,
+        )
+
+    def _is_token(self, token_id: int) -> bool:
+        facts = self.server.facts
+        return facts is not None and token_id < facts.vocabulary_size

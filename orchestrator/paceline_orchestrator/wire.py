@@ -1,0 +1,113 @@
+"""The wire's messages, turned into the orchestrator's own data; and RPC failures into ours."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from paceline.errors import ConnectionLostError
+from paceline.status import decode
+from paceline.v1 import sampling_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
+
+    from paceline.v1.model_service_pb2 import GetModelInfoResponse
+    from paceline.v1.session_pb2 import CallTiming
+
+__all__ = ["ModelFacts", "Timing", "answer", "answers", "read_facts", "read_timing"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a call's time went, as the server saw it."""
+
+    queue_ns: int = 0
+    forward_ns: int = 0
+    forward_count: int = 0
+    row_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a server said of its model; see GetModelInfoResponse."""
+
+    model_name: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    eos_token_ids: frozenset[int]
+    context_length: int
+    rejection_sampling: bool
+    forward_latencies: tuple[tuple[int, int], ...]
+    prefill_fixed_ns: int
+    prefill_ns_per_token: int
+
+
+async def answer(call: Awaitable[_T]) -> _T:
+    """Wait for an RPC.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    with _translation():
+        return await call
+
+
+async def answers(call: AsyncIterable[_T]) -> AsyncIterator[_T]:
+    """Iterate over the messages of an RPC.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    with _translation():
+        async for message in call:
+            yield message
+
+
+@contextmanager
+def _translation() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise decode(error) from error
+    except grpc.aio.UsageError:
+        raise ConnectionLostError("the channel is closed") from None
+    except asyncio.CancelledError:
+        # A channel that is closed cancels its calls. Nobody asked this task to end, so it must not.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ConnectionLostError("the channel was closed") from None
+
+
+def read_timing(timing: CallTiming) -> Timing:
+    """Read where a call's time went."""
+    return Timing(
+        queue_ns=timing.queue_ns,
+        forward_ns=timing.forward_ns,
+        forward_count=timing.forward_count,
+        row_count=timing.row_count,
+    )
+
+
+def read_facts(info: GetModelInfoResponse) -> ModelFacts:
+    """Read what a server said of its model."""
+    return ModelFacts(
+        model_name=info.model_name,
+        fingerprint=info.fingerprint,
+        tokenizer_fingerprint=info.tokenizer_fingerprint,
+        vocabulary_size=info.vocabulary_size,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        context_length=info.context_length,
+        rejection_sampling=sampling_pb2.VERIFICATION_RULE_REJECTION in info.verification_rules,
+        forward_latencies=tuple((it.rows, it.median_ns) for it in info.forward_latencies),
+        prefill_fixed_ns=info.prefill_fixed_ns,
+        prefill_ns_per_token=info.prefill_ns_per_token,
+    )

@@ -1,0 +1,55 @@
+"""DrafterService: drafting, translated between the wire and the host."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from paceline.v1 import drafter_service_pb2, drafter_service_pb2_grpc, model_service_pb2
+from paceline_model_server import translation
+from paceline_model_server.application import ModelRole
+from paceline_model_server.servicers import SessionServicer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["ROLE", "DrafterServicer"]
+
+
+class DrafterServicer(SessionServicer, drafter_service_pb2_grpc.DrafterServiceServicer):
+    """Guesses what follows; the contract is in drafter_service.proto."""
+
+    open_response = drafter_service_pb2.DrafterServiceOpenSessionResponse
+    renew_response = drafter_service_pb2.DrafterServiceRenewSessionResponse
+    close_response = drafter_service_pb2.DrafterServiceCloseSessionResponse
+
+    async def Draft(  # noqa: N802 - gRPC's name
+        self, request: drafter_service_pb2.DraftRequest, _context: Any
+    ) -> AsyncIterator[drafter_service_pb2.DraftResponse]:
+        """Stream the next tokens until the window is full.
+
+        Cancellation:
+            It arrives as CancelledError, or as GeneratorExit at the `yield`; either way the host's
+            generator is closed before this one is.
+        """
+        call, max_tokens, chunk_tokens = translation.draft_request(
+            request, model=self._host.description
+        )
+        phase = "draft" if call.base_length else "prefill"
+        drafting = self._host.draft(call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
+        with self._recorder.record("Draft", call, depth=0, rows=0) as record:
+            async with aclosing(drafting) as chunks:
+                async for drafted in chunks:
+                    record.rows += len(drafted.token_ids)
+                    self._recorder.count_answer(record, drafted.timing, phase=phase)
+                    yield translation.draft_response(call.sequence, drafted)
+                    phase = "draft"
+
+
+ROLE = ModelRole(
+    name="drafter",
+    wire=model_service_pb2.MODEL_ROLE_DRAFTER,
+    service="paceline.v1.DrafterService",
+    servicer=DrafterServicer,
+    add_servicer=drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server,
+)

@@ -1,0 +1,1 @@
+"""Models and KV caches, sampling, verification. No gRPC."""

@@ -1,0 +1,54 @@
+"""What a host takes on, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HostLimits", "HostStatistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLimits:
+    """What a host takes on.
+
+    Attributes:
+        session_limit: Sessions that can be open at once.
+        token_budget: Tokens that all of them together can reserve.
+        queue_limit: Calls that can wait for the model.
+        reap_seconds: How often sessions whose lease is over are looked for.
+        warm_up_rounds: How often each forward size is measured before serving. 0: not at all.
+    """
+
+    session_limit: int = 64
+    token_budget: int = 1 << 17
+    queue_limit: int = 256
+    reap_seconds: float = 1.0
+    warm_up_rounds: int = 3
+
+
+@dataclass(slots=True)
+class HostStatistics:
+    """Counts since the start, and the first five as they are now."""
+
+    sessions_open: int = 0
+    tokens_reserved: int = 0
+    calls_live: int = 0
+    queue_length: int = 0
+    forwards_running: int = 0
+
+    sessions_opened: int = 0
+    sessions_released: int = 0
+    sessions_expired: int = 0
+    forwards: int = 0
+    rows: int = 0
+    forwards_interrupted: int = 0
+    layers_run: int = 0
+    verify_calls: int = 0
+    draft_calls: int = 0
+    calls_refused: int = 0
+    calls_adopted: int = 0
+    calls_superseded: int = 0
+    calls_cancelled: int = 0
+    draft_tokens: int = 0
+    judged_tokens: int = 0
+    accepted_tokens: int = 0

@@ -1,0 +1,206 @@
+"""The one interface between the engine and a model.
+
+A backend is one model on one device; a cache is one session's text in it. Loading and computing
+happen on the worker thread only; the event loop reads the description, and makes empty caches.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.calls import (
+        ModelDescription,
+        SessionSpec,
+        SparseDistribution,
+        VerifyOptions,
+    )
+
+__all__ = [
+    "Backend",
+    "DeviceLostError",
+    "DraftChoice",
+    "ForwardInterrupted",
+    "Forwarded",
+    "Interrupt",
+    "Judgement",
+    "ModelCache",
+    "ModelLoadError",
+]
+
+Interrupt: TypeAlias = threading.Event
+"""Set by another thread when a forward has become worthless."""
+
+_Scores = TypeVar("_Scores")
+_Value = TypeVar("_Value")
+
+
+class ModelLoadError(Exception):
+    """A model cannot be served. The message is one line for the operator."""
+
+    def __init__(self, message: str) -> None:
+        # Libraries explain themselves in paragraphs.
+        super().__init__(" ".join(message.split()))
+
+
+class DeviceLostError(Exception):
+    """The device can compute nothing more: the process has to end."""
+
+
+class ForwardInterrupted(Exception):  # noqa: N818 - an order carried out, not an error
+    """A forward was given up because its interrupt was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A target's word on a block: see VerifyResponse in target_service.proto."""
+
+    accepted_count: int
+    next_token: int
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """One drafted token, and under REJECTION what it was drawn from."""
+
+    token_id: int
+    distribution: SparseDistribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded(Generic[_Value]):
+    """What came out of a forward, and how many rows (token positions) it computed."""
+
+    value: _Value
+    row_count: int
+
+
+class ModelCache(ABC, Generic[_Scores]):
+    """A session's text in a model: the tokens computed so far and the model's state for them.
+
+    The caller never says what to roll back. It names the whole prefix that it means, and the cache
+    keeps what it has in common with that. So no sequence of faults and cancels can make it compute
+    on a wrong prefix, and whatever is still right is used again.
+
+    Invariants:
+        The state stands for exactly `token_ids`, also after a forward that raised.
+    """
+
+    def __init__(self) -> None:
+        self._token_ids = array("I")
+
+    @property
+    def token_ids(self) -> array[int]:
+        """A copy of the tokens the state stands for."""
+        return self._token_ids[:]
+
+    def judge(
+        self,
+        prefix: array[int],
+        block: Sequence[int],
+        *,
+        options: VerifyOptions,
+        interrupt: Interrupt,
+    ) -> Forwarded[Judgement]:
+        """Judge a block of draft tokens after a prefix of one token or more, in one forward.
+
+        Raises:
+            ForwardInterrupted: the interrupt was set. The cache is as good as before.
+        """
+        scored = self.scores(prefix, block, interrupt=interrupt)
+        judgement = self._judge(scored.value, block, position=len(prefix), options=options)
+        return Forwarded(judgement, scored.row_count)
+
+    def draft(self, prefix: array[int], *, interrupt: Interrupt) -> Forwarded[DraftChoice]:
+        """Guess the token after a prefix of one token or more, in one forward.
+
+        Raises:
+            ForwardInterrupted: the interrupt was set. The cache is as good as before.
+        """
+        scored = self.scores(prefix, (), interrupt=interrupt)
+        return Forwarded(self._draft(scored.value, position=len(prefix)), scored.row_count)
+
+    def scores(
+        self, prefix: array[int], block: Sequence[int], *, interrupt: Interrupt
+    ) -> Forwarded[_Scores]:
+        """Compute the model's scores for the token after the prefix and after each of the block.
+
+        tokens      | kept | the rest of the prefix | block        |
+        computed           |<------------- row_count ------------->|
+        scored                                    |<- block + 1 -->|
+        """
+        kept = min(_common_length(self._token_ids, prefix), self._length(), len(prefix) - 1)
+        self._crop(kept)
+        del self._token_ids[kept:]
+        fed = prefix[kept:]
+        fed.extend(block)
+        try:
+            scores = self._forward(fed, rows=len(block) + 1, interrupt=interrupt)
+        except ForwardInterrupted:
+            self._crop(kept)
+            raise
+        except BaseException:
+            # What broke off anywhere may have left anything, so nothing of it is used again.
+            self._crop(0)
+            del self._token_ids[:]
+            raise
+        self._token_ids.extend(fed)
+        return Forwarded(scores, len(fed))
+
+    @abstractmethod
+    def _length(self) -> int:
+        """Return how many tokens the state really stands for."""
+
+    @abstractmethod
+    def _crop(self, length: int) -> None:
+        """Forget the state of all tokens but the first `length`, wherever a forward stopped."""
+
+    @abstractmethod
+    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> _Scores:
+        """Append tokens to the state, and score what follows each of the last `rows`."""
+
+    @abstractmethod
+    def _judge(
+        self, scores: _Scores, block: Sequence[int], *, position: int, options: VerifyOptions
+    ) -> Judgement:
+        """Decide on a block whose first token is at `position`."""
+
+    @abstractmethod
+    def _draft(self, scores: _Scores, *, position: int) -> DraftChoice:
+        """Choose the token at `position` from the one row of scores."""
+
+
+class Backend(ABC):
+    """A loaded model.
+
+    Attributes:
+        description: What it is.
+        tokenizer: The bytes of its tokenizer.json, or None if it has none.
+    """
+
+    description: ModelDescription
+    tokenizer: bytes | None
+
+    @property
+    def layers_run(self) -> int:
+        """How many layers forwards have gone through so far; 0 where there are no layers."""
+        return 0
+
+    @abstractmethod
+    def new_cache(self, spec: SessionSpec) -> ModelCache[Any]:
+        """Begin an empty text for a session; at once, because the event loop waits for it."""
+
+
+def _common_length(left: array[int], right: array[int]) -> int:
+    limit = min(len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    return bisect_left(range(limit), True, key=lambda n: left[: n + 1] != right[: n + 1])

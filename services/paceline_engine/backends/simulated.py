@@ -1,0 +1,236 @@
+"""A model that waits instead of computing: the experimental method of the DSI paper.
+
+Everything around the forward is the real thing: sessions, queue, gRPC. The target's next token is a
+hash of the whole prefix, so a wrong prefix anywhere shows as wrong tokens from there on. A drafter
+hashes the same prefix, and answers with the target's token with the given probability. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline_engine.backends.base import (
+    Backend,
+    DraftChoice,
+    ForwardInterrupted,
+    Interrupt,
+    Judgement,
+    ModelCache,
+    ModelLoadError,
+)
+from paceline_engine.calls import (
+    ModelDescription,
+    SessionSpec,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+
+__all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_BYTE_COUNT = 256
+_WAKE_SECONDS = 1e-4
+"""How late a wait ends, about. It is asked to end so much earlier, and the rest is spun away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """What to simulate.
+
+    Attributes:
+        ttft_seconds: A session's first forward (time to first token).
+        tpot_seconds: Every other forward (time per output token).
+        row_seconds: More for each row of a forward beyond its first, the first forward excepted.
+        acceptance_rate: For a drafter, how often it answers with the target's token, in [0, 1].
+            1 is the target itself.
+        vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
+        context_length: The most tokens a session can hold.
+        salt: Models with the same salt and vocabulary continue a text alike.
+        name: What people call it.
+    """
+
+    ttft_seconds: float = 0.03
+    tpot_seconds: float = 0.03
+    row_seconds: float = 0.0
+    acceptance_rate: float = 1.0
+    vocabulary_size: int = 2048
+    context_length: int = 1 << 17
+    salt: int = 0
+    name: str = "simulated"
+
+
+class SimulatedBackend(Backend):
+    """A simulated drafter or target."""
+
+    def __init__(self, model: SimulatedModel) -> None:
+        """Build it.
+
+        Raises:
+            ModelLoadError: a setting is out of its limits.
+        """
+        if not 0 <= model.acceptance_rate <= 1:
+            raise ModelLoadError(f"acceptance_rate {model.acceptance_rate} is not in [0, 1]")
+        if model.vocabulary_size < 2:
+            raise ModelLoadError(f"vocabulary_size {model.vocabulary_size} is below 2")
+        if min(model.ttft_seconds, model.tpot_seconds, model.row_seconds) < 0:
+            raise ModelLoadError("a simulated latency is below 0")
+        self.model = model
+        self.tokenizer = simulated_tokenizer(model.vocabulary_size)
+        identity = f"{model.vocabulary_size} {model.salt} {model.acceptance_rate}"
+        tokenizer = self.tokenizer or f"no tokenizer {model.vocabulary_size}".encode()
+        self.description = ModelDescription(
+            name=model.name,
+            revision="simulated",
+            fingerprint=hashlib.sha256(f"simulated {identity}".encode()).hexdigest(),
+            tokenizer_fingerprint=hashlib.sha256(tokenizer).hexdigest(),
+            vocabulary_size=model.vocabulary_size,
+            eos_token_ids=(),
+            context_length=model.context_length,
+            backend="simulated",
+            dtype="none",
+            device="none",
+            layer_count=0,
+            cancels_between_layers=True,
+            verification_rules=(VerificationRule.EXACT,),
+        )
+
+    def new_cache(self, spec: SessionSpec) -> SimulatedCache:
+        """Begin an empty text for a session."""
+        return SimulatedCache(self.model, spec)
+
+
+class SimulatedCache(ModelCache[Sequence[int]]):
+    """A session's text; its state and its scores are one 64-bit hash per prefix."""
+
+    def __init__(self, model: SimulatedModel, spec: SessionSpec) -> None:
+        super().__init__()
+        self._model = model
+        self._greedy_point_mass = spec.rule is VerificationRule.REJECTION
+        seed = 0 if spec.sampling.temperature == 0 else spec.seed
+        self._hashes = array("Q", [_mix(_mix(model.salt & _MASK) ^ seed)])
+
+    def _length(self) -> int:
+        return len(self._hashes) - 1
+
+    def _crop(self, length: int) -> None:
+        del self._hashes[length + 1 :]
+
+    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Sequence[int]:
+        deadline = time.monotonic() + self._forward_seconds(len(token_ids))
+        last = self._hashes[-1]
+        for token in token_ids:
+            last = _mix(last ^ (token + 1))
+            self._hashes.append(last)
+        _wait_until(deadline, interrupt)
+        return self._hashes[-rows:]
+
+    def _forward_seconds(self, row_count: int) -> float:
+        if not self._length():
+            return self._model.ttft_seconds
+        return self._model.tpot_seconds + (row_count - 1) * self._model.row_seconds
+
+    def _judge(
+        self, scores: Sequence[int], block: Sequence[int], *, position: int, options: VerifyOptions
+    ) -> Judgement:
+        del position
+        chosen = [self._target_token(prefix_hash) for prefix_hash in scores]
+        wrong = (index for index, token in enumerate(block) if token != chosen[index])
+        accepted = next(wrong, len(block))
+        # The simulated target is certain: its one token has probability 1.
+        logprobs = (0.0,) * (accepted + 1) if options.logprobs else ()
+        return Judgement(accepted, chosen[accepted], logprobs)
+
+    def _draft(self, scores: Sequence[int], *, position: int) -> DraftChoice:
+        del position
+        token = self._target_token(scores[0])
+        opinion = _mix(scores[0] ^ _MASK)
+        if opinion >= self._model.acceptance_rate * 2.0**64:
+            size = self._model.vocabulary_size
+            token = (token + 1 + opinion % (size - 1)) % size
+        point_mass = SparseDistribution((token,), (1.0,)) if self._greedy_point_mass else None
+        return DraftChoice(token, point_mass)
+
+    def _target_token(self, prefix_hash: int) -> int:
+        first = _first_fill_token(self._model.vocabulary_size)
+        return first + prefix_hash % (self._model.vocabulary_size - first)
+
+
+def simulated_tokenizer(vocabulary_size: int) -> bytes | None:
+    """Make a tokenizer.json: text in as one token per byte, fill tokens out as made-up words.
+
+    Returns:
+        The same bytes for the same size; None below 256, where not every byte has a token.
+    """
+    if vocabulary_size < _BYTE_COUNT:
+        return None
+    byte_tokens = [character for _, character in sorted(_byte_characters().items())]
+    words = itertools.islice(_words(), vocabulary_size - _BYTE_COUNT)
+    vocabulary = {token: index for index, token in enumerate((*byte_tokens, *words))}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    content: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "use_regex": False},
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": False},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": [],
+        },
+    }
+    return json.dumps(content, ensure_ascii=True).encode()
+
+
+def _first_fill_token(vocabulary_size: int) -> int:
+    return _BYTE_COUNT if vocabulary_size >= 2 * _BYTE_COUNT else 0
+
+
+def _words() -> Iterator[str]:
+    """Count in syllables: " ba", " be", ..., " baba", ... Ġ is byte-level BPE's space."""
+    syllables = [a + b for a, b in itertools.product("bdfgklmnprstvz", "aeiou")]
+    for length in itertools.count(1):
+        for word in itertools.product(syllables, repeat=length):
+            yield "Ġ" + "".join(word)
+
+
+def _byte_characters() -> dict[int, str]:
+    """Return byte-level BPE's printable character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(_BYTE_COUNT) if byte not in printable)
+    shown = {byte: chr(byte) for byte in printable}
+    shown.update((byte, chr(_BYTE_COUNT + index)) for index, byte in enumerate(others))
+    return shown
+
+
+def _wait_until(deadline: float, interrupt: Interrupt) -> None:
+    left = 1.0
+    while left > 0:
+        left = deadline - time.monotonic()
+        if interrupt.wait(max(0.0, left - _WAKE_SECONDS)):
+            raise ForwardInterrupted
+
+
+def _mix(value: int) -> int:
+    """Scramble 64 bits: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

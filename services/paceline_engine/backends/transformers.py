@@ -1,0 +1,280 @@
+"""Any decoder-only Hugging Face model, one sequence per forward."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
+
+from paceline.errors import OverloadedError
+from paceline_engine.backends.base import (
+    Backend,
+    DeviceLostError,
+    DraftChoice,
+    ForwardInterrupted,
+    Interrupt,
+    Judgement,
+    ModelCache,
+    ModelLoadError,
+)
+from paceline_engine.backends.model_files import ModelFiles, find_model_files
+from paceline_engine.calls import (
+    ModelDescription,
+    SessionSpec,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.sampling import choose_tokens, draw_draft, token_logprobs
+from paceline_engine.verification import accept_exact, accept_sampled
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["TransformersBackend", "TransformersCache"]
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@contextmanager
+def _on_device() -> Iterator[None]:
+    """Compute without gradients, and give what the device reports its type.
+
+    A device reports late: at the next wait for it, which may be well after the forward.
+    """
+    try:
+        with torch.inference_mode():
+            yield
+    except torch.OutOfMemoryError as error:
+        raise OverloadedError("the device has no memory left", retry_after_seconds=1) from error
+    except RuntimeError as error:
+        if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+            raise DeviceLostError(str(error)) from error
+        raise
+
+
+class TransformersBackend(Backend):
+    """A model of the transformers library.
+
+    Cancellation:
+        A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
+        the moment of launching: what has been launched already still runs.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int = 1,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A directory, or a hub id where there is a network.
+            revision: For a hub id, its branch, tag or commit.
+            dtype: What to compute in; one of bfloat16, float16, float32, float64.
+            device: As torch names it: "cpu", "cuda", "cuda:1".
+            threads: CPU threads of one forward. More than one only helps on a quiet machine.
+
+        Raises:
+            ModelLoadError: it is not there, not plain data, or its cache cannot be rolled back.
+        """
+        if dtype not in _DTYPES:
+            raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
+        self.device = _usable_device(device)
+        torch.set_num_threads(threads)
+        files = find_model_files(model, revision=revision)
+        self.model = _load_model(files, _DTYPES[dtype]).to(self.device)
+        self.tokenizer = files.tokenizer
+        layers = _decoder_layers(self.model)
+        for layer in layers:
+            layer.register_forward_pre_hook(self._before_layer)
+        self.interrupt = Interrupt()
+        self._layers_run = 0
+        parameters = inspect.signature(self.model.forward).parameters
+        self._scores_last_rows = "logits_to_keep" in parameters
+        self.description = _describe(files, self.model, dtype=dtype, device=str(self.device))
+
+    @property
+    def layers_run(self) -> int:
+        """How many decoder layers forwards have gone through so far."""
+        return self._layers_run
+
+    def new_cache(self, spec: SessionSpec) -> TransformersCache:
+        """Begin an empty text for a session."""
+        return TransformersCache(self, spec)
+
+    def forward(self, token_ids: array[int], cache: DynamicCache, *, rows: int) -> Tensor:
+        """Run the model, and return the last rows' logits: (rows, V) on the device."""
+        ids = torch.tensor([token_ids.tolist()]).to(self.device, non_blocking=True)
+        options = {"logits_to_keep": rows} if self._scores_last_rows else {}
+        output = self.model(ids, past_key_values=cache, use_cache=True, **options)
+        logits: Tensor = output.logits[0, -rows:, : self.description.vocabulary_size]
+        return logits
+
+    def _before_layer(self, *_: object) -> None:
+        if self.interrupt.is_set():
+            raise ForwardInterrupted
+        self._layers_run += 1
+
+
+class TransformersCache(ModelCache[Tensor]):
+    """A session's text in a transformers model; its scores are logits, (rows, V).
+
+    The cache is built without the model's configuration: then it keeps every token even for
+    sliding-window layers, which still mask by their window, and any suffix can be dropped.
+    """
+
+    def __init__(self, backend: TransformersBackend, spec: SessionSpec) -> None:
+        super().__init__()
+        self._backend = backend
+        self._spec = spec
+        self._state = DynamicCache()
+
+    @property
+    def _layers(self) -> list[DynamicLayer]:
+        # They appear during the first forward, one by one.
+        return cast("list[DynamicLayer]", self._state.layers)
+
+    def _length(self) -> int:
+        return min((layer.get_seq_length() for layer in self._layers), default=0)
+
+    def _crop(self, length: int) -> None:
+        if not length:
+            # Cropped layers would keep their memory until the next forward.
+            self._state = DynamicCache()
+        # A forward that was given up leaves its first layers longer than the others.
+        for layer in self._layers:
+            surplus = layer.get_seq_length() - length
+            if surplus > 0:
+                layer.crop(-surplus)
+
+    @_on_device()
+    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Tensor:
+        self._backend.interrupt = interrupt
+        return self._backend.forward(token_ids, self._state, rows=rows)
+
+    @_on_device()
+    def _judge(
+        self, scores: Tensor, block: Sequence[int], *, position: int, options: VerifyOptions
+    ) -> Judgement:
+        spec = self._spec
+        if spec.rule is VerificationRule.REJECTION:
+            accepted, next_token = accept_sampled(
+                block,
+                scores,
+                distributions=options.distributions,
+                first_position=position,
+                parameters=spec.sampling,
+                seed=spec.seed,
+            )
+        else:
+            accepted, next_token = accept_exact(
+                block,
+                scores,
+                first_position=position,
+                parameters=spec.sampling,
+                seed=spec.seed,
+            )
+        if not options.logprobs:
+            return Judgement(accepted, next_token)
+        decided = (*block[:accepted], next_token)
+        return Judgement(accepted, next_token, token_logprobs(scores[: accepted + 1], decided))
+
+    @_on_device()
+    def _draft(self, scores: Tensor, *, position: int) -> DraftChoice:
+        spec = self._spec
+        if spec.rule is VerificationRule.REJECTION:
+            drawn = draw_draft(scores, position=position, parameters=spec.sampling, seed=spec.seed)
+            return DraftChoice(*drawn)
+        chosen = choose_tokens(
+            scores, first_position=position, parameters=spec.sampling, seed=spec.seed
+        )
+        return DraftChoice(chosen[0])
+
+
+def _usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
+    return device
+
+
+def _load_model(files: ModelFiles, dtype: torch.dtype) -> Any:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            files.directory,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
+    _refuse_uncroppable(files.name, model)
+    return model.eval()
+
+
+def _refuse_uncroppable(name: str, model: Any) -> None:
+    config = model.config
+    is_stateful = model._is_stateful  # noqa: SLF001 - there is no public word for it
+    natural_layers = DynamicCache(config=config).layers
+    croppable = all(type(x) in {DynamicLayer, DynamicSlidingWindowLayer} for x in natural_layers)
+    if config.is_encoder_decoder or is_stateful or not croppable:
+        raise ModelLoadError(
+            f"model {name!r}: not a decoder whose whole state is keys and values of attention, so "
+            "rejected tokens could not be taken back"
+        )
+
+
+def _decoder_layers(model: Any) -> nn.ModuleList | tuple[()]:
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    return ()
+
+
+def _describe(files: ModelFiles, model: Any, *, dtype: str, device: str) -> ModelDescription:
+    config = model.config.get_text_config(decoder=True)
+    tokenizer = Tokenizer.from_str(files.tokenizer.decode())
+    tokenizer_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    fingerprint = files.fingerprint(dtype)
+    layer_count = len(_decoder_layers(model))
+    return ModelDescription(
+        name=files.name,
+        revision=files.revision or fingerprint[:16],
+        fingerprint=fingerprint,
+        tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
+        vocabulary_size=min(tokenizer_size, config.vocab_size),
+        eos_token_ids=files.eos_token_ids(),
+        context_length=config.max_position_embeddings,
+        backend="transformers",
+        dtype=dtype,
+        device=device,
+        layer_count=layer_count,
+        cancels_between_layers=layer_count > 0,
+        verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+    )

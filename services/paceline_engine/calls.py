@@ -1,0 +1,141 @@
+"""What is asked of a model host and what it answers: plain data, between the wire and the model.
+
+Token ids are ints in [0, vocabulary size). Positions count the prompt. Times are in nanoseconds
+on the host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = [
+    "CallTiming",
+    "DraftedTokens",
+    "ModelDescription",
+    "PrefixCall",
+    "SamplingParameters",
+    "SessionGrant",
+    "SessionSpec",
+    "SparseDistribution",
+    "Verdict",
+    "VerificationRule",
+    "VerifyOptions",
+]
+
+
+class VerificationRule(Enum):
+    """How draft tokens are accepted; see sampling.proto."""
+
+    EXACT = "exact"
+    REJECTION = "rejection"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the next token is chosen; limits and meaning as in sampling.proto."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """A distribution with a short list of possible tokens; probabilities sum to 1 within 1e-4."""
+
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """What a session is opened for; limits as in session.proto."""
+
+    reserve_length: int
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    seed: int = 0
+    rule: VerificationRule = VerificationRule.EXACT
+    lease_seconds: float = 15.0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGrant:
+    """The receipt of an opened session."""
+
+    session_id: str
+    lease_seconds: float
+    reserved_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCall:
+    """Which session, and what it shall hold before the work: see SessionCall in session.proto."""
+
+    session_id: str
+    sequence: int
+    base_length: int
+    base_digest: bytes
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What else a verification is told."""
+
+    depth: int = 0
+    logprobs: bool = False
+    distributions: tuple[SparseDistribution, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallTiming:
+    """Where the time of a call went."""
+
+    queue_ns: int = 0
+    forward_ns: int = 0
+    forward_count: int = 0
+    row_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target's answer on a block; see VerifyResponse in target_service.proto."""
+
+    prefix_length: int
+    accepted_count: int
+    next_token: int
+    held_length: int
+    logprobs: tuple[float, ...] = ()
+    timing: CallTiming = CallTiming()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    """The next draft tokens, the first of them at position start_length."""
+
+    start_length: int
+    token_ids: tuple[int, ...]
+    distributions: tuple[SparseDistribution, ...] = ()
+    timing: CallTiming = CallTiming()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a loaded model is; see GetModelInfoResponse."""
+
+    name: str
+    revision: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    context_length: int
+    backend: str
+    dtype: str
+    device: str
+    layer_count: int
+    cancels_between_layers: bool
+    verification_rules: tuple[VerificationRule, ...]

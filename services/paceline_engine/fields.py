@@ -1,0 +1,185 @@
+"""The limits of every field that reaches the engine; the protos say them, this module holds them.
+
+Field names are paths as in the protos. The functions are quick enough for the event loop, except
+`check_distributions`, which runs on the worker thread before the forward.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline_engine.calls import (
+    ModelDescription,
+    PrefixCall,
+    SamplingParameters,
+    SessionSpec,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "check_block",
+    "check_call",
+    "check_distributions",
+    "check_sampling",
+    "check_spec",
+    "check_window",
+]
+
+_SEED_LIMIT = 1 << 53
+_SEQUENCE_LIMIT = 1 << 64
+_MAX_TEMPERATURE = 100
+_LEASE_SECONDS = (1.0, 300.0)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_DIGEST_BYTES = 16
+_MAX_BLOCK = 1024
+_MAX_DEPTH = 65535
+_MAX_WINDOW = 1024
+_MAX_CHUNK = 64
+_MAX_ENTRIES = 4096
+_SUM_TOLERANCE = 1e-4
+
+
+def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
+    """Check what a session is opened for.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: the model does not know the verification rule.
+    """
+    check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
+    _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
+    _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
+    _check("spec.lease", spec.lease_seconds, *_LEASE_SECONDS, unit=" seconds")
+    if not _REQUEST_ID.fullmatch(spec.request_id):
+        raise InvalidFieldError.of(
+            "spec.request_id", "must be at most 64 characters of [A-Za-z0-9._-]"
+        )
+    # At temperature 0 every rule is EXACT.
+    if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
+        raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")
+
+
+def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size: int) -> None:
+    """Check sampling parameters; `field` is the path of their message."""
+    _check(f"{field}.temperature", sampling.temperature, 0, _MAX_TEMPERATURE)
+    _check(f"{field}.top_k", sampling.top_k, 0, vocabulary_size)
+    _check(f"{field}.min_p", sampling.min_p, 0, 1)
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
+
+
+def check_call(call: PrefixCall, *, reserved_length: int, vocabulary_size: int) -> None:
+    """Check the part that Draft and Verify share."""
+    _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
+    _check("call.base_length", call.base_length, 0, reserved_length)
+    if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
+        raise InvalidFieldError.of(
+            "call.base_digest", f"has {len(call.base_digest)} bytes, not {_DIGEST_BYTES}"
+        )
+    _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
+    length = call.base_length + len(call.token_ids)
+    if length < 1:
+        raise InvalidFieldError.of("call.token_ids", "the prefix is empty")
+    _check_fits("call.token_ids", length, reserved_length)
+
+
+def check_block(
+    call: PrefixCall,
+    draft_token_ids: Sequence[int],
+    *,
+    options: VerifyOptions,
+    spec: SessionSpec,
+    vocabulary_size: int,
+) -> None:
+    """Check what is special to Verify, the distributions' contents excepted."""
+    if len(draft_token_ids) > _MAX_BLOCK:
+        raise InvalidFieldError.of(
+            "draft_token_ids",
+            f"has {len(draft_token_ids)} tokens, at most {_MAX_BLOCK} are allowed",
+        )
+    _check_token_ids("draft_token_ids", draft_token_ids, vocabulary_size=vocabulary_size)
+    length = call.base_length + len(call.token_ids) + len(draft_token_ids)
+    _check_fits("draft_token_ids", length, spec.reserve_length)
+    _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
+    needed = len(draft_token_ids) if spec.rule is VerificationRule.REJECTION else 0
+    if len(options.distributions) != needed:
+        raise InvalidFieldError.of(
+            "draft_distributions",
+            f"has {len(options.distributions)} entries, {needed} are needed under {spec.rule.name}",
+        )
+
+
+def check_distributions(
+    draft_token_ids: Sequence[int],
+    distributions: Sequence[SparseDistribution],
+    *,
+    vocabulary_size: int,
+) -> None:
+    """Check the distributions that draft tokens were drawn from, one for each.
+
+    Cost: about 0.1 ms for each 2000 entries.
+    """
+    for index, (token, drawn_from) in enumerate(zip(draft_token_ids, distributions, strict=True)):
+        field = f"draft_distributions[{index}]"
+        ids, probabilities = drawn_from.token_ids, drawn_from.probabilities
+        if not 1 <= len(ids) <= _MAX_ENTRIES or len(ids) != len(probabilities):
+            raise InvalidFieldError.of(
+                field,
+                f"has {len(ids)} token_ids and {len(probabilities)} probabilities, must have as "
+                f"many of both, 1 to {_MAX_ENTRIES}",
+            )
+        _check_token_ids(f"{field}.token_ids", ids, vocabulary_size=vocabulary_size)
+        if len(set(ids)) != len(ids):
+            raise InvalidFieldError.of(f"{field}.token_ids", "must be distinct")
+        total = math.fsum(probabilities) if all(map(math.isfinite, probabilities)) else math.nan
+        if not (min(probabilities) > 0 and abs(total - 1) <= _SUM_TOLERANCE):
+            raise InvalidFieldError.of(
+                f"{field}.probabilities",
+                f"must be above 0 and sum to 1 within {_SUM_TOLERANCE}, not to {total}",
+            )
+        if token not in ids:
+            raise InvalidFieldError.of(
+                f"{field}.token_ids", "must contain the draft token, which was drawn from it"
+            )
+
+
+def check_window(
+    call: PrefixCall, *, max_tokens: int, chunk_tokens: int, reserved_length: int
+) -> None:
+    """Check what is special to Draft."""
+    _check("max_tokens", max_tokens, 1, _MAX_WINDOW)
+    _check("chunk_tokens", chunk_tokens, 1, _MAX_CHUNK)
+    _check_fits("max_tokens", call.base_length + len(call.token_ids) + max_tokens, reserved_length)
+
+
+def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:
+    # Written so that NaN, which compares false, is refused.
+    if not low <= value <= high:
+        raise InvalidFieldError.of(field, f"{value} is not in [{low}, {high}]{unit}")
+
+
+def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
+        index, token = next(
+            (index, token)
+            for index, token in enumerate(token_ids)
+            if not 0 <= token < vocabulary_size
+        )
+        raise InvalidFieldError.of(
+            f"{field}[{index}]", f"{token} is not in [0, {vocabulary_size - 1}]"
+        )
+
+
+def _check_fits(field: str, length: int, reserved_length: int) -> None:
+    if length > reserved_length:
+        raise InvalidFieldError.of(
+            field, f"would make {length} tokens, the session has {reserved_length} reserved"
+        )

@@ -1,0 +1,377 @@
+"""The model host: everything a model server does, behind plain Python calls.
+
+The servicers turn requests into these calls and the answers into responses; nothing here knows
+gRPC. The caller checks the model fingerprint that a request expects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DrainingError, LoadingError, PacelineError, SupersededError
+from paceline_engine import fields
+from paceline_engine.accounting import HostLimits, HostStatistics
+from paceline_engine.backends.base import (
+    Backend,
+    DeviceLostError,
+    DraftChoice,
+    Forwarded,
+    Interrupt,
+    Judgement,
+)
+from paceline_engine.calls import (
+    CallTiming,
+    DraftedTokens,
+    ModelDescription,
+    PrefixCall,
+    SessionGrant,
+    SessionSpec,
+    Verdict,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.latencies import LatencyMeter, ModelLatencies, measure
+from paceline_engine.live_calls import LiveCalls
+from paceline_engine.sessions import Session, SessionTable
+from paceline_engine.worker import ModelWorker, Step
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+__all__ = ["HostLimits", "HostStatistics", "ModelHost"]
+
+_RETRY_SECONDS = 1.0
+_DEFAULT_LIMITS = HostLimits()
+_PLAIN = VerifyOptions()
+
+
+class ModelHost:
+    """One model, its sessions, and the thread that computes.
+
+    Concurrency: every method belongs to the event loop on which `start` was awaited, and none
+    blocks it; only `statistics` may be called from anywhere. Calls of one session supersede each
+    other, calls of different sessions take turns.
+
+    Cancellation: leaving `verify` or `draft` by a cancel, or closing the generator of `draft`,
+    withdraws the call: it leaves the queue, or its forward is given up.
+    """
+
+    def __init__(
+        self,
+        load_backend: Callable[[], Backend],
+        *,
+        limits: HostLimits = _DEFAULT_LIMITS,
+        on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
+        incarnation: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build it; nothing is loaded before `start`.
+
+        Args:
+            load_backend: Loads the model; called on the worker thread.
+            limits: What it takes on.
+            on_device_lost: Called once, on the loop, when the process has to end.
+            incarnation: Names this process in session handles; random by default.
+            clock: Seconds that never go back; measures leases.
+        """
+        self.incarnation = incarnation or secrets.token_hex(8)
+        self.limits = limits
+        self._load_backend = load_backend
+        self._on_device_lost = on_device_lost
+        self._backend: Backend | None = None
+        self._sessions = SessionTable(
+            incarnation=self.incarnation,
+            session_limit=limits.session_limit,
+            token_budget=limits.token_budget,
+            clock=clock,
+        )
+        self._worker = ModelWorker(
+            queue_limit=limits.queue_limit,
+            on_step=self._record_step,
+            on_device_lost=self._lose_device,
+        )
+        self._meter = LatencyMeter()
+        self._counts = HostStatistics()
+        self._calls = LiveCalls(self._worker, counts=self._counts, renew=self._sessions.renew)
+        self._ready = False
+        self._reaper: asyncio.TimerHandle | None = None
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model, run it warm, and serve.
+
+        Raises:
+            ModelLoadError: the model cannot be served.
+        """
+        self._worker.start()
+        try:
+            backend = (await self._worker.run(lambda _: self._load_backend())).value
+            await self._worker.run(lambda interrupt: self._warm_up(backend, interrupt))
+        except BaseException:
+            await self._worker.stop()
+            raise
+        self._backend, self._ready = backend, True
+        self._reap()
+
+    async def settled(self) -> None:
+        """Wait until every session is closed, or its lease is over."""
+        await self._sessions.emptied()
+
+    async def stop(self) -> None:
+        """Refuse new calls, end the live ones and all sessions, and stop the thread."""
+        self._ready = False
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for session in self._sessions:
+            self._calls.end(session.live_call, DrainingError("the server is shutting down"))
+            self._sessions.close(session.session_id)
+        await self._worker.stop()
+        await self._calls.all_left()
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls are taken."""
+        return self._ready
+
+    def _warm_up(self, backend: Backend, interrupt: Interrupt) -> None:
+        if self.limits.warm_up_rounds:
+            measure(backend, self._meter, rounds=self.limits.warm_up_rounds, interrupt=interrupt)
+
+    def _reap(self) -> None:
+        self._sessions.expire()
+        loop = asyncio.get_running_loop()
+        self._reaper = loop.call_later(self.limits.reap_seconds, self._reap)
+
+    def _lose_device(self, error: DeviceLostError) -> None:
+        self._ready = False
+        self._on_device_lost(error)
+
+    # --- what it is ---------------------------------------------------------------------------
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model.
+
+        Raises:
+            LoadingError: it is not loaded yet.
+        """
+        return self._loaded().description
+
+    def tokenizer_bytes(self) -> bytes | None:
+        """Return the tokenizer.json, or None if the model has none.
+
+        Raises:
+            LoadingError: the model is not loaded yet.
+        """
+        return self._loaded().tokenizer
+
+    def latencies(self) -> ModelLatencies:
+        """Return what forwards cost, measured at the start and while serving."""
+        return self._meter.latencies()
+
+    def statistics(self) -> HostStatistics:
+        """Return the counts, as a copy."""
+        return replace(
+            self._counts,
+            sessions_open=len(self._sessions),
+            tokens_reserved=self._sessions.reserved_tokens,
+            queue_length=self._worker.queue_length,
+            forwards_running=int(self._worker.busy),
+            sessions_opened=self._sessions.opened_count,
+            sessions_released=self._sessions.released_count,
+            sessions_expired=self._sessions.expired_count,
+            forwards_interrupted=self._worker.interrupted_count,
+            layers_run=self._backend.layers_run if self._backend else 0,
+        )
+
+    # --- sessions -----------------------------------------------------------------------------
+
+    def open_session(self, spec: SessionSpec) -> SessionGrant:
+        """Reserve memory for a session and name it.
+
+        Raises:
+            InvalidFieldError, UnsupportedError, CacheExhaustedError, LoadingError, DrainingError.
+        """
+        with self._refusals_counted():
+            backend = self._serving()
+            fields.check_spec(spec, backend.description)
+            return self._sessions.open(spec, backend.new_cache)
+
+    def renew_session(self, session_id: str) -> float:
+        """Start a session's lease anew, and return its seconds.
+
+        Raises:
+            SessionNotFoundError: there is no such session.
+        """
+        session = self._sessions.find(session_id)
+        self._sessions.renew(session)
+        return session.spec.lease_seconds
+
+    def close_session(self, session_id: str) -> None:
+        """End a session and its live call. An unknown one is fine."""
+        session = self._sessions.close(session_id)
+        if session is not None:
+            self._calls.end(session.live_call, SupersededError("the session was closed"))
+
+    # --- calls --------------------------------------------------------------------------------
+
+    async def verify(
+        self,
+        call: PrefixCall,
+        draft_token_ids: Sequence[int],
+        *,
+        options: VerifyOptions = _PLAIN,
+    ) -> Verdict:
+        """Judge a block of draft tokens: Verify in target_service.proto.
+
+        A call that asks for the same as a live older one takes over its place in the queue, or its
+        forward, at the new depth.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        block = tuple(draft_token_ids)
+        with self._refusals_counted():
+            session = self._find_for(call)
+            fields.check_block(
+                call,
+                block,
+                options=options,
+                spec=session.spec,
+                vocabulary_size=self.description.vocabulary_size,
+            )
+            live = self._calls.admit(
+                session,
+                call,
+                self._judging(session, block, options),
+                depth=options.depth,
+                question=(block, replace(options, depth=0)),
+            )
+        self._counts.verify_calls += 1
+        with self._calls.until_left(session, live):
+            step: Step[Forwarded[Judgement]] = await anext(live.outlet)
+            session.hold(call.token_ids)
+            session.hold(block)
+        judgement = step.value.value
+        self._counts.judged_tokens += len(block)
+        self._counts.accepted_tokens += judgement.accepted_count
+        return Verdict(
+            prefix_length=live.prefix_length,
+            accepted_count=judgement.accepted_count,
+            next_token=judgement.next_token,
+            held_length=live.prefix_length + len(block),
+            logprobs=judgement.logprobs,
+            timing=_timing([step]),
+        )
+
+    async def draft(
+        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int = 1
+    ) -> AsyncGenerator[DraftedTokens]:
+        """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
+
+        A generator: nothing happens, the checks included, before its first item is asked for.
+        Iterate it inside `contextlib.aclosing`, so that it ends when the caller does.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        with self._refusals_counted():
+            session = self._find_for(call)
+            fields.check_window(
+                call,
+                max_tokens=max_tokens,
+                chunk_tokens=chunk_tokens,
+                reserved_length=session.spec.reserve_length,
+            )
+            live = self._calls.admit(session, call, _drafting(session), step_count=max_tokens)
+        self._counts.draft_calls += 1
+        with self._calls.until_left(session, live):
+            unheld = call.token_ids
+            for start in range(0, max_tokens, chunk_tokens):
+                count = min(chunk_tokens, max_tokens - start)
+                steps = [await anext(live.outlet) for _ in range(count)]
+                choices = [step.value.value for step in steps]
+                token_ids = tuple(choice.token_id for choice in choices)
+                session.hold(unheld + token_ids)
+                unheld = ()
+                self._counts.draft_tokens += count
+                distributions = tuple(x.distribution for x in choices if x.distribution is not None)
+                yield DraftedTokens(
+                    live.prefix_length + start, token_ids, distributions, _timing(steps)
+                )
+
+    def _find_for(self, call: PrefixCall) -> Session:
+        backend = self._serving()
+        session = self._sessions.find(call.session_id)
+        fields.check_call(
+            call,
+            reserved_length=session.spec.reserve_length,
+            vocabulary_size=backend.description.vocabulary_size,
+        )
+        return session
+
+    def _judging(
+        self, session: Session, block: tuple[int, ...], options: VerifyOptions
+    ) -> Callable[[array[int], Interrupt], Forwarded[Judgement]]:
+        vocabulary_size = self.description.vocabulary_size
+
+        def judge(prefix: array[int], interrupt: Interrupt) -> Forwarded[Judgement]:
+            if session.spec.rule is VerificationRule.REJECTION:
+                fields.check_distributions(
+                    block, options.distributions, vocabulary_size=vocabulary_size
+                )
+            return session.cache.judge(prefix, block, options=options, interrupt=interrupt)
+
+        return judge
+
+    @contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except PacelineError:
+            self._counts.calls_refused += 1
+            raise
+
+    def _loaded(self) -> Backend:
+        if self._backend is None:
+            raise LoadingError("the model is still loading", retry_after_seconds=_RETRY_SECONDS)
+        return self._backend
+
+    def _serving(self) -> Backend:
+        backend = self._loaded()
+        if not self._ready:
+            raise DrainingError("the server is shutting down")
+        return backend
+
+    def _record_step(self, step: Step[Any]) -> None:
+        if not isinstance(step.value, Forwarded):
+            return
+        row_count = step.value.row_count
+        self._counts.forwards += 1
+        self._counts.rows += row_count
+        self._meter.record(row_count, step.forward_ns)
+
+
+def _drafting(session: Session) -> Callable[[array[int], Interrupt], Forwarded[DraftChoice]]:
+    def draft(prefix: array[int], interrupt: Interrupt) -> Forwarded[DraftChoice]:
+        drafted = session.cache.draft(prefix, interrupt=interrupt)
+        prefix.append(drafted.value.token_id)
+        return drafted
+
+    return draft
+
+
+def _timing(steps: Sequence[Step[Forwarded[Any]]]) -> CallTiming:
+    return CallTiming(
+        queue_ns=sum(step.queue_ns for step in steps),
+        forward_ns=sum(step.forward_ns for step in steps),
+        forward_count=len(steps),
+        row_count=sum(step.value.row_count for step in steps),
+    )

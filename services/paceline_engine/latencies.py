@@ -1,0 +1,103 @@
+"""What forwards cost on this machine, as measured."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from paceline_engine.calls import SessionSpec, VerifyOptions
+
+if TYPE_CHECKING:
+    from paceline_engine.backends.base import Backend, Interrupt
+
+__all__ = ["ForwardLatency", "LatencyMeter", "ModelLatencies", "measure"]
+
+_MEASURED_ROWS = (1, 2, 4, 8, 16)
+_MEASURED_CONTEXT = 32
+_MEASURED_PREFILLS = (64, 256)
+
+_WINDOW = 64
+_MAX_ROWS = 64
+"""Forwards with more rows are prefills: too rare and too different for a median."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLatency:
+    """What a forward of about this many rows takes: the median of the last ones."""
+
+    rows: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLatencies:
+    """What forwards cost; see GetModelInfoResponse.
+
+    Attributes:
+        forwards: By rows, ascending.
+        prefill_fixed_ns: A prompt's first forward, before its tokens count. 0: not measured.
+        prefill_ns_per_token: What each token of the prompt adds. 0: not measured.
+    """
+
+    forwards: tuple[ForwardLatency, ...]
+    prefill_fixed_ns: int
+    prefill_ns_per_token: int
+
+
+class LatencyMeter:
+    """Collects the times of forwards."""
+
+    def __init__(self) -> None:
+        self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._prefill = (0, 0)
+
+    def record(self, row_count: int, forward_ns: int) -> None:
+        """Take a forward in, under the nearest power of two of its rows."""
+        if 1 <= row_count <= _MAX_ROWS:
+            self._by_rows[1 << ((4 * row_count // 3).bit_length() - 1)].append(forward_ns)
+
+    def record_prefills(self, short: tuple[int, int], long: tuple[int, int]) -> None:
+        """Fit a line through two prefills, each given as (rows, ns)."""
+        (short_rows, short_ns), (long_rows, long_ns) = short, long
+        per_token = max(0, long_ns - short_ns) // max(1, long_rows - short_rows)
+        self._prefill = (max(0, short_ns - per_token * short_rows), per_token)
+
+    def latencies(self) -> ModelLatencies:
+        """Return what is known."""
+        forwards = tuple(
+            ForwardLatency(rows, median_low(times)) for rows, times in sorted(self._by_rows.items())
+        )
+        return ModelLatencies(forwards, *self._prefill)
+
+
+def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: Interrupt) -> None:
+    """Run a model warm, and record what its forwards cost. Runs on the worker thread.
+
+    Cost: per round 5 forwards of 1 to 16 rows; and 4 prefills of at most 256 tokens.
+    """
+    limit = backend.description.context_length
+    text = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
+    spec = SessionSpec(reserve_length=limit)
+    short, long = (text[:length] for length in _MEASURED_PREFILLS)
+
+    def prefill_ns(prompt: array[int]) -> int:
+        started_ns = time.monotonic_ns()
+        backend.new_cache(spec).draft(prompt, interrupt=interrupt)
+        return time.monotonic_ns() - started_ns
+
+    for prompt in (short, long):
+        prefill_ns(prompt)  # The first time also pays for lazy initialisation.
+    meter.record_prefills((len(short), prefill_ns(short)), (len(long), prefill_ns(long)))
+
+    cache = backend.new_cache(spec)
+    prefix = text[:_MEASURED_CONTEXT]
+    cache.draft(prefix, interrupt=interrupt)
+    for rows in _MEASURED_ROWS * rounds:
+        block = text[len(prefix) : len(prefix) + rows - 1]
+        started_ns = time.monotonic_ns()
+        forwarded = cache.judge(prefix, block, options=VerifyOptions(), interrupt=interrupt)
+        meter.record(forwarded.row_count, time.monotonic_ns() - started_ns)

@@ -1,0 +1,171 @@
+"""The calls that are queued or running, at most one for each session.
+
+A call is admitted by passing its session's fence. There it replaces the session's older call, or
+takes over its work if both ask for the same. It is live until its caller leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, SessionError, SupersededError
+from paceline_engine.worker import Job, ModelWorker, Outlet
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterator
+
+    from paceline_engine.accounting import HostStatistics
+    from paceline_engine.backends.base import Interrupt
+    from paceline_engine.calls import PrefixCall
+    from paceline_engine.sessions import Session
+
+__all__ = ["LiveCall", "LiveCalls"]
+
+
+@dataclass(eq=False, slots=True)
+class LiveCall:
+    """A call that is queued or running.
+
+    Attributes:
+        prefix_length: How many tokens it builds on.
+        outlet: Where its caller waits.
+        job: What the worker does for it.
+        content: Prefix and question; calls with the same have the same answer. None: not known.
+    """
+
+    prefix_length: int
+    outlet: Outlet[Any]
+    job: Job[Any]
+    content: tuple[object, object] | None = None
+
+    def will_answer(self, content: tuple[object, object] | None) -> bool:
+        """Whether what it is about to answer is this."""
+        return content is not None and content == self.content and not self.outlet.ended
+
+
+class LiveCalls:
+    """Admits calls to the worker's queue, and ends them. Used on the event loop only.
+
+    Invariants:
+        Of a session's calls only the newest is answered; the others end with SupersededError.
+        Each admitted call, and the end of each answered one, starts its session's lease anew.
+    """
+
+    def __init__(
+        self,
+        worker: ModelWorker,
+        *,
+        counts: HostStatistics,
+        renew: Callable[[Session], None],
+    ) -> None:
+        """Build it.
+
+        Args:
+            worker: Runs them.
+            counts: Where they are counted.
+            renew: Starts a session's lease anew.
+        """
+        self._worker = worker
+        self._counts = counts
+        self._renew = renew
+        self._all_left = asyncio.Event()
+        self._all_left.set()
+
+    def admit(
+        self,
+        session: Session,
+        call: PrefixCall,
+        step: Callable[[array[int], Interrupt], object],
+        *,
+        step_count: int = 1,
+        depth: int = 0,
+        question: object = None,
+    ) -> LiveCall:
+        """Make a call its session's live one.
+
+        Args:
+            session: The session; it keeps the call's base.
+            call: The call.
+            step: Runs one forward on the thread, given the prefix, which is its own to change.
+            step_count: How often.
+            depth: Its rank in the queue.
+            question: What it asks about its prefix, if the same question has the same answer.
+
+        Raises:
+            SessionError: as `Session.fence` and `Session.rebase` say.
+            OverloadedError: the queue is full.
+            DrainingError: nothing can run any more.
+        """
+        session.fence(call.sequence)
+        older, session.live_call = session.live_call, None
+        # Now, because a call that fails below leaves nobody else to do it.
+        self._renew(session)
+        try:
+            prefix = session.rebase(call)
+        except SessionError:
+            self._supersede(older)
+            raise
+        content = None if question is None else (prefix, question)
+        if older is not None and older.will_answer(content):
+            session.live_call = self._take_over(older, sequence=call.sequence, depth=depth)
+        else:
+            self._supersede(older)
+            outlet: Outlet[Any] = Outlet()
+            job = self._worker.submit(
+                partial(step, prefix), outlet=outlet, depth=depth, step_count=step_count
+            )
+            session.live_call = LiveCall(len(prefix), outlet, job, content)
+        return session.live_call
+
+    @contextmanager
+    def until_left(self, session: Session, live: LiveCall) -> Iterator[None]:
+        """Account for a call while its caller is here; without its caller its work is dropped."""
+        self._counts.calls_live += 1
+        self._all_left.clear()
+        try:
+            yield
+        except SupersededError:
+            self._counts.calls_superseded += 1
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._counts.calls_cancelled += 1
+            raise
+        finally:
+            if session.live_call is live:
+                session.live_call = None
+                self._worker.withdraw(live.job)
+                self._renew(session)
+            self._counts.calls_live -= 1
+            if not self._counts.calls_live:
+                self._all_left.set()
+
+    async def all_left(self) -> None:
+        """Wait until no caller is here."""
+        await self._all_left.wait()
+
+    def end(self, live: LiveCall | None, error: PacelineError) -> None:
+        """Give a session's live call up, if there is one."""
+        if live is not None:
+            live.outlet.end(error)
+            self._worker.withdraw(live.job)
+
+    def _supersede(self, older: LiveCall | None) -> None:
+        self.end(older, SupersededError("a newer call replaced this one"))
+
+    def _take_over(self, older: LiveCall, *, sequence: int, depth: int) -> LiveCall:
+        older.outlet.end(
+            SupersededError(
+                "the same call with a higher sequence replaced this one",
+                metadata={"taken_over_by": str(sequence)},
+            )
+        )
+        outlet: Outlet[Any] = Outlet()
+        older.job.outlet = outlet
+        self._worker.promote(older.job, depth=depth)
+        self._counts.calls_adopted += 1
+        return LiveCall(older.prefix_length, outlet, older.job, older.content)

@@ -1,0 +1,76 @@
+"""From plain settings to a loaded model. A backend is only imported when it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline_engine.backends.base import Backend, ModelLoadError
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BACKENDS", "ModelSettings", "load_backend"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which model, and how.
+
+    Attributes:
+        backend: A key of BACKENDS.
+        model: For transformers: a directory, or a hub id where there is a network.
+        revision: For a hub id: its branch, tag or commit.
+        dtype: What to compute in: bfloat16, float16, float32 or float64.
+        device: As torch names it: "cpu", "cuda", "cuda:1".
+        threads: CPU threads of one forward.
+        simulated: What to simulate.
+    """
+
+    backend: str = "transformers"
+    model: str = ""
+    revision: str | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    simulated: SimulatedModel = field(default_factory=SimulatedModel)
+
+
+def load_backend(settings: ModelSettings) -> Backend:
+    """Load a model.
+
+    Raises:
+        ModelLoadError: it cannot be served; the message is one line for the operator.
+    """
+    load = BACKENDS.get(settings.backend)
+    if load is None:
+        raise ModelLoadError(f"backend {settings.backend!r} is none of {', '.join(BACKENDS)}")
+    return load(settings)
+
+
+def _load_transformers(settings: ModelSettings) -> Backend:
+    try:
+        from paceline_engine.backends.transformers import TransformersBackend
+    except ImportError as error:
+        raise ModelLoadError(
+            f"the transformers backend needs paceline[server] ({error})"
+        ) from error
+    return TransformersBackend(
+        settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=settings.threads,
+    )
+
+
+def _load_simulated(settings: ModelSettings) -> Backend:
+    return SimulatedBackend(settings.simulated)
+
+
+BACKENDS: dict[str, Callable[[ModelSettings], Backend]] = {
+    "simulated": _load_simulated,
+    "transformers": _load_transformers,
+}
+"""Every backend's name and how it is loaded."""

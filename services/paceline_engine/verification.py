@@ -1,0 +1,153 @@
+"""The two rules by which a target accepts a block of draft tokens.
+
+Letters: T draft tokens, V the tokenizer's vocabulary. `first_position` is the position of the
+block's first token, which is the number of tokens before it. Index map, for T = 3:
+
+    position      first      +1        +2        +3
+    draft token   0          1         2
+    logits row    0          1         2         3
+    decides       draft 0    draft 1   draft 2   the bonus token
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline_engine.noise import Purpose, noise_bits, uniform
+from paceline_engine.sampling import add_noise, choose_tokens, filtered_scores, largest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.calls import SamplingParameters, SparseDistribution
+
+__all__ = ["accept_equal", "accept_exact", "accept_sampled", "residual_scores"]
+
+
+def accept_equal(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> int:
+    """Count the draft tokens, from the first on, that are the target's own."""
+    return next(
+        (index for index, token in enumerate(draft_token_ids) if token != target_token_ids[index]),
+        len(draft_token_ids),
+    )
+
+
+def accept_exact(
+    draft_token_ids: Sequence[int],
+    logits: Tensor,
+    *,
+    first_position: int,
+    parameters: SamplingParameters,
+    seed: int,
+) -> tuple[int, int]:
+    """Accept the draft tokens that the target itself chooses, and choose one more.
+
+    Args:
+        draft_token_ids: The block, T >= 0 ids in [0, V).
+        logits: (T + 1, V), any float dtype; row t follows the block's first t tokens.
+        first_position: See above.
+        parameters: The session's.
+        seed: The session's.
+
+    Returns:
+        How many draft tokens are accepted, and the target's token after them.
+
+    Invariants:
+        Accepted tokens and next token are those that choosing one token at a time gives
+        (tests/unit/engine/test_verification.py::test_exact_is_plain_decoding).
+    """
+    chosen = choose_tokens(logits, first_position=first_position, parameters=parameters, seed=seed)
+    accepted = accept_equal(draft_token_ids, chosen)
+    return accepted, chosen[accepted]
+
+
+def accept_sampled(
+    draft_token_ids: Sequence[int],
+    logits: Tensor,
+    *,
+    distributions: Sequence[SparseDistribution],
+    first_position: int,
+    parameters: SamplingParameters,
+    seed: int,
+) -> tuple[int, int]:
+    """Accept draft tokens by rejection sampling, and draw one more token.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1, and Chen et al. 2023 (arXiv 2302.01318);
+    in the former p is the target. A draft token is accepted with probability
+    min(1, target_prob / draft_prob). The first rejected one is replaced by a draw from
+    max(0, target_probs - draft_probs); after a block accepted whole the next token is drawn as
+    under EXACT.
+
+    Difference: the coins are position-keyed noise, so a repeated verification decides alike. If
+    rounding leaves the residual empty, the token is drawn from the target.
+
+    Args:
+        draft_token_ids: The block, T >= 0 ids in [0, V).
+        logits: (T + 1, V), any float dtype; row t follows the block's first t tokens.
+        distributions: T checked distributions; what each draft token was drawn from.
+        first_position: See above.
+        parameters: The session's; at temperature 0 this is `accept_exact`.
+        seed: The session's.
+
+    Returns:
+        How many draft tokens are accepted, and the token after them.
+
+    Raises:
+        InternalError: the model computed NaN or infinity.
+
+    Invariants:
+        Each token is distributed as the target's own
+        (tests/unit/engine/test_verification.py::test_rejection_is_lossless).
+    """
+    if parameters.temperature == 0:
+        return accept_exact(
+            draft_token_ids,
+            logits,
+            first_position=first_position,
+            parameters=parameters,
+            seed=seed,
+        )
+    scores = filtered_scores(logits, parameters)
+    target_probs = scores.softmax(-1)
+    drafted = torch.tensor(draft_token_ids, dtype=torch.int64, device=logits.device)
+    target_prob_of_drafted = target_probs[:-1].gather(-1, drafted.unsqueeze(-1)).squeeze(-1)
+    for index, target_prob in enumerate(target_prob_of_drafted.tolist()):
+        position = first_position + index
+        draft_prob = _probability(distributions[index], draft_token_ids[index])
+        coin = uniform(noise_bits(seed, position, token_id=0, purpose=Purpose.ACCEPT))
+        # Written so that NaN, which compares false, is not accepted: drawing from it then fails.
+        if not coin * draft_prob < target_prob:
+            residual = residual_scores(target_probs[index], distributions[index])
+            return index, _draw(residual, position=position, seed=seed, purpose=Purpose.RESIDUAL)
+    accepted = len(draft_token_ids)
+    bonus_position = first_position + accepted
+    return accepted, _draw(scores[-1], position=bonus_position, seed=seed, purpose=Purpose.EXACT)
+
+
+def residual_scores(target_probs: Tensor, draft: SparseDistribution) -> Tensor:
+    """Return log max(0, target_probs - draft_probs), not normalised; if empty, log target_probs.
+
+    Args:
+        target_probs: (V,) float64, sums to 1.
+        draft: What the rejected token was drawn from.
+    """
+    token_ids = torch.tensor(draft.token_ids, device=target_probs.device)
+    draft_probs = target_probs.new_tensor(draft.probabilities)
+    residual = target_probs.index_add(0, token_ids, -draft_probs / math.fsum(draft.probabilities))
+    residual = residual.clamp(min=0)
+    return (residual if bool(residual.any()) else target_probs).log()
+
+
+def _probability(distribution: SparseDistribution, token_id: int) -> float:
+    """Return the probability with which a token was drawn, exactly; float32 sums miss 1."""
+    weight = distribution.probabilities[distribution.token_ids.index(token_id)]
+    return weight / math.fsum(distribution.probabilities)
+
+
+def _draw(scores: Tensor, *, position: int, seed: int, purpose: Purpose) -> int:
+    noisy = add_noise(scores.unsqueeze(0), first_position=position, seed=seed, purpose=purpose)
+    return largest(noisy)[0]

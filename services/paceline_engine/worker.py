@@ -1,0 +1,305 @@
+"""The one thread that owns a model, and the queue in front of it.
+
+The event loop submits jobs and receives what comes out of them; both of its ends live on the loop,
+the forwards on the thread. A job is a number of steps, one forward each, and goes back to the end
+of the queue after each: so drafts take turns forward by forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from bisect import insort
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from paceline.errors import DrainingError, OverloadedError
+from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted, Interrupt
+
+__all__ = ["Job", "ModelWorker", "Outlet", "Step"]
+
+_Value = TypeVar("_Value")
+
+_STOP_SECONDS = 10.0
+"""How long a running forward may take to notice that it was interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_Value]):
+    """What one forward of a job gave.
+
+    Attributes:
+        value: Its result.
+        queue_ns: How long the job had waited for it.
+        forward_ns: How long it took.
+    """
+
+    value: _Value
+    queue_ns: int
+    forward_ns: int
+
+
+class Outlet(AsyncIterator[Step[_Value]]):
+    """Where one caller waits for the steps of a job. Used on the event loop only.
+
+    A normal end comes after all steps; an error overtakes steps that were not fetched yet.
+    """
+
+    def __init__(self) -> None:
+        # Bounded by the job's number of steps.
+        self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
+        self._error: BaseException | None = None
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be put in."""
+        return self._ended
+
+    def put(self, step: Step[_Value]) -> None:
+        """Hand over a step, unless the end was announced."""
+        if not self._ended:
+            self._steps.put_nowait(step)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Announce the end. An error counts even after a normal end; the first one stays."""
+        self._error = self._error or error
+        if not self._ended:
+            self._ended = True
+            self._steps.put_nowait(None)
+
+    async def __anext__(self) -> Step[_Value]:
+        step = await self._steps.get()
+        if self._error is not None:
+            raise self._error
+        if step is None:
+            raise StopAsyncIteration
+        return step
+
+
+@dataclass(eq=False, slots=True)
+class Job(Generic[_Value]):
+    """Steps to be run; made by `ModelWorker.submit` and moved about by it.
+
+    Attributes:
+        step: Runs one forward; called on the thread.
+        steps_left: How often it is still to be called.
+        depth: Its rank in the queue.
+        outlet: Who waits for it now: another one if the loop says so.
+        interrupt: Set when nobody waits any more.
+        arrival: Its turn among equal depths.
+        queued_ns: When it was put into the queue.
+    """
+
+    step: Callable[[Interrupt], _Value]
+    steps_left: int
+    depth: int
+    outlet: Outlet[_Value]
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    arrival: int = 0
+    queued_ns: int = 0
+
+    def __lt__(self, other: Job[Any]) -> bool:
+        return (self.depth, self.arrival) < (other.depth, other.arrival)
+
+
+class ModelWorker:
+    """A thread that runs jobs: the smallest depth first, then first come, first served.
+
+    Concurrency: `start`, `submit`, `promote`, `withdraw` and `stop` belong to one event loop.
+
+    Cancellation: a withdrawn job leaves the queue at once; the interrupt of a running one is set.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_limit: int,
+        on_step: Callable[[Step[Any]], None] = lambda _: None,
+        on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
+    ) -> None:
+        """Build it.
+
+        Args:
+            queue_limit: Jobs that can wait.
+            on_step: Called on the loop for every step that ran to its end, wanted or not.
+            on_device_lost: Called on the loop, once. No job runs after that: they all end with
+                DrainingError.
+        """
+        self._queue_limit = queue_limit
+        self._on_step = on_step
+        self._on_device_lost = on_device_lost
+        self._arrivals = itertools.count()
+        self._queue: list[Job[Any]] = []
+        self._changed = threading.Condition()
+        self._running: Job[Any] | None = None
+        self._stopping = False
+        self._refusal: DrainingError | None = None
+        self._interrupted_count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def queue_length(self) -> int:
+        """Jobs waiting."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a forward runs."""
+        return self._running is not None
+
+    @property
+    def interrupted_count(self) -> int:
+        """Forwards that were given up so far."""
+        return self._interrupted_count
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        # A daemon, so that a forward that never returns does not keep the process alive.
+        self._thread = threading.Thread(target=self._work, name="paceline-model", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Drop what waits, interrupt what runs, and wait until the thread has ended.
+
+        A forward that never returns is left behind after a while: its thread is a daemon.
+        """
+        stopped = DrainingError("the server is shutting down")
+        with self._changed:
+            self._stopping, self._refusal = True, self._refusal or stopped
+            dropped = self._queue[:]
+            self._queue.clear()
+            if self._running is not None:
+                self._running.interrupt.set()
+            self._changed.notify()
+        _fail(dropped, stopped)
+        if self._thread is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._ended.wait()
+
+    def submit(
+        self,
+        step: Callable[[Interrupt], _Value],
+        *,
+        outlet: Outlet[_Value],
+        depth: int = 0,
+        step_count: int = 1,
+    ) -> Job[_Value]:
+        """Queue a job: `step` is called `step_count` times on the thread.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DrainingError: nothing can run any more.
+        """
+        job = Job(step, step_count, depth, outlet)
+        with self._changed:
+            if self._refusal is not None:
+                raise self._refusal
+            if len(self._queue) >= self._queue_limit:
+                raise OverloadedError(
+                    f"{len(self._queue)} calls wait for this model already", retry_after_seconds=0.5
+                )
+            self._enqueue(job)
+        return job
+
+    async def run(self, step: Callable[[Interrupt], _Value]) -> Step[_Value]:
+        """Run one step, ahead of everything that waits."""
+        outlet: Outlet[_Value] = Outlet()
+        self.submit(step, outlet=outlet, depth=-1)
+        return await anext(outlet)
+
+    def promote(self, job: Job[Any], *, depth: int) -> None:
+        """Move a waiting job to another depth; it keeps its turn there."""
+        with self._changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                job.depth = depth
+                insort(self._queue, job)
+
+    def withdraw(self, job: Job[Any]) -> None:
+        """Take a job out of the queue, or interrupt it. Its outlet is left alone."""
+        with self._changed:
+            job.interrupt.set()
+            if job in self._queue:
+                self._queue.remove(job)
+
+    def _enqueue(self, job: Job[Any]) -> None:
+        job.arrival = next(self._arrivals)
+        job.queued_ns = time.monotonic_ns()
+        insort(self._queue, job)
+        self._changed.notify()
+
+    # --- on the thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (job := self._take()) is not None:
+            started_ns = time.monotonic_ns()
+            queue_ns = started_ns - job.queued_ns
+            try:
+                value = job.step(job.interrupt)
+            except DeviceLostError as error:
+                self._give_up(job, error)
+            except BaseException as error:  # noqa: BLE001 - the caller's, and raised there
+                self._interrupted_count += isinstance(error, ForwardInterrupted)
+                self._put_back(None)
+                self._tell(_fail, [job], error)
+            else:
+                forward_ns = time.monotonic_ns() - started_ns
+                job.steps_left -= 1
+                is_last = job.steps_left == 0
+                self._put_back(None if is_last else job)
+                self._tell(self._deliver, job, Step(value, queue_ns, forward_ns), is_last)
+        self._tell(self._ended.set)
+
+    def _take(self) -> Job[Any] | None:
+        with self._changed:
+            while not self._queue and not self._stopping:
+                self._changed.wait()
+            self._running = None if self._stopping else self._queue.pop(0)
+            return self._running
+
+    def _put_back(self, job: Job[Any] | None) -> None:
+        with self._changed:
+            self._running = None
+            if job is not None and self._stopping:
+                self._tell(_fail, [job], DrainingError("the server is shutting down"))
+            elif job is not None and not job.interrupt.is_set():
+                self._enqueue(job)
+
+    def _give_up(self, job: Job[Any], error: DeviceLostError) -> None:
+        lost = DrainingError("the model's device failed")
+        lost.__cause__ = error
+        with self._changed:
+            self._refusal, self._running = lost, None
+            jobs = [job, *self._queue]
+            self._queue.clear()
+        self._tell(_fail, jobs, lost)
+        self._tell(self._on_device_lost, error)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        # A loop that is closed has nobody left to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # --- on the loop again --------------------------------------------------------------------
+
+    def _deliver(self, job: Job[Any], step: Step[Any], is_last: bool) -> None:
+        job.outlet.put(step)
+        if is_last:
+            job.outlet.end()
+        # Last, so that a failure in there leaves no caller waiting.
+        self._on_step(step)
+
+
+def _fail(jobs: list[Job[Any]], error: BaseException) -> None:
+    for job in jobs:
+        job.outlet.end(error)

@@ -1,0 +1,1 @@
+"""What drafter and target services share: one model behind gRPC."""

@@ -1,0 +1,73 @@
+"""What a model server needs of the model behind it; `paceline_engine.host.ModelHost` is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from paceline_engine.calls import (
+        DraftedTokens,
+        ModelDescription,
+        PrefixCall,
+        SessionGrant,
+        SessionSpec,
+        Verdict,
+        VerifyOptions,
+    )
+    from paceline_engine.host import HostLimits, HostStatistics
+    from paceline_engine.latencies import ModelLatencies
+
+__all__ = ["Host"]
+
+
+class Host(Protocol):
+    """A model with its sessions and its queue. Its errors are `PacelineError`s.
+
+    Until `start` has returned, whatever needs the model raises LoadingError.
+    """
+
+    incarnation: str
+    limits: HostLimits
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model."""
+
+    async def start(self) -> None:
+        """Load the model and warm it up."""
+
+    async def settled(self) -> None:
+        """Wait until every session is closed, or its lease is over."""
+
+    async def stop(self) -> None:
+        """Free everything."""
+
+    def open_session(self, spec: SessionSpec) -> SessionGrant:
+        """Reserve memory and name a session."""
+
+    def renew_session(self, session_id: str) -> float:
+        """Start a lease anew; return it in seconds."""
+
+    def close_session(self, session_id: str) -> None:
+        """End a session; an unknown one is fine."""
+
+    async def verify(
+        self, call: PrefixCall, draft_token_ids: tuple[int, ...], *, options: VerifyOptions
+    ) -> Verdict:
+        """Judge a block."""
+
+    def draft(
+        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
+    ) -> AsyncGenerator[DraftedTokens]:
+        """Draft until the window is full. Closing the generator stops it."""
+
+    def tokenizer_bytes(self) -> bytes | None:
+        """Return the tokenizer.json, if the model has one."""
+
+    def latencies(self) -> ModelLatencies:
+        """Return what forwards cost, as measured."""
+
+    def statistics(self) -> HostStatistics:
+        """Return how full the host is, and what it did so far."""

@@ -1,0 +1,64 @@
+"""From an operator's settings to a model host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline_engine.backends.simulated import SimulatedModel
+from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.loading import ModelSettings, load_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_engine.backends.base import Backend
+    from paceline_serving.model_settings import ModelServerSettings
+
+__all__ = ["new_host"]
+
+
+def new_host(
+    settings: ModelServerSettings, *, role: str, on_failure: Callable[[str], None]
+) -> ModelHost:
+    """Make the host that settings describe; it loads when it is started.
+
+    Args:
+        settings: The operator's.
+        role: "drafter" or "target"; a simulated target agrees with itself.
+        on_failure: Called when the device can compute nothing more.
+    """
+    simulated = SimulatedModel(
+        ttft_seconds=settings.simulated_ttft_seconds,
+        tpot_seconds=settings.simulated_tpot_seconds,
+        row_seconds=settings.simulated_row_seconds,
+        acceptance_rate=settings.simulated_acceptance_rate if role == "drafter" else 1.0,
+        vocabulary_size=settings.simulated_vocabulary_size,
+        context_length=settings.simulated_context_length,
+        salt=settings.simulated_salt,
+    )
+    model = ModelSettings(
+        backend=settings.backend,
+        model=settings.model,
+        revision=settings.model_revision or None,
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=settings.threads,
+        simulated=simulated,
+    )
+
+    def load() -> Backend:
+        backend = load_backend(model)
+        if settings.model_name:
+            backend.description = replace(backend.description, name=settings.model_name)
+        return backend
+
+    return ModelHost(
+        load,
+        limits=HostLimits(
+            session_limit=settings.session_limit,
+            token_budget=settings.token_budget,
+            queue_limit=settings.queue_limit,
+        ),
+        on_device_lost=lambda error: on_failure(f"the device is lost: {error}"),
+    )

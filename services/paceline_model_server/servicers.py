@@ -1,0 +1,99 @@
+"""The RPCs that drafter and target have in common: the model's description, and sessions."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DrainingError, UnsupportedError
+from paceline.v1 import model_service_pb2, model_service_pb2_grpc
+from paceline_model_server import translation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from paceline_model_server.host import Host
+    from paceline_model_server.records import CallRecorder
+
+__all__ = ["ModelServicer", "SessionServicer"]
+
+_log = logging.getLogger(__name__)
+
+_TOKENIZER_CHUNK_BYTES = 256 * 1024
+
+
+class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
+    """What model this server has, and its tokenizer; the contract is in model_service.proto."""
+
+    def __init__(self, host: Host, *, role: model_service_pb2.ModelRole.ValueType) -> None:
+        self._host = host
+        self._role = role
+
+    async def GetModelInfo(  # noqa: N802 - gRPC's names
+        self, _request: model_service_pb2.GetModelInfoRequest, _context: Any
+    ) -> model_service_pb2.GetModelInfoResponse:
+        """Describe the model and what was measured of it."""
+        host = self._host
+        info = translation.model_info(host.description, latencies=host.latencies())
+        info.role = self._role
+        info.session_limit = host.limits.session_limit
+        info.token_budget = host.limits.token_budget
+        info.incarnation = host.incarnation
+        return info
+
+    async def GetTokenizer(  # noqa: N802
+        self, _request: model_service_pb2.GetTokenizerRequest, _context: Any
+    ) -> AsyncIterator[model_service_pb2.GetTokenizerResponse]:
+        """Stream the tokenizer's bytes; the first chunk names them."""
+        content = self._host.tokenizer_bytes()
+        if content is None:
+            raise UnsupportedError("this model has no tokenizer: send token ids")
+        for start in range(0, len(content), _TOKENIZER_CHUNK_BYTES):
+            chunk = model_service_pb2.GetTokenizerResponse(
+                data=content[start : start + _TOKENIZER_CHUNK_BYTES]
+            )
+            if start == 0:
+                chunk.tokenizer_fingerprint = self._host.description.tokenizer_fingerprint
+                chunk.total_bytes = len(content)
+            yield chunk
+
+
+class SessionServicer:
+    """OpenSession, RenewSession and CloseSession, which differ in their messages' names only.
+
+    A subclass names the responses, and is the generated servicer as well.
+
+    Attributes:
+        draining: Whether new sessions shall go elsewhere; the calls of open ones go on.
+    """
+
+    open_response: type[Any]
+    renew_response: type[Any]
+    close_response: type[Any]
+
+    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+        self._host = host
+        self._recorder = recorder
+        self.draining = False
+
+    async def OpenSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Reserve memory for a session and name it."""
+        if self.draining:
+            raise DrainingError("this server is shutting down")
+        spec = translation.session_spec(request.spec, model=self._host.description)
+        grant = self._host.open_session(spec)
+        _log.debug(
+            "session opened",
+            extra={"request_id": spec.request_id, "reserve_length": spec.reserve_length},
+        )
+        return self.open_response(grant=translation.session_grant(grant))
+
+    async def RenewSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """Keep an idle session for another lease."""
+        lease_seconds = self._host.renew_session(request.session_id)
+        return self.renew_response(lease=translation.duration(lease_seconds))
+
+    async def CloseSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        """End a session and free its memory."""
+        self._host.close_session(request.session_id)
+        return self.close_response()

@@ -1,0 +1,213 @@
+"""Between the wire and the host: protobuf messages and `paceline_engine.calls`, both ways.
+
+Limits are the host's to check, under the field names of the protos. Here is checked only what does
+not survive the translation: the expected model, enums, and what this version does not do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+
+from paceline.errors import InvalidFieldError, ModelMismatchError, UnsupportedError
+from paceline.v1 import (
+    drafter_service_pb2,
+    model_service_pb2,
+    sampling_pb2,
+    session_pb2,
+    target_service_pb2,
+)
+from paceline_engine.calls import (
+    CallTiming,
+    DraftedTokens,
+    ModelDescription,
+    PrefixCall,
+    SamplingParameters,
+    SessionGrant,
+    SessionSpec,
+    SparseDistribution,
+    Verdict,
+    VerificationRule,
+    VerifyOptions,
+)
+
+if TYPE_CHECKING:
+    from paceline_engine.latencies import ModelLatencies
+
+__all__ = [
+    "draft_request",
+    "draft_response",
+    "duration",
+    "model_info",
+    "session_grant",
+    "session_spec",
+    "verify_request",
+    "verify_response",
+]
+
+_DEFAULT_LEASE_SECONDS = 15.0
+
+_RULE_OF_WIRE = {
+    sampling_pb2.VERIFICATION_RULE_UNSPECIFIED: VerificationRule.EXACT,
+    sampling_pb2.VERIFICATION_RULE_EXACT: VerificationRule.EXACT,
+    sampling_pb2.VERIFICATION_RULE_REJECTION: VerificationRule.REJECTION,
+}
+_WIRE_OF_RULE = {
+    VerificationRule.EXACT: sampling_pb2.VERIFICATION_RULE_EXACT,
+    VerificationRule.REJECTION: sampling_pb2.VERIFICATION_RULE_REJECTION,
+}
+
+
+def session_spec(message: session_pb2.SessionSpec, *, model: ModelDescription) -> SessionSpec:
+    """Translate what a session is opened for, with its defaults."""
+    _expect_model("spec", message.expected_model_fingerprint, model=model)
+    rule = _RULE_OF_WIRE.get(message.verification_rule)
+    if rule is None:
+        raise InvalidFieldError.of("spec.verification_rule", "is no rule of this version")
+    return SessionSpec(
+        reserve_length=message.reserve_length,
+        sampling=_sampling(message.sampling),
+        seed=message.seed,
+        rule=rule,
+        lease_seconds=(
+            message.lease.seconds + message.lease.nanos / 1e9
+            if message.HasField("lease")
+            else _DEFAULT_LEASE_SECONDS
+        ),
+        request_id=message.request_id,
+    )
+
+
+def verify_request(
+    message: target_service_pb2.VerifyRequest, *, model: ModelDescription
+) -> tuple[PrefixCall, tuple[int, ...], VerifyOptions]:
+    """Translate a verification: the call, the block, the options."""
+    call = _prefix_call(message.call, model=model)
+    if message.draft_parents:
+        raise UnsupportedError("draft_parents: token trees are not supported here")
+    if message.next_draft_limit:
+        raise UnsupportedError("next_draft_limit: this model does not draft for itself")
+    options = VerifyOptions(
+        depth=message.speculation_depth,
+        logprobs=message.logprobs,
+        distributions=tuple(
+            SparseDistribution(tuple(each.token_ids), tuple(each.probabilities))
+            for each in message.draft_distributions
+        ),
+    )
+    return call, tuple(message.draft_token_ids), options
+
+
+def draft_request(
+    message: drafter_service_pb2.DraftRequest, *, model: ModelDescription
+) -> tuple[PrefixCall, int, int]:
+    """Translate a draft: the call, max_tokens, chunk_tokens."""
+    call = _prefix_call(message.call, model=model)
+    return call, message.max_tokens, message.chunk_tokens or 1
+
+
+def session_grant(grant: SessionGrant) -> session_pb2.SessionGrant:
+    """Translate the receipt of an opened session."""
+    return session_pb2.SessionGrant(
+        session_id=grant.session_id,
+        lease=duration(grant.lease_seconds),
+        reserved_length=grant.reserved_length,
+    )
+
+
+def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.VerifyResponse:
+    """Translate a verdict, with the sequence that it answers."""
+    return target_service_pb2.VerifyResponse(
+        sequence=sequence,
+        prefix_length=verdict.prefix_length,
+        accepted_count=verdict.accepted_count,
+        next_token_id=verdict.next_token,
+        logprobs=verdict.logprobs,
+        held_length=verdict.held_length,
+        timing=_timing(verdict.timing),
+    )
+
+
+def draft_response(sequence: int, drafted: DraftedTokens) -> drafter_service_pb2.DraftResponse:
+    """Translate the next draft tokens, with the sequence that they answer."""
+    return drafter_service_pb2.DraftResponse(
+        sequence=sequence,
+        start_length=drafted.start_length,
+        token_ids=drafted.token_ids,
+        distributions=(
+            sampling_pb2.SparseDistribution(
+                token_ids=each.token_ids, probabilities=each.probabilities
+            )
+            for each in drafted.distributions
+        ),
+        timing=_timing(drafted.timing),
+    )
+
+
+def model_info(
+    model: ModelDescription, *, latencies: ModelLatencies
+) -> model_service_pb2.GetModelInfoResponse:
+    """Translate what a model is; role, limits and incarnation are the server's to add."""
+    return model_service_pb2.GetModelInfoResponse(
+        model_name=model.name,
+        model_revision=model.revision,
+        fingerprint=model.fingerprint,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        vocabulary_size=model.vocabulary_size,
+        eos_token_ids=model.eos_token_ids,
+        context_length=model.context_length,
+        backend=model.backend,
+        dtype=model.dtype,
+        device=model.device,
+        layer_count=model.layer_count,
+        cancels_between_layers=model.cancels_between_layers,
+        verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
+        forward_latencies=[
+            model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)
+            for each in latencies.forwards
+        ],
+        prefill_fixed_ns=latencies.prefill_fixed_ns,
+        prefill_ns_per_token=latencies.prefill_ns_per_token,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Translate seconds."""
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def _expect_model(path: str, fingerprint: str, *, model: ModelDescription) -> None:
+    if not fingerprint:
+        raise InvalidFieldError.of(f"{path}.expected_model_fingerprint", "is required")
+    if fingerprint != model.fingerprint:
+        raise ModelMismatchError(
+            "this server has another model", metadata={"fingerprint": model.fingerprint}
+        )
+
+
+def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
+    given = {field.name: value for field, value in message.ListFields()}
+    return SamplingParameters(**given)
+
+
+def _prefix_call(message: session_pb2.SessionCall, *, model: ModelDescription) -> PrefixCall:
+    _expect_model("call", message.expected_model_fingerprint, model=model)
+    return PrefixCall(
+        session_id=message.session_id,
+        sequence=message.sequence,
+        base_length=message.base_length,
+        base_digest=message.base_digest,
+        token_ids=tuple(message.token_ids),
+    )
+
+
+def _timing(timing: CallTiming) -> session_pb2.CallTiming:
+    return session_pb2.CallTiming(
+        queue_ns=timing.queue_ns,
+        forward_ns=timing.forward_ns,
+        forward_count=timing.forward_count,
+        row_count=timing.row_count,
+    )

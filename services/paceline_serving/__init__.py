@@ -1,0 +1,1 @@
+"""What every gRPC process of Paceline shares. No torch."""

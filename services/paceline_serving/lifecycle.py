@@ -1,0 +1,308 @@
+"""The life of a server process: listening, ready, draining, gone.
+
+    start          ports are bound, health says NOT_SERVING, calls get LOADING     "listening"
+    application    loads and warms up, then health says SERVING                    "ready"
+    SIGTERM        health says NOT_SERVING first of all, and serving goes on
+    drain delay    over: nothing new is accepted, running work may end             "draining"
+    drain          over: calls are cut, sessions are gone, exit 0
+
+A second signal, or the parent's death if asked for, ends the process at once. The words on the
+right are printed on standard output as JSON lines with the bound addresses, for whoever started it;
+logs go to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from paceline_serving import telemetry
+from paceline_serving.interceptors import EdgeInterceptor
+from paceline_serving.security import AccessPolicy, server_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from prometheus_client import CollectorRegistry
+
+    from paceline_serving.settings import ServerSettings
+
+__all__ = ["Application", "ServerProcess", "run"]
+
+_log = logging.getLogger(__name__)
+
+# For answers that are on their way when the drain ends. Health watchers never end by themselves, so
+# every stop with a watcher takes this long.
+_STOP_GRACE_SECONDS = 0.25
+
+
+class Application(Protocol):
+    """What one kind of server does, besides what every one does."""
+
+    # gRPC server options, from `transport`.
+    options: Sequence[tuple[str, int]]
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add the servicers; return the full names of their services."""
+
+    async def start(self) -> None:
+        """Load and warm up. Until it returns, servicers raise LoadingError."""
+
+    def drain(self) -> None:
+        """Accept nothing new from now on."""
+
+    async def settled(self) -> None:
+        """Return once no work and no session is left."""
+
+    async def stop(self) -> None:
+        """Free everything, once what handlers still do in their `finally` is done.
+
+        gRPC's own stop returns before that.
+        """
+
+    def pages(self) -> Mapping[str, Callable[[], Any]]:
+        """Return further JSON pages for the metrics port, by path."""
+
+
+class ServerProcess:
+    """A gRPC server with its health, metrics and interceptors, around an application.
+
+    Usable without a process of its own: `begin`, then `finish`; `run` adds signals and exit codes.
+
+    Args:
+        application: Makes what is served; it may call `stop_soon` and `set_serving` later.
+        settings: How.
+        registry: Where metrics are kept.
+    """
+
+    def __init__(
+        self,
+        application: Callable[[ServerProcess], Application],
+        settings: ServerSettings,
+        *,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._services: Sequence[str] = ()
+        self._servers: list[grpc.aio.Server] = []
+        self._metrics: telemetry.MetricsEndpoint | None = None
+        self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.addresses: dict[str, str] = {}
+        self._application = application(self)
+
+    async def begin(self) -> None:
+        """Bind the ports, load the application, and say that it serves.
+
+        Raises:
+            OSError: a port or a file cannot be used.
+        """
+        await self._listen()
+        self._announce("listening")
+        await self._application.start()
+        await self.set_serving(True)
+        self._announce("ready")
+
+    async def set_serving(self, serving: bool) -> None:
+        """Let health say whether this server takes work now; after a drain it says no for good."""
+        value = (
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in ("", *self._services):
+            await self._health.set(service, value)
+
+    def stop_soon(self, failure: str | None = None) -> None:
+        """Ask for the end: of a healthy server, or of one that can serve no more (and why)."""
+        if not self._end.done():
+            self._end.set_result(failure)
+
+    async def stopping(self) -> str | None:
+        """Wait until someone asked for the end; return why, if it is a failure."""
+        return await asyncio.shield(self._end)
+
+    async def finish(self, *, drain: bool = True) -> None:
+        """Drain (unless that is in vain) and stop, in bounded time.
+
+        NOT_SERVING comes first, so that balancers look elsewhere while this server still serves.
+        gRPC's own stop refuses new calls at once, and a request is many calls of one session: so
+        running sessions get their time before it, not as its grace.
+        """
+        await self._health.enter_graceful_shutdown()
+        if drain:
+            await asyncio.sleep(self._settings.drain_delay_seconds)
+        self._application.drain()
+        self._announce("draining")
+        if drain:
+            await self._settle(self._settings.drain_seconds)
+        main, *others = self._servers
+        await main.stop(_STOP_GRACE_SECONDS)
+        await self._application.stop()
+        for server in others:
+            await server.stop(0)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    async def _settle(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._application.settled()
+        except TimeoutError:
+            _log.warning("work is left after %g s of draining", seconds)
+
+    async def _listen(self) -> None:
+        settings = self._settings
+        roles = settings.role_of_peer
+        main = grpc.aio.server(
+            interceptors=[
+                EdgeInterceptor(
+                    telemetry.RpcMetrics(self._registry),
+                    access=AccessPolicy(roles) if roles else None,
+                    call_limit_seconds=settings.call_limit_seconds,
+                )
+            ],
+            options=self._application.options,
+        )
+        self._services = self._application.register(main)
+        AccessPolicy.require_known(self._services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, main)
+        if settings.reflection:
+            _add_reflection(main, self._services)
+        await self.set_serving(False)
+        self._servers.append(main)
+        credentials = server_credentials(settings.server_tls)
+        self.addresses["address"] = _bind(main, settings.listen, credentials=credentials)
+        if settings.health_listen:
+            # Plaintext, as probes want it, and harmless: it tells a status and nothing else.
+            probes = grpc.aio.server(options=self._application.options)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, probes)
+            self._servers.append(probes)
+            self.addresses["health_address"] = _bind(
+                probes, settings.health_listen, credentials=None
+            )
+        for server in self._servers:
+            await server.start()
+        if settings.metrics_listen:
+            host, _, port = settings.metrics_listen.rpartition(":")
+            self._metrics = telemetry.MetricsEndpoint(
+                host.strip("[]"),
+                int(port),
+                registry=self._registry,
+                pages=self._application.pages(),
+            )
+            self.addresses["metrics_address"] = self._metrics.address
+
+    def _announce(self, event: str) -> None:
+        print(json.dumps({"event": event, "pid": os.getpid(), **self.addresses}), flush=True)
+        _log.info(event, extra=self.addresses)
+
+
+def run(
+    application: Callable[[ServerProcess], Application],
+    settings: ServerSettings,
+    *,
+    registry: CollectorRegistry,
+) -> int:
+    """Serve until a signal; return the exit code.
+
+    0 after a drain, 1 if the application failed to start or broke.
+    """
+    telemetry.configure_logging(level=settings.log_level, log_format=settings.log_format)
+    return asyncio.run(_serve(application, settings, registry=registry))
+
+
+async def _serve(
+    application: Callable[[ServerProcess], Application],
+    settings: ServerSettings,
+    *,
+    registry: CollectorRegistry,
+) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_log_unhandled)
+    process = ServerProcess(application, settings, registry=registry)
+    if settings.exit_with_parent:
+        _exit_with_parent()
+    # Nothing is open before "ready", so there is nothing to drain.
+    _on_signals(loop, lambda: _exit_at_once(0))
+    try:
+        await process.begin()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the end, in one line
+        _log.debug("failed to start", exc_info=error)
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"failed to start: {reason}", file=sys.stderr)
+        # Loading may go on in a thread that cannot be stopped.
+        _exit_at_once(1)
+    _on_signals(loop, process.stop_soon)
+    failure = await process.stopping()
+    _on_signals(loop, lambda: _exit_at_once(1))
+    if failure is not None:
+        _log.error("this server cannot go on: %s", failure)
+    await process.finish(drain=failure is None)
+    return 0 if failure is None else 1
+
+
+def _bind(
+    server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None
+) -> str:
+    """Bind a port; return the address with the port that it got."""
+    try:
+        port = (
+            server.add_insecure_port(address)
+            if credentials is None
+            else server.add_secure_port(address, credentials)
+        )
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise OSError(f"cannot listen on {address}")
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, action)
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """End the process without waiting for threads; nothing it holds outlives it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _exit_with_parent() -> None:
+    """End this process when the other end of standard input closes: its parent died.
+
+    The kernel closes it, however the parent died, and a thread sees it even while the loop hangs.
+    A death signal (prctl) would follow the parent's *thread*, and exists on Linux only.
+    """
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        _exit_at_once(1)
+
+    threading.Thread(target=wait, name="paceline-parent", daemon=True).start()
+
+
+def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody awaited, without the text that asyncio would add."""
+    _log.error(context["message"], exc_info=context.get("exception"))

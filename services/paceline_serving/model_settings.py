@@ -1,0 +1,93 @@
+"""What the operator of a drafter or a target can set."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from paceline_serving.settings import ServerSettings, Settings
+
+__all__ = [
+    "DebugSettings",
+    "LimitSettings",
+    "ModelServerSettings",
+    "ModelSettings",
+    "SimulatedSettings",
+]
+
+
+class ModelSettings(Settings):
+    """The model."""
+
+    backend: Literal["transformers", "simulated"] = Field(
+        "transformers",
+        description="what computes: a real model, or a stand-in that waits as long as one takes",
+    )
+    model: str = Field(
+        "", description="directory with a decoder-only model in safetensors, or a hub id"
+    )
+    model_revision: str = Field("", description="revision of a hub id; empty: its default branch")
+    model_name: str = Field("", description="what people call it; empty: after --model")
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = Field(
+        "float32", description="what to compute in"
+    )
+    device: str = Field("cpu", description="where: cpu, cuda, cuda:1, ...")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
+
+
+class LimitSettings(Settings):
+    """Limits."""
+
+    session_limit: int = Field(
+        64, ge=1, le=100_000, description="sessions that can be open at once"
+    )
+    token_budget: int = Field(
+        1 << 17, ge=1, description="tokens that all sessions together can reserve"
+    )
+    queue_limit: int = Field(256, ge=1, le=100_000, description="calls that can wait for the model")
+
+
+class SimulatedSettings(Settings):
+    """The simulated backend."""
+
+    simulated_ttft_seconds: float = Field(
+        0.03, ge=0, le=60, description="seconds of a session's first forward"
+    )
+    simulated_tpot_seconds: float = Field(
+        0.03, ge=0, le=60, description="seconds of every other forward"
+    )
+    simulated_row_seconds: float = Field(
+        0, ge=0, le=60, description="seconds more for each row of a forward beyond its first"
+    )
+    simulated_acceptance_rate: float = Field(
+        0.8, ge=0, le=1, description="how often a drafter agrees with the target"
+    )
+    simulated_salt: int = Field(
+        0, ge=0, lt=1 << 53, description="which text; the same for drafter and targets"
+    )
+    simulated_vocabulary_size: int = Field(2048, ge=2, le=1 << 20, description="number of tokens")
+    simulated_context_length: int = Field(
+        1 << 17, ge=1, le=1 << 24, description="most tokens of a session"
+    )
+
+
+class DebugSettings(Settings):
+    """Debugging."""
+
+    debug_calls: bool = Field(
+        False,
+        description="show the last calls (sizes and times) at /debug/calls of the metrics port",
+    )
+
+
+class ModelServerSettings(
+    ModelSettings, LimitSettings, SimulatedSettings, ServerSettings, DebugSettings
+):
+    """Serve one model on one device."""
+
+    @model_validator(mode="after")
+    def _has_model(self) -> Self:
+        if self.backend == "transformers" and not self.model:
+            raise ValueError("--model is needed: a directory, or a hub id")
+        return self

@@ -1,0 +1,170 @@
+"""Who may talk to whom: TLS on both ends, roles by certificate, no plaintext off this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from paceline.channel import is_loopback
+from paceline.errors import PermissionDeniedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "ROLES",
+    "AccessPolicy",
+    "TlsFiles",
+    "channel_credentials",
+    "refuse_plaintext",
+    "server_credentials",
+]
+
+ROLES = frozenset({"client", "operator", "orchestrator"})
+
+# Who may call which service. What is not here, nobody may call.
+_ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
+    "grpc.health.v1.Health": ROLES,
+    "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
+    "paceline.v1.DrafterService": frozenset({"operator", "orchestrator"}),
+    "paceline.v1.ModelService": frozenset({"operator", "orchestrator"}),
+    "paceline.v1.OrchestratorService": frozenset({"client", "operator"}),
+    "paceline.v1.TargetService": frozenset({"operator", "orchestrator"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of one end of a connection.
+
+    Attributes:
+        certificate: This end's certificate chain; a server needs one, a client only for mTLS.
+        key: Its private key.
+        authority: The certificates that the other end's must descend from. On a server it turns
+            mTLS on; on a client None means the system's.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
+    """Load a server's credentials; None if there is no certificate, which is plaintext.
+
+    Certificates are short-lived: the files are looked at again at every handshake, and a renewed
+    one is used without a restart.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if files.certificate is None:
+        return None
+    loaded = _server_configuration(files)
+    stamp = _stamp(files)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal stamp
+        try:
+            if (now := _stamp(files)) == stamp:
+                return None
+            configuration = _server_configuration(files)
+        except OSError:  # in the middle of a renewal: go on with the old, look again next time
+            return None
+        stamp = now
+        return configuration
+
+    return grpc.dynamic_ssl_server_credentials(
+        loaded,
+        renewed,  # type: ignore[arg-type]  # None is "no change", which the stubs do not know
+        require_client_authentication=files.authority is not None,
+    )
+
+
+def channel_credentials(files: TlsFiles | None) -> grpc.ChannelCredentials | None:
+    """Load a client's credentials; None for None, which is plaintext.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if files is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(files.authority),
+        private_key=_read(files.key),
+        certificate_chain=_read(files.certificate),
+    )
+
+
+def refuse_plaintext(address: str, *, flag: str) -> None:
+    """Refuse an address that other machines can reach, for a connection without TLS.
+
+    Args:
+        address: Where to listen, or what to dial.
+        flag: The option that would allow it, for the message.
+
+    Raises:
+        ValueError: the address is not on this machine's loopback.
+    """
+    if not is_loopback(address):
+        raise ValueError(
+            f"{address} is reachable from other machines, so it needs TLS; {flag} allows plaintext"
+        )
+
+
+class AccessPolicy:
+    """The roles that peers have by the SPIFFE id in their certificate. Deny by default.
+
+    Args:
+        role_of_peer: SPIFFE id (a URI) to one of ROLES.
+    """
+
+    def __init__(self, role_of_peer: Mapping[str, str]) -> None:
+        self._role_of_peer = dict(role_of_peer)
+
+    def check(self, service: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
+        """Let a peer call a service, or not.
+
+        Raises:
+            PermissionDeniedError: its certificate gives it no role that may.
+        """
+        allowed = _ROLES_OF_SERVICE.get(service, frozenset())
+        for identity in auth_context.get("peer_spiffe_id", ()):
+            if self._role_of_peer.get(identity.decode(errors="replace")) in allowed:
+                return
+        raise PermissionDeniedError(f"the certificate's SPIFFE id may not call {service}")
+
+    @staticmethod
+    def require_known(services: Iterable[str]) -> None:
+        """Refuse to serve what no row of the table speaks of.
+
+        Raises:
+            ValueError: a service has no row, so every call would be denied.
+        """
+        for service in services:
+            if service not in _ROLES_OF_SERVICE:
+                raise ValueError(f"{service} has no row in the table of roles")
+
+
+def _server_configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    assert files.key is not None, "ServerTlsSettings demands both"
+    assert files.certificate is not None, "ServerTlsSettings demands both"
+    return grpc.ssl_server_certificate_configuration(
+        [(files.key.read_bytes(), files.certificate.read_bytes())],
+        root_certificates=_read(files.authority),
+    )
+
+
+def _stamp(files: TlsFiles) -> tuple[int, ...]:
+    return tuple(
+        path.stat().st_mtime_ns
+        for path in (files.certificate, files.key, files.authority)
+        if path is not None
+    )
+
+
+def _read(path: Path | None) -> bytes | None:
+    return path.read_bytes() if path is not None else None

@@ -1,0 +1,251 @@
+"""Logs and metrics, neither with a prompt, a token, a session handle or an exception's text.
+
+Metrics have a registry that is passed around, so that two servers can live in one process. Labels
+come from fixed sets, never from a peer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+    from typing import TextIO
+
+__all__ = [
+    "LATENCY_BUCKETS",
+    "MetricsEndpoint",
+    "RpcMetrics",
+    "configure_logging",
+    "new_registry",
+]
+
+# Seconds. A forward of a small model takes 1 ms, a cold prefill of a large one 10 s.
+LATENCY_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+
+# How soon the endpoint's thread notices that it shall end, and how long `close` takes.
+_CLOSE_SECONDS = 0.05
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_CANCEL_REASONS = {
+    "CANCELLED": "client_cancel",
+    "DEADLINE_EXCEEDED": "deadline",
+    "SUPERSEDED": "superseded",
+}
+
+
+@dataclass(slots=True)
+class _Outcome:
+    code: str = "OK"
+    reason: str = ""
+
+
+class RpcMetrics:
+    """What a server counts of its calls."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Counter(
+            "paceline_rpcs", "Calls served", ["method", "code", "reason"], registry=registry
+        )
+        self._seconds = Histogram(
+            "paceline_rpc_seconds",
+            "Time from a call's arrival to its end",
+            ["method"],
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
+        self._in_flight = Gauge(
+            "paceline_rpcs_in_flight", "Calls being served", ["method"], registry=registry
+        )
+        self._cancelled = Counter(
+            "paceline_cancelled_rpcs",
+            "Calls that ended before their answer",
+            ["reason"],
+            registry=registry,
+        )
+
+    @contextmanager
+    def rpc(self, method: str) -> Iterator[_Outcome]:
+        """Count a call; whoever ends it writes how into the outcome."""
+        name = method.lstrip("/")
+        outcome = _Outcome()
+        started = time.perf_counter()
+        self._in_flight.labels(name).inc()
+        try:
+            yield outcome
+        finally:
+            self._in_flight.labels(name).dec()
+            self._seconds.labels(name).observe(time.perf_counter() - started)
+            self._calls.labels(name, outcome.code, outcome.reason).inc()
+            cancel_reason = _CANCEL_REASONS.get(outcome.reason) or _CANCEL_REASONS.get(outcome.code)
+            if cancel_reason:
+                self._cancelled.labels(cancel_reason).inc()
+
+
+def new_registry() -> CollectorRegistry:
+    """Return a registry with what this process is made of."""
+    registry = CollectorRegistry()
+    Info("paceline_build", "Versions in this process", registry=registry).info(
+        {
+            "version": metadata.version("paceline"),
+            "python": platform.python_version(),
+            "grpc": grpc.__version__,
+        }
+    )
+    return registry
+
+
+class MetricsEndpoint:
+    """Serves `/metrics`, and JSON pages such as `/debug/calls`, from a thread of its own.
+
+    Args:
+        host: The interface; port: the port, 0 for any free one.
+        registry: What `/metrics` shows.
+        pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        pages: Mapping[str, Callable[[], Any]],
+    ) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.split("?")[0]
+                if path == "/metrics":
+                    self._answer(CONTENT_TYPE_LATEST, generate_latest(registry))
+                elif path in pages:
+                    self._answer("application/json", json.dumps(pages[path]()).encode())
+                else:
+                    self.send_error(404)
+
+            def _answer(self, content_type: str, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_args: object) -> None:
+                """Say nothing: a scrape is no event."""
+
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Server((host, port), Handler)
+        threading.Thread(
+            target=self._server.serve_forever,
+            args=(_CLOSE_SECONDS,),
+            name="paceline-metrics",
+            daemon=True,
+        ).start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def configure_logging(*, level: str, log_format: str, stream: TextIO = sys.stderr) -> None:
+    """Send all logs to one stream, as JSON lines or as text."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _SafeFormatter(logging.Formatter):
+    """Shows where an exception came from and its type, never its text: that may hold a prompt."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return _without_text(ei[1])
+
+
+class _TextFormatter(_SafeFormatter):
+    """One line for people: time, level, message, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        if record.exc_info and record.exc_info[1]:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class _JsonFormatter(_SafeFormatter):
+    """One JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info and record.exc_info[1]:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of the call being served, and the record's own (`extra=`)."""
+    call = tracing.current()
+    fields: dict[str, Any] = {}
+    if call is not None:
+        fields = {
+            "method": call.method,
+            "request_id": call.request_id,
+            "trace_id": call.trace_id,
+        }
+    own = {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+    return fields | own
+
+
+def _without_text(error: BaseException) -> str:
+    parts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = _frames(cause.__traceback__)
+        parts.append(f"{frames}{type(cause).__module__}.{type(cause).__qualname__}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n caused by:\n".join(parts)
+
+
+def _frames(trace: TracebackType | None) -> str:
+    return "".join(traceback.format_tb(trace))

@@ -1,0 +1,105 @@
+"""gRPC channel and server options, each with the measurement that set it.
+
+Three ends: the orchestrator's channel to a model server ("pod"), the pod's server, and the
+orchestrator's server for clients. Keepalive on a channel and the ping policy of the server it talks
+to belong together: a server drops a client that pings more often than it allows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from paceline_serving.interceptors import client_interceptors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CLIENT_SERVER_OPTIONS",
+    "POD_CHANNEL_OPTIONS",
+    "POD_SERVER_OPTIONS",
+    "pod_channel",
+]
+
+_Options = tuple[tuple[str, int], ...]
+
+_MEBIBYTE = 1 << 20
+
+# 1024 draft tokens with 4096 entries each, of at most 3 + 4 bytes, are 28 MiB.
+_POD_MESSAGE_BYTES = 32 * _MEBIBYTE
+
+# Between the soft and the hard limit gRPC rejects at random, so they are equal.
+_METADATA_LIMITS: _Options = (
+    ("grpc.max_metadata_size", 8192),
+    ("grpc.absolute_max_metadata_size", 8192),
+)
+
+POD_CHANNEL_OPTIONS: _Options = (
+    # A frozen pod is noticed after 1.6 s; without ping_timeout_ms it takes 60 s.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A restarted pod is used again after 0.4 s; with the default backoff after 11 s.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Every attempt is the orchestrator's own, and counted.
+    ("grpc.enable_retries", 0),
+    ("grpc.max_send_message_length", _POD_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _POD_MESSAGE_BYTES),
+)
+
+POD_SERVER_OPTIONS: _Options = (
+    # Not "min_recv_ping_interval…", which gRPC ignores: the channel above would be cut off.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.server_handshake_timeout_ms", 3000),
+    # Two processes on one port would share its connections at random.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", _POD_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _POD_MESSAGE_BYTES),
+    *_METADATA_LIMITS,
+)
+
+CLIENT_SERVER_OPTIONS: _Options = (
+    # The default of two hours would keep dead clients.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.max_connection_idle_ms", 300_000),
+    # An age, so that clients meet new replicas; the grace is the longest request.
+    ("grpc.max_connection_age_ms", 1_800_000),
+    ("grpc.max_connection_age_grace_ms", 600_000),
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.so_reuseport", 0),
+    # A prompt is at most 256 KiB of text; an answer's statistics and timeline are larger.
+    ("grpc.max_receive_message_length", _MEBIBYTE),
+    ("grpc.max_send_message_length", 16 * _MEBIBYTE),
+    *_METADATA_LIMITS,
+)
+
+
+def pod_channel(
+    address: str,
+    *,
+    credentials: grpc.ChannelCredentials | None,
+    interceptors: Sequence[Any] = (),
+) -> grpc.aio.Channel:
+    """Open the one long-lived channel to a model server.
+
+    Args:
+        address: `host:port` or `unix:PATH`.
+        credentials: What `security.channel_credentials` gave; None is plaintext.
+        interceptors: Further ones, after those that every channel has.
+    """
+    chain = [*client_interceptors(), *interceptors]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, POD_CHANNEL_OPTIONS, interceptors=chain)
+    return grpc.aio.secure_channel(address, credentials, POD_CHANNEL_OPTIONS, interceptors=chain)

@@ -1,0 +1,58 @@
+"""TargetService: verification, translated between the wire and the host."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb2_grpc
+from paceline_model_server import translation
+from paceline_model_server.application import ModelRole
+from paceline_model_server.servicers import SessionServicer
+
+__all__ = ["ROLE", "TargetServicer"]
+
+# Translating so many entries of distributions takes 1 ms: more of them would hold up the loop.
+_LOOP_ENTRIES = 10_000
+
+
+class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServicer):
+    """Judges blocks of draft tokens; the contract is in target_service.proto."""
+
+    open_response = target_service_pb2.TargetServiceOpenSessionResponse
+    renew_response = target_service_pb2.TargetServiceRenewSessionResponse
+    close_response = target_service_pb2.TargetServiceCloseSessionResponse
+
+    async def Verify(  # noqa: N802 - gRPC's name
+        self, request: target_service_pb2.VerifyRequest, _context: Any
+    ) -> target_service_pb2.VerifyResponse:
+        """Judge a block in one forward.
+
+        Cancellation:
+            A cancelled call leaves the host's queue, or gives up its forward where it can.
+        """
+        model = self._host.description
+        if sum(len(each.token_ids) for each in request.draft_distributions) <= _LOOP_ENTRIES:
+            call, block, options = translation.verify_request(request, model=model)
+        else:
+            call, block, options = await asyncio.to_thread(
+                translation.verify_request, request, model=model
+            )
+        rows = len(call.token_ids) + len(block)
+        with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
+            verdict = await self._host.verify(call, block, options=options)
+        phase = "verify" if call.base_length else "prefill"
+        self._recorder.count_answer(record, verdict.timing, phase=phase)
+        self._recorder.count_verdict(
+            record, drafted_count=len(block), accepted_count=verdict.accepted_count
+        )
+        return translation.verify_response(call.sequence, verdict)
+
+
+ROLE = ModelRole(
+    name="target",
+    wire=model_service_pb2.MODEL_ROLE_TARGET,
+    service="paceline.v1.TargetService",
+    servicer=TargetServicer,
+    add_servicer=target_service_pb2_grpc.add_TargetServiceServicer_to_server,
+)

@@ -1,0 +1,25 @@
+"""What every ring of tests has: a run leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import pytest
+
+# Before anything imports it, so that its assertions tell what they saw, too.
+pytest.register_assert_rewrite("support")
+
+from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
+from support.waiting import eventually  # noqa: E402
+
+os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left():
+    yield
+    try:
+        eventually(lambda: not leftovers(), what="every process is gone", within_seconds=10)
+    except AssertionError:
+        pytest.fail(f"still running: {leftovers()}")

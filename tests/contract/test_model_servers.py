@@ -1,0 +1,839 @@
+"""The promises of drafter_service.proto, target_service.proto and model_service.proto.
+
+Each test runs against a fake host and the real one with the simulated backend, both behind the real
+servicers, interceptors and gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import urllib.request
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.errors import (
+    CacheExhaustedError,
+    DrainingError,
+    InvalidFieldError,
+    LoadingError,
+    ModelMismatchError,
+    OverloadedError,
+    PacelineError,
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    SessionNotFoundError,
+    StaleCallError,
+    SupersededError,
+    UnsupportedError,
+)
+from paceline.status import decode
+from paceline.v1 import (
+    drafter_service_pb2,
+    model_service_pb2,
+    sampling_pb2,
+    target_service_pb2,
+)
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.host import HostLimits, ModelHost
+from support.fake_host import FakeHost
+from support.model_servers import DRAFTER, TARGET, ModelClient, decoded, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from paceline_model_server.host import Host
+
+PROMPT = (5, 6, 7, 8)
+NEVER_SECONDS = 600.0
+
+
+@pytest.fixture(params=["fake", "simulated"])
+def new_host(request) -> Callable[..., Any]:
+    """Make hosts of one kind; a stalling one answers each session's first forward only."""
+
+    def fake(*, stalls: bool = False, **limits: Any) -> Host:
+        return FakeHost(limits=HostLimits(**limits), stalls=stalls)
+
+    def simulated(*, stalls: bool = False, **limits: Any) -> Host:
+        model = SimulatedModel(
+            ttft_seconds=0, tpot_seconds=NEVER_SECONDS if stalls else 0, vocabulary_size=300
+        )
+        return ModelHost(
+            lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0, **limits)
+        )
+
+    return fake if request.param == "fake" else simulated
+
+
+@asynccontextmanager
+async def connected(role: Any, host: Any, **settings: Any) -> AsyncIterator[ModelClient]:
+    async with serving(role, host, **settings) as process:
+        client = await ModelClient(role, process.addresses["address"]).learn()
+        try:
+            yield client
+        finally:
+            await client.channel.close()
+
+
+@pytest.fixture
+async def target(new_host) -> AsyncIterator[ModelClient]:
+    async with connected(TARGET, new_host()) as client:
+        yield client
+
+
+@pytest.fixture
+async def drafter(new_host) -> AsyncIterator[ModelClient]:
+    async with connected(DRAFTER, new_host()) as client:
+        yield client
+
+
+async def continuation(target: ModelClient, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Decode plainly: the oracle."""
+    session = await target.open()
+    text = list(prompt)
+    answer = await target.verify(target.call(session, 1, new=text))
+    for sequence in range(2, count + 1):
+        held = tuple(text)
+        text.append(answer.next_token_id)
+        call = target.call(session, sequence, held=held, new=text[-1:])
+        answer = await target.verify(call)
+    await target.close(session)
+    return [*text[len(prompt) :], answer.next_token_id]
+
+
+# --- what a server says of itself -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
+async def test_a_server_describes_its_model_and_role(new_host, role):
+    async with connected(role, new_host(session_limit=7, token_budget=900)) as client:
+        assert client.info.role == role.wire
+        assert (client.info.session_limit, client.info.token_budget) == (7, 900)
+        assert client.info.fingerprint
+        assert client.info.incarnation
+        assert client.info.verification_rules == [sampling_pb2.VERIFICATION_RULE_EXACT]
+
+
+async def test_the_tokenizer_comes_in_chunks_under_its_digest(target):
+    request = model_service_pb2.GetTokenizerRequest()
+    chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=5)]
+    content = b"".join(chunk.data for chunk in chunks)
+    assert chunks[0].total_bytes == len(content)
+    assert chunks[0].tokenizer_fingerprint == hashlib.sha256(content).hexdigest()
+    assert chunks[0].tokenizer_fingerprint == target.info.tokenizer_fingerprint
+    assert all(0 < len(chunk.data) <= 256 * 1024 for chunk in chunks)
+
+
+async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
+    host = FakeHost()
+    host.tokenizer = b"x" * (600 * 1024)
+    async with connected(TARGET, host) as target:
+        request = model_service_pb2.GetTokenizerRequest()
+        chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=5)]
+    assert [len(chunk.data) // 1024 for chunk in chunks] == [256, 256, 88]
+
+
+async def test_a_model_without_a_tokenizer_says_so():
+    host = FakeHost()
+    host.tokenizer = None
+    async with connected(TARGET, host) as target:
+        with pytest.raises(UnsupportedError), decoded():
+            async for _ in target.model.GetTokenizer(
+                model_service_pb2.GetTokenizerRequest(), timeout=5
+            ):
+                pass
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+async def test_a_verdict_is_the_targets_own_continuation_whatever_was_drafted(target):
+    oracle = await continuation(target, PROMPT, 6)
+    session = await target.open()
+    wrong = (oracle[2] + 1) % 300
+    answer = await target.verify(
+        target.call(session, 1, new=PROMPT), [*oracle[:2], wrong, *oracle[3:5]]
+    )
+    assert (answer.sequence, answer.prefix_length) == (1, len(PROMPT))
+    assert (answer.accepted_count, answer.next_token_id) == (2, oracle[2])
+    assert answer.held_length == len(PROMPT) + 5
+    assert answer.timing.forward_count == 1
+
+
+async def test_a_whole_block_is_accepted_with_one_more_token(target):
+    oracle = await continuation(target, PROMPT, 4)
+    session = await target.open()
+    answer = await target.verify(target.call(session, 1, new=PROMPT), oracle[:3], logprobs=True)
+    assert (answer.accepted_count, answer.next_token_id) == (3, oracle[3])
+    assert len(answer.logprobs) == 4
+
+
+async def test_keep_and_append_is_rollback_catching_up_and_repetition(target):
+    oracle = await continuation(target, PROMPT, 5)
+    session = await target.open()
+    wrong = [(token + 1) % 300 for token in oracle[:3]]
+    await target.verify(target.call(session, 1, new=PROMPT), wrong)
+    rollback = await target.verify(target.call(session, 2, held=PROMPT, new=oracle[:2]))
+    assert rollback.next_token_id == oracle[2]
+    held = (*PROMPT, *oracle[:2])
+    repeated = await target.verify(target.call(session, 3, held=held))
+    assert repeated.next_token_id == oracle[2]
+    restart = await target.verify(target.call(session, 4, new=(*held, *oracle[2:4])))
+    assert restart.next_token_id == oracle[4]
+
+
+async def test_a_session_holds_the_rejected_tokens_until_told_otherwise(target):
+    session = await target.open()
+    block = (1, 2, 3)
+    answer = await target.verify(target.call(session, 1, new=PROMPT), block)
+    assert answer.held_length == 7
+    again = await target.verify(target.call(session, 2, held=(*PROMPT, *block), new=(4,)))
+    assert again.prefix_length == 8
+
+
+# --- drafting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chunk_tokens", "sizes"), [(0, [1] * 7), (1, [1] * 7), (3, [3, 3, 1])])
+async def test_a_window_is_streamed_in_chunks_and_held(drafter, chunk_tokens, sizes):
+    session = await drafter.open()
+    call = drafter.call(session, 1, new=PROMPT)
+    chunks = await drafter.draft(call, 7, chunk_tokens=chunk_tokens)
+    assert [len(chunk.token_ids) for chunk in chunks] == sizes
+    assert all(chunk.sequence == 1 for chunk in chunks)
+    starts = [len(PROMPT) + sum(sizes[:index]) for index in range(len(sizes))]
+    assert [chunk.start_length for chunk in chunks] == starts
+    drafted = tuple(token for chunk in chunks for token in chunk.token_ids)
+    more = await drafter.draft(drafter.call(session, 2, held=(*PROMPT, *drafted)), 1)
+    assert more[0].start_length == len(PROMPT) + 7
+
+
+async def test_a_cancelled_draft_holds_what_it_streamed(new_host):
+    host = new_host(stalls=True)
+    async with connected(DRAFTER, host) as drafter:
+        session = await drafter.open()
+        request = drafter_service_pb2.DraftRequest(
+            call=drafter.call(session, 1, new=PROMPT), max_tokens=9
+        )
+        stream = drafter.stub.Draft(request, timeout=20)
+        first = await anext(aiter(stream))
+        stream.cancel()
+        held = (*PROMPT, *first.token_ids)
+        call = drafter.call(session, 2, held=held)
+        # It stalls, so it passed the fence: a prefix that is not held is refused at once.
+        again = drafter.stub.Draft(
+            drafter_service_pb2.DraftRequest(call=call, max_tokens=1), timeout=20
+        )
+        error = await drafter.error_of(drafter.draft(drafter.call(session, 3, held=(*held, 1)), 1))
+        assert isinstance(error, PrefixNotHeldError)
+        assert error.metadata["held_length"] == str(len(held))
+        again.cancel()
+
+
+# --- fencing --------------------------------------------------------------------------------------
+
+
+async def test_a_sequence_that_is_not_higher_is_stale(target):
+    session = await target.open()
+    await target.verify(target.call(session, 5, new=PROMPT))
+    for sequence in (4, 5):
+        error = await target.error_of(target.verify(target.call(session, sequence, new=PROMPT)))
+        assert isinstance(error, StaleCallError)
+
+
+async def test_a_base_that_is_not_held_is_refused_with_what_is(target):
+    session = await target.open()
+    await target.verify(target.call(session, 1, new=PROMPT))
+    error = await target.error_of(target.verify(target.call(session, 2, held=(*PROMPT, 1))))
+    assert isinstance(error, PrefixNotHeldError)
+    assert error.metadata["held_length"] == "4"
+
+
+async def test_other_tokens_than_the_digest_says_are_refused(target):
+    session = await target.open()
+    await target.verify(target.call(session, 1, new=PROMPT))
+    error = await target.error_of(
+        target.verify(target.call(session, 2, held=(5, 6, 7, 9), new=(1,)))
+    )
+    assert isinstance(error, PrefixMismatchError)
+    answer = await target.verify(target.call(session, 3, new=PROMPT))
+    assert answer.prefix_length == 4
+
+
+async def test_a_newer_call_supersedes_a_running_one(new_host):
+    async with connected(TARGET, new_host(stalls=True)) as target:
+        session = await target.open()
+        await target.verify(target.call(session, 1, new=PROMPT))
+        async with asyncio.TaskGroup() as group:
+            older = group.create_task(
+                target.error_of(target.verify(target.call(session, 2, held=PROMPT, new=(1,))))
+            )
+            newer = group.create_task(
+                target.error_of(target.verify(target.call(session, 3, held=PROMPT, new=(2,))))
+            )
+            assert isinstance(await older, SupersededError | StaleCallError)
+            await target.close(session)
+            assert isinstance(await newer, SupersededError | SessionNotFoundError)
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
+async def test_closing_is_idempotent_and_frees_the_session(new_host, role):
+    host = new_host()
+    async with connected(role, host) as client:
+        session = await client.open()
+        assert host.statistics().sessions_open == 1
+        await client.close(session)
+        await client.close(session)
+        await client.close("never opened")
+        assert host.statistics().sessions_open == 0
+        assert isinstance(await client.error_of(client.renew(session)), SessionNotFoundError)
+
+
+async def test_the_lease_is_granted_and_renewed(target):
+    spec = target.spec()
+    spec.lease.FromMilliseconds(2500)
+    grant = await target.open_with(spec)
+    assert grant.lease.ToTimedelta().total_seconds() == 2.5
+    assert await target.renew(grant.session_id) == 2.5
+    assert (await target.open_with(target.spec())).lease.seconds == 15
+
+
+@pytest.mark.parametrize("handle", ["", "unknown", "fake.999", "x" * 5000, "../..\x00"])
+async def test_an_unknown_handle_is_not_found(target, handle):
+    error = await target.error_of(target.verify(target.call(handle, 1, new=PROMPT)))
+    assert isinstance(error, SessionNotFoundError)
+    assert not handle or handle not in error.message
+
+
+async def test_a_full_server_says_when_to_come_back(new_host):
+    async with connected(TARGET, new_host(session_limit=2)) as target:
+        await target.open()
+        await target.open()
+        error = await target.error_of(target.open())
+        assert isinstance(error, CacheExhaustedError)
+        assert error.retry_after_seconds > 0
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+SPEC_FIELDS = [
+    # field, values at its limits, values past them
+    ("sampling.temperature", [0.0, 100.0], [-0.1, 100.1, math.nan, math.inf, -math.inf]),
+    ("sampling.top_k", [0, 300], [301, 2**32 - 1]),
+    ("sampling.top_p", [1e-300, 1.0], [0.0, 1.0000001, -1.0, math.nan, math.inf]),
+    ("sampling.min_p", [0.0, 1.0], [-0.1, 1.1, math.nan]),
+    ("seed", [0, 2**53 - 1], [2**53, 2**64 - 1]),
+    ("verification_rule", [0, 1], [3, 99]),
+    ("reserve_length", [1, 4096], [0, 1 << 18, 2**32 - 1]),
+    ("lease.seconds", [1, 300], [0, 301, -1, 2**63 - 1, -(2**63)]),
+    ("lease.nanos", [], [999_999_999, -1]),
+    ("request_id", ["", "a.b_c-9", "x" * 64], ["x" * 65, "a b", "ü", "a/b"]),
+    ("expected_model_fingerprint", [], [""]),
+]
+
+CALL_FIELDS = [
+    ("sequence", [1, 2**64 - 1], [0]),
+    ("base_length", [0], [65, 2**32 - 1]),
+    ("base_digest", [b""], [b"x", b"x" * 15, b"x" * 17]),
+    ("token_ids", [[0], [299], [1] * 64], [[], [300], [2**31], [2**32 - 1], [1] * 65]),
+    ("expected_model_fingerprint", [], [""]),
+]
+
+VERIFY_FIELDS = [
+    ("draft_token_ids", [[0], [299], [1] * 60], [[300], [2**32 - 1], [1] * 61, [1] * 1025]),
+    ("speculation_depth", [0, 65535], [65536, 2**32 - 1]),
+]
+
+DRAFT_FIELDS = [
+    ("max_tokens", [1, 60], [0, 61, 1025, 2**32 - 1]),
+    ("chunk_tokens", [0, 1, 64], [65, 2**32 - 1]),
+]
+
+
+def cases(prefix: str, table: list[tuple[str, list[Any], list[Any]]], *, good: bool) -> list[Any]:
+    return [
+        pytest.param(f"{prefix}{path}", value, id=f"{prefix}{path}={str(value)[:24]}")
+        for path, at_limit, past_limit in table
+        for value in (at_limit if good else past_limit)
+    ]
+
+
+def put(message: Any, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        message = getattr(message, parent)
+    if isinstance(value, list):
+        del getattr(message, name)[:]
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)
+
+
+def assert_names(error: PacelineError, path: str) -> None:
+    assert isinstance(error, InvalidFieldError)
+    (violation,) = error.violations
+    # A limit on a length that several fields make up is named after the last of them.
+    assert violation.field.startswith(path.removesuffix(".seconds").removesuffix(".nanos"))
+    assert violation.description
+
+
+@pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=False))
+async def test_a_session_with_a_field_past_its_limits_is_refused(target, path, value):
+    request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
+    put(request, path, value)
+    if path == "spec.lease.nanos":
+        request.spec.lease.seconds = 0
+    assert_names(await target.error_of(target.open_with(request.spec)), path)
+
+
+@pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=True))
+async def test_a_session_with_a_field_at_its_limits_is_opened(target, path, value):
+    request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
+    put(request, path, value)
+    assert (await target.open_with(request.spec)).session_id
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    cases("call.", CALL_FIELDS, good=False) + cases("", VERIFY_FIELDS, good=False),
+)
+async def test_a_verification_with_a_field_past_its_limits_runs_no_forward(new_host, path, value):
+    host = new_host()
+    async with connected(TARGET, host) as target:
+        session = await target.open()
+        call = target.call(session, 1, new=PROMPT)
+        request = target_service_pb2.VerifyRequest(call=call)
+        put(request, path, value)
+        assert_names(await target.error_of(target.verify_with(request)), path)
+        assert host.statistics().forwards == 0
+        assert (await target.verify(target.call(session, 2, new=PROMPT))).held_length == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), cases("call.", CALL_FIELDS, good=True) + cases("", VERIFY_FIELDS, good=True)
+)
+async def test_a_verification_with_a_field_at_its_limits_is_answered(target, path, value):
+    session = await target.open()
+    request = target_service_pb2.VerifyRequest(call=target.call(session, 1, new=PROMPT))
+    put(request, path, value)
+    assert (await target.verify_with(request)).next_token_id < 300
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), cases("call.", CALL_FIELDS, good=False) + cases("", DRAFT_FIELDS, good=False)
+)
+async def test_a_draft_with_a_field_past_its_limits_runs_no_forward(new_host, path, value):
+    host = new_host()
+    async with connected(DRAFTER, host) as drafter:
+        session = await drafter.open()
+        call = drafter.call(session, 1, new=PROMPT)
+        request = drafter_service_pb2.DraftRequest(call=call, max_tokens=1)
+        put(request, path, value)
+        error = await drafter.error_of(drafter.draft_with(request))
+        assert_names(error, path)
+        assert host.statistics().forwards == 0
+
+
+@pytest.mark.parametrize(("path", "value"), cases("", DRAFT_FIELDS, good=True))
+async def test_a_draft_with_a_field_at_its_limits_is_answered(drafter, path, value):
+    session = await drafter.open()
+    call = drafter.call(session, 1, new=PROMPT)
+    request = drafter_service_pb2.DraftRequest(call=call, max_tokens=1)
+    put(request, path, value)
+    assert await drafter.draft_with(request)
+
+
+DISTRIBUTION = {"token_ids": [1, 2], "probabilities": [0.25, 0.75]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": [1, 1]},
+        {"token_ids": [1, 300]},
+        {"token_ids": [2, 3]},
+        {"token_ids": [1]},
+        {"token_ids": []},
+        {"probabilities": [0.25, 0.7499]},
+        {"probabilities": [0.0, 1.0]},
+        {"probabilities": [-0.5, 1.5]},
+        {"probabilities": [math.nan, 1.0]},
+        {"probabilities": [math.inf, 0.5]},
+        {"probabilities": [1.0]},
+        {"probabilities": []},
+    ],
+    ids=str,
+)
+async def test_what_is_no_distribution_is_refused(target, change):
+    # At temperature 0 every server takes this rule.
+    session = await target.open(verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION)
+    given = sampling_pb2.SparseDistribution(**{**DISTRIBUTION, **change})
+    call = target.call(session, 1, new=PROMPT)
+    error = await target.error_of(target.verify(call, [1], draft_distributions=[given]))
+    assert_names(error, "draft_distributions[0]")
+    good = sampling_pb2.SparseDistribution(**DISTRIBUTION)
+    call = target.call(session, 2, new=PROMPT)
+    assert (await target.verify(call, [1], draft_distributions=[good])).held_length == 5
+
+
+@pytest.mark.parametrize(("rule", "count"), [(1, 1), (2, 0), (2, 2)])
+async def test_distributions_are_as_many_as_the_rule_wants(target, rule, count):
+    session = await target.open(verification_rule=rule)
+    given = [sampling_pb2.SparseDistribution(**DISTRIBUTION)] * count
+    call = target.call(session, 1, new=PROMPT)
+    error = await target.error_of(target.verify(call, [1], draft_distributions=given))
+    assert_names(error, "draft_distributions")
+
+
+@pytest.mark.parametrize("fields", [{"draft_parents": [0]}, {"next_draft_limit": 1}], ids=str)
+async def test_what_is_not_there_yet_is_unsupported(target, fields):
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    error = await target.error_of(target.verify(call, [1], **fields))
+    assert isinstance(error, UnsupportedError)
+
+
+async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):
+    rule = sampling_pb2.VERIFICATION_RULE_REJECTION
+    sampling = sampling_pb2.SamplingParameters(temperature=1.0)
+    error = await target.error_of(target.open(verification_rule=rule, sampling=sampling))
+    assert isinstance(error, UnsupportedError)
+
+
+async def test_another_model_is_refused_by_every_call(new_host):
+    async with connected(TARGET, new_host()) as target:
+        session = await target.open()
+        call = target.call(session, 1, new=PROMPT)
+        call.expected_model_fingerprint = "another"
+        assert isinstance(await target.error_of(target.verify(call)), ModelMismatchError)
+        opening = target.open(expected_model_fingerprint="another")
+        assert isinstance(await target.error_of(opening), ModelMismatchError)
+    async with connected(DRAFTER, new_host()) as drafter:
+        session = await drafter.open()
+        call = drafter.call(session, 1, new=PROMPT)
+        call.expected_model_fingerprint = "another"
+        assert isinstance(await drafter.error_of(drafter.draft(call, 1)), ModelMismatchError)
+
+
+@pytest.mark.parametrize("method", ["Verify", "OpenSession", "RenewSession", "CloseSession"])
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x7f", b"\x00", b"secret prompt"], ids=repr)
+async def test_malformed_bytes_are_the_clients_fault(target, method, raw):
+    call = target.channel.unary_unary(f"/paceline.v1.TargetService/{method}")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(raw, timeout=5)
+    error = decode(caught.value)
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+    assert "secret" not in str(caught.value)
+
+
+async def test_malformed_bytes_of_a_stream_are_the_clients_fault(drafter):
+    call = drafter.channel.unary_stream("/paceline.v1.DrafterService/Draft")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call(b"\xff\xff\xff", timeout=5):
+            pass
+    assert decode(caught.value).reason == "MALFORMED_REQUEST"
+
+
+# --- cancellation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["call.cancel", "task.cancel", "deadline"])
+async def test_a_cancelled_verification_reaches_the_host(new_host, how):
+    host = new_host(stalls=True)
+    async with connected(TARGET, host) as target:
+        session = await target.open()
+        await target.verify(target.call(session, 1, new=PROMPT))
+        request = target_service_pb2.VerifyRequest(
+            call=target.call(session, 2, held=PROMPT, new=(1,))
+        )
+        timeout = 0.05 if how == "deadline" else 20
+        call = target.stub.Verify(request, timeout=timeout)
+
+        async def wait() -> None:
+            await call
+
+        task = asyncio.create_task(wait())
+        await until(lambda: is_running(host))
+        if how == "call.cancel":
+            call.cancel()
+        elif how == "task.cancel":
+            task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: host.statistics().calls_cancelled == 1)
+        # The session still holds its base, and answers.
+        error = await target.error_of(
+            target.verify(target.call(session, 3, held=(*PROMPT, 1), new=(2,)))
+        )
+        assert isinstance(error, PrefixNotHeldError)
+
+
+async def test_a_cancelled_draft_reaches_the_host(new_host):
+    host = new_host(stalls=True)
+    async with connected(DRAFTER, host) as drafter:
+        session = await drafter.open()
+        request = drafter_service_pb2.DraftRequest(
+            call=drafter.call(session, 1, new=PROMPT), max_tokens=9
+        )
+        stream = drafter.stub.Draft(request, timeout=20)
+        await anext(aiter(stream))
+        await until(lambda: is_running(host))
+        stream.cancel()
+        await until(lambda: host.statistics().calls_cancelled == 1)
+
+
+def is_running(host: Any) -> bool:
+    """Whether a call waits at a stalling host."""
+    if isinstance(host, FakeHost):
+        return host.is_stalled
+    return host.statistics().forwards_running == 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something holds; the test's own timeout is the limit."""
+    while not condition():  # noqa: ASYNC110 - what another thread does sets no event
+        await asyncio.sleep(0.001)
+
+
+# --- life -----------------------------------------------------------------------------------------
+
+
+async def health_of(client: ModelClient, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    return answer.status
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_server_that_loads_says_so_and_is_not_serving():
+    host = FakeHost(loads=False)
+    async with serving(TARGET, host, begin=False) as process:
+        beginning = asyncio.create_task(process.begin())
+        await until(lambda: "address" in process.addresses)
+        client = ModelClient(TARGET, process.addresses["address"])
+        await client.channel.channel_ready()
+        watch = health_pb2_grpc.HealthStub(client.channel).Watch(
+            health_pb2.HealthCheckRequest(service="paceline.v1.TargetService"), timeout=20
+        )
+        seen = aiter(watch)
+        assert (await anext(seen)).status == NOT_SERVING
+        for attempt in (client.learn(), client.open(), client.renew("x")):
+            error = await client.error_of(attempt)
+            assert isinstance(error, LoadingError | SessionNotFoundError)
+        assert isinstance(await client.error_of(client.learn()), LoadingError)
+        host.finish_loading.set()
+        await beginning
+        assert (await anext(seen)).status == SERVING
+        for service in ("", "paceline.v1.TargetService", "paceline.v1.ModelService"):
+            assert await health_of(client, service) == SERVING
+        await process.finish(drain=False)
+        await client.channel.close()
+
+
+async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_host):
+    async with serving(TARGET, new_host(), drain_seconds=20) as process:
+        target = await ModelClient(TARGET, process.addresses["address"]).learn()
+        session = await target.open()
+        draining = asyncio.create_task(process.finish())
+        await asyncio.sleep(0)
+        watch = health_pb2_grpc.HealthStub(target.channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=20
+        )
+        assert (await anext(aiter(watch))).status == NOT_SERVING
+        assert isinstance(await target.error_of(target.open()), DrainingError)
+        assert (await target.verify(target.call(session, 1, new=PROMPT))).held_length == 4
+        await target.close(session)
+        await draining
+        await target.channel.close()
+
+
+async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serves(new_host):
+    async with serving(TARGET, new_host(), drain_delay_seconds=600) as process:
+        target = await ModelClient(TARGET, process.addresses["address"]).learn()
+        draining = asyncio.create_task(process.finish())
+        watch = health_pb2_grpc.HealthStub(target.channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=20
+        )
+        async for answer in watch:
+            if answer.status == NOT_SERVING:
+                break
+        session = await target.open()
+        assert (await target.verify(target.call(session, 1, new=PROMPT))).held_length == 4
+        draining.cancel()
+        await asyncio.wait([draining])
+        await target.channel.close()
+
+
+async def test_health_answers_while_a_forward_runs(new_host):
+    host = new_host(stalls=True)
+    async with serving(TARGET, host) as process:
+        target = await ModelClient(TARGET, process.addresses["address"]).learn()
+        probe = ModelClient(TARGET, process.addresses["health_address"])
+        session = await target.open()
+        await target.verify(target.call(session, 1, new=PROMPT))
+        stalled = target.stub.Verify(
+            target_service_pb2.VerifyRequest(call=target.call(session, 2, held=PROMPT, new=(1,))),
+            timeout=20,
+        )
+        await until(lambda: is_running(host))
+        assert await health_of(target) == SERVING
+        assert await health_of(probe) == SERVING
+        stalled.cancel()
+        await target.channel.close()
+        await probe.channel.close()
+
+
+# --- what can be seen from outside ----------------------------------------------------------------
+
+
+@asynccontextmanager
+async def observed(role: Any, host: Any) -> AsyncIterator[tuple[ModelClient, Callable[..., Any]]]:
+    async with serving(role, host, metrics_listen="127.0.0.1:0") as process:
+        client = await ModelClient(role, process.addresses["address"]).learn()
+
+        def page(path: str) -> str:
+            url = f"http://{process.addresses['metrics_address']}{path}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                text: str = answer.read().decode()
+                return text
+
+        try:
+            yield client, lambda path: asyncio.to_thread(page, path)
+        finally:
+            await client.channel.close()
+
+
+async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
+    host = new_host(stalls=True)
+    async with observed(TARGET, host) as (target, page):
+        session = await target.open()
+        first = await target.verify(target.call(session, 1, new=PROMPT), [1, 2])
+        superseded = asyncio.create_task(
+            target.error_of(target.verify(target.call(session, 2, held=PROMPT, new=(1,))))
+        )
+        await until(lambda: is_running(host))
+        cancelled = target.stub.Verify(
+            target_service_pb2.VerifyRequest(
+                call=target.call(session, 3, held=PROMPT, new=(2,)), speculation_depth=4
+            ),
+            timeout=20,
+        )
+        assert isinstance(await superseded, SupersededError)
+        await until(lambda: is_running(host))
+        cancelled.cancel()
+        await until(lambda: host.statistics().calls_cancelled == 1)
+        with pytest.raises(PacelineError):
+            await target.verify(target.call(session, 3, new=PROMPT))
+
+        calls = json.loads(await page("/debug/calls"))
+        assert [call["outcome"] for call in calls] == ["ok", "superseded", "cancelled", "failed"]
+        assert [call["sequence"] for call in calls] == [1, 2, 3, 3]
+        assert calls[0]["accepted"] == first.accepted_count
+        assert calls[0]["rows"] == 6
+        assert calls[2]["depth"] == 4
+        assert len({call["session"] for call in calls}) == 1
+        rejected = 2 - first.accepted_count
+        metrics = await page("/metrics")
+        for line in (
+            'paceline_sessions_active{role="target"} 1.0',
+            'paceline_cancelled_rpcs_total{reason="client_cancel"} 1.0',
+            'paceline_cancelled_rpcs_total{reason="superseded"} 1.0',
+            'paceline_forward_seconds_count{phase="prefill",role="target"} 1.0',
+            'paceline_wasted_tokens_total{reason="superseded",role="target"} 1.0',
+            f'paceline_wasted_tokens_total{{reason="rejected",role="target"}} {rejected:.1f}',
+        ):
+            assert line in metrics
+
+
+async def test_accepted_tokens_are_counted_by_position_and_abandoned_sessions_by_reason(new_host):
+    async with observed(TARGET, new_host()) as (target, page):
+        session = await target.open()
+        first = await target.verify(target.call(session, 1, new=PROMPT))
+        block = [first.next_token_id, 0, 0]
+        second = await target.verify(target.call(session, 2, held=PROMPT), block)
+        assert second.accepted_count == 1
+        metrics = await page("/metrics")
+        name = "paceline_spec_decode_num_accepted_tokens_per_pos_total"
+        assert f'{name}{{position="0",role="target"}} 1.0' in metrics
+        assert f'{name}{{position="1",role="target"}}' not in metrics
+        assert 'paceline_wasted_tokens_total{reason="rejected",role="target"} 2.0' in metrics
+        assert 'paceline_sessions_evicted_total{reason="lease",role="target"} 0.0' in metrics
+
+
+async def test_a_call_whose_work_the_same_call_took_over_wasted_nothing():
+    model = SimulatedModel(ttft_seconds=NEVER_SECONDS, tpot_seconds=0)
+    host = ModelHost(lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0))
+    async with observed(TARGET, host) as (target, page):
+        session = await target.open()
+
+        def verify(sequence: int) -> Any:
+            call = target.call(session, sequence, new=PROMPT)
+            return target.stub.Verify(target_service_pb2.VerifyRequest(call=call), timeout=20)
+
+        older = verify(1)
+        await until(lambda: is_running(host))
+        newer = verify(2)
+        await until(lambda: host.statistics().calls_adopted == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await older
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        wasted = 'paceline_wasted_tokens_total{reason="%s",role="target"} 4.0'
+        assert wasted % "superseded" not in await page("/metrics")
+        newer.cancel()
+        await until(lambda: host.statistics().calls_cancelled == 1)
+        assert wasted % "cancelled" in await page("/metrics")
+
+
+async def test_what_a_drafter_did_with_its_calls_can_be_seen(new_host):
+    async with observed(DRAFTER, new_host()) as (drafter, page):
+        session = await drafter.open()
+        await drafter.draft(drafter.call(session, 1, new=PROMPT), 5)
+        (call,) = json.loads(await page("/debug/calls"))
+        assert (call["method"], call["outcome"], call["rows"]) == ("Draft", "ok", 5)
+        metrics = await page("/metrics")
+        assert 'paceline_forward_seconds_count{phase="prefill",role="drafter"} 1.0' in metrics
+        assert 'paceline_forward_seconds_count{phase="draft",role="drafter"} 4.0' in metrics
+
+
+async def test_a_full_queue_says_when_to_come_back():
+    model = SimulatedModel(ttft_seconds=NEVER_SECONDS, tpot_seconds=0)
+    limits = HostLimits(warm_up_rounds=0, queue_limit=1)
+    host = ModelHost(lambda: SimulatedBackend(model), limits=limits)
+    async with connected(TARGET, host) as target:
+        stalled = []
+        for waiting in (0, 1):
+            call = target.call(await target.open(), 1, new=PROMPT)
+            request = target_service_pb2.VerifyRequest(call=call)
+            stalled.append(target.stub.Verify(request, timeout=20))
+            await until(lambda: host.statistics().calls_live == waiting + 1)  # noqa: B023
+            await until(lambda: host.statistics().queue_length == waiting)  # noqa: B023
+        error = await target.error_of(
+            target.verify(target.call(await target.open(), 1, new=PROMPT))
+        )
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_seconds
+        for each in stalled:
+            each.cancel()
+
+
+async def test_a_server_whose_device_broke_ends_without_waiting_for_its_sessions():
+    async with serving(TARGET, FakeHost(), drain_seconds=600) as process:
+        target = await ModelClient(TARGET, process.addresses["address"]).learn()
+        await target.open()
+        process.stop_soon("the device is lost")
+        process.stop_soon()
+        assert await process.stopping() == "the device is lost"
+        await process.finish(drain=False)
+        await target.channel.close()

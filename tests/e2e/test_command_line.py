@@ -1,0 +1,58 @@
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+PACELINE = (sys.executable, "-m", "paceline_cli")
+UP = (*PACELINE, "up", "--backend", "simulated", "--listen", "127.0.0.1:0")
+
+
+@pytest.fixture
+def up():
+    """Run `paceline up` with stand-ins for models; yields the process and what it printed."""
+    process = subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "Ctrl-C" in line:
+            break
+    yield process, "".join(lines)
+    process.kill()
+    process.communicate()
+
+
+def test_up_serves_generate_and_leaves_no_process_behind(up):
+    process, printed = up
+    servers = psutil.Process(process.pid).children(recursive=True)
+    address = next(line.split()[1] for line in printed.splitlines() if "orchestrator" in line)
+    assert f"paceline generate --address {address}" in printed
+
+    outputs = set()
+    for strategy in ("non-si", "si", "dsi"):
+        command = (*PACELINE, "generate", "x", "--address", address, "--strategy", strategy)
+        ran = subprocess.run(
+            (*command, "--max-tokens", "20"), capture_output=True, check=True, text=True, timeout=60
+        )
+        outputs.add(ran.stdout)
+        assert "20 tokens" in ran.stderr
+    assert len(outputs) == 1
+
+    process.terminate()
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(servers, timeout=20)
+    assert process.returncode == 0
+    assert len(servers) == 4
+    assert not alive
+
+
+def test_up_ends_with_the_last_words_of_a_server_that_died(up):
+    process, _ = up
+    servers = psutil.Process(process.pid).children(recursive=True)
+    target = next(each for each in servers if "paceline_target" in each.cmdline())
+    target.kill()
+    _, err = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(servers, timeout=20)
+    assert process.returncode == 1
+    assert "was killed by SIGKILL; its last log lines:" in err
+    assert not alive

@@ -1,0 +1,157 @@
+"""REJECTION keeps the target's distribution: the streams' tokens against the exact probabilities.
+
+Given the text before it, each token of a stream must be distributed as the target says. So its
+rank, drawn uniformly from [F(before it), F(with it)) where F adds up the target's probabilities, is
+uniform in [0, 1) and independent of the rank before. F adds up in the order of draft_probs over
+target_probs: of all orders this one shows an output that leans towards the drafter undiluted, since
+that ratio is what the likelihood of such an output is monotone in.
+
+Power: a strategy gives STREAMS * LENGTH ranks. Each of its two tests (ranks, pairs of neighbours)
+raises a false alarm with probability FALSE_ALARM (Pearson's chi-square; seeds are fixed, so what is
+left to chance is which of two calls is faster), and finds ranks whose distribution over CELLS is
+further than DETECTED from uniform, in total variation, with probability 0.99. That it finds the
+drafter's distribution is tested, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.host import HostLimits, ModelHost
+from support.distributions import fit
+from support.in_process import in_process_system
+
+STREAMS, LENGTH, CELLS, NEIGHBOUR_CELLS = 6, 400, 20, 5
+FALSE_ALARM, DETECTED = 1e-6, 0.1
+PROMPT, TEMPERATURE, PAUSE_SECONDS = [3, 1, 4, 1, 5], 0.8, 0.005
+
+
+@pytest.fixture(scope="module")
+def drafter_model(sixteen_token_model, tmp_path_factory):
+    """The target with noise on its head: it guesses well, and wrong often enough."""
+    directory = tmp_path_factory.mktemp("sixteen-drafter")
+    model = AutoModelForCausalLM.from_pretrained(sixteen_token_model, dtype=torch.float32)
+    noise = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        head = model.lm_head.weight
+        head += 0.7 * head.std() * torch.randn(head.shape, generator=noise)
+    model.save_pretrained(directory)
+    shutil.copy(sixteen_token_model / "tokenizer.json", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def models(sixteen_token_model, drafter_model):
+    """The target and the drafter, to know the exact probabilities from."""
+    return [
+        AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        for directory in (sixteen_token_model, drafter_model)
+    ]
+
+
+def host(directory, *, pause_seconds=0.0):
+    """Serve a model; a target pauses in its forwards, so that the drafter gets ahead of it."""
+    backend = TransformersBackend(str(directory))
+    backend.model.register_forward_pre_hook(lambda *_: time.sleep(pause_seconds))
+    return ModelHost(lambda: backend, limits=HostLimits(warm_up_rounds=0))
+
+
+@torch.inference_mode()
+def ranks(token_ids, *, target, drafter, generator):
+    """Return each token's rank under the target, given the tokens before it."""
+    text = torch.tensor([[*PROMPT, *token_ids]])
+    target_probs, draft_probs = (
+        (model(text).logits[0, len(PROMPT) - 1 : -1].double() / TEMPERATURE).softmax(-1).numpy()
+        for model in (target, drafter)
+    )
+    order = np.argsort(draft_probs / target_probs, axis=-1)
+    reached = np.cumsum(np.take_along_axis(target_probs, order, axis=-1), axis=-1)
+    place = np.argmax(order == np.array(token_ids)[:, None], axis=-1)
+    rows = np.arange(len(token_ids))
+    share = target_probs[rows, token_ids]
+    return reached[rows, place] - share * generator.random(len(token_ids))
+
+
+def fit_uniform(streams):
+    """Test the ranks, and the pairs of neighbours."""
+    alone = Counter(int(rank * CELLS) for stream in streams for rank in stream)
+    pairs = Counter(
+        (int(left * NEIGHBOUR_CELLS), int(right * NEIGHBOUR_CELLS))
+        for stream in streams
+        for left, right in zip(stream[::2], stream[1::2], strict=False)
+    )
+    grid = [(left, right) for left in range(NEIGHBOUR_CELLS) for right in range(NEIGHBOUR_CELLS)]
+    return (
+        fit(alone, dict.fromkeys(range(CELLS), 1 / CELLS)),
+        fit(pairs, dict.fromkeys(grid, 1 / len(grid))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "target_count"), [("speculative", 1), ("distributed", 1), ("distributed", 3)]
+)
+async def test_every_token_is_distributed_as_the_targets(
+    strategy, target_count, sixteen_token_model, drafter_model, models
+):
+    texts, judged = [], Counter()
+    targets = [host(sixteen_token_model, pause_seconds=PAUSE_SECONDS) for _ in range(target_count)]
+    async with in_process_system(drafters=[host(drafter_model)], targets=targets) as system:
+        for seed in range(STREAMS):
+            done = await system.client.generate(
+                PROMPT,
+                max_tokens=LENGTH,
+                temperature=TEMPERATURE,
+                seed=seed,
+                rule="rejection",
+                strategy=strategy,
+                lookahead=3,
+                targets=target_count,
+                ignore_eos=True,
+            ).collect()
+            assert done.finished.promise == "rejection"
+            texts.append(done.token_ids)
+            judged["accepted"] += done.finished.statistics.accepted_token_count
+            judged["rejected"] += done.finished.statistics.rejected_token_count
+    assert min(judged["accepted"], judged["rejected"]) > STREAMS * LENGTH / 10, judged
+    target, drafter = models
+    generator = np.random.default_rng(0)
+    found, neighbours = fit_uniform(
+        [ranks(it, target=target, drafter=drafter, generator=generator) for it in texts]
+    )
+    assert min(found.p_value, neighbours.p_value) > FALSE_ALARM, (found, neighbours)
+    assert found.detected_distance(false_alarm=FALSE_ALARM) < DETECTED
+
+
+def test_the_drafters_own_distribution_would_be_found_out(models):
+    target, drafter = models
+    generator = np.random.default_rng(1)
+    texts = draw(drafter, generator)
+    found, _ = fit_uniform(
+        [ranks(it, target=target, drafter=drafter, generator=generator) for it in texts]
+    )
+    assert found.p_value < FALSE_ALARM
+    found, neighbours = fit_uniform(
+        [ranks(it, target=drafter, drafter=target, generator=generator) for it in texts]
+    )
+    assert min(found.p_value, neighbours.p_value) > FALSE_ALARM
+
+
+@torch.inference_mode()
+def draw(model, generator):
+    """Sample texts from a model, without any of our code."""
+    tokens, cache, texts = torch.tensor([PROMPT] * STREAMS), None, []
+    for _ in range(LENGTH):
+        step = model(tokens, past_key_values=cache, use_cache=True)
+        cache = step.past_key_values
+        probs = (step.logits[:, -1].double() / TEMPERATURE).softmax(-1).cumsum(-1)
+        tokens = (probs < torch.from_numpy(generator.random((STREAMS, 1)))).sum(-1, keepdim=True)
+        texts.append(tokens[:, 0])
+    return torch.stack(texts, dim=1).tolist()

@@ -1,0 +1,72 @@
+"""A session that is evicted, or holds other tokens than it should, costs time and never a token."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.host import HostLimits, ModelHost
+from support.in_process import in_process_system
+from support.oracle import Oracle, Sampling
+
+PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 32
+# Plain decoding has no drafter.
+CASES = [
+    ("autoregressive", "targets"),
+    *(("speculative", role) for role in ("drafters", "targets")),
+    *(("distributed", role) for role in ("drafters", "targets")),
+]
+
+
+def host(directory):
+    limits = HostLimits(warm_up_rounds=0)
+    return ModelHost(lambda: TransformersBackend(str(directory)), limits=limits)
+
+
+def evict(session, of):
+    of.close_session(session.session_id)
+
+
+def swap_last_token(session, of):
+    length = session.held_length
+    if length:
+        last = session._prefix.tokens()[-1]
+        session._prefix.truncate(length - 1)
+        session._prefix.extend([(last + 1) % of.description.vocabulary_size])
+
+
+def forget_last_tokens(session, of):
+    session._prefix.truncate(max(0, session.held_length - 3))
+
+
+def tamper(damage, hosts):
+    """Damage every session of some hosts; say how many there were."""
+    sessions = [(session, each) for each in hosts for session in each._sessions]
+    for session, each in sessions:
+        damage(session, each)
+    return len(sessions)
+
+
+@pytest.mark.parametrize("damage", [evict, swap_last_token, forget_last_tokens])
+@pytest.mark.parametrize(("strategy", "role"), CASES)
+async def test_a_damaged_session_costs_no_token(strategy, damage, role, tiny_pair):
+    expected = tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
+    drafters, targets = [host(tiny_pair.drafter)], [host(tiny_pair.target) for _ in range(2)]
+    async with in_process_system(drafters=drafters, targets=targets) as system:
+        generation = system.client.generate(
+            PROMPT,
+            strategy=strategy,
+            max_tokens=TOKENS,
+            lookahead=3,
+            targets=2,
+            ignore_eos=True,
+        )
+        damaged = 0
+        async for _ in generation:
+            damaged += tamper(damage, getattr(system, role))
+        done = await generation.collect()
+        assert damaged > 0
+        assert done.token_ids == expected
+        repair = "session_lost" if damage is evict else "prefix_resent"
+        assert done.finished.statistics.fallbacks[repair] > 0
+        await system.settled()

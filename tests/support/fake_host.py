@@ -1,0 +1,239 @@
+"""A model host without a model or a thread: the promises of the protos in a hundred lines."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    CacheExhaustedError,
+    LoadingError,
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    SessionNotFoundError,
+    StaleCallError,
+    SupersededError,
+)
+from paceline.prefix import prefix_digest
+from paceline_engine import fields
+from paceline_engine.calls import (
+    CallTiming,
+    DraftedTokens,
+    ModelDescription,
+    PrefixCall,
+    SessionGrant,
+    SessionSpec,
+    Verdict,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.host import HostLimits, HostStatistics
+from paceline_engine.latencies import ForwardLatency, ModelLatencies
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+__all__ = ["FakeHost"]
+
+_ONE_FORWARD = CallTiming(queue_ns=1000, forward_ns=2000, forward_count=1, row_count=1)
+
+
+@dataclass
+class _Session:
+    spec: SessionSpec
+    held: list[int] = field(default_factory=list)
+    sequence: int = 0
+    waiting: asyncio.Future[None] | None = None
+
+
+class FakeHost:
+    """Continues a text by hashing it; a drafter is always right.
+
+    Args:
+        stalls: Whether a session's forwards after its first wait until they are superseded or
+            cancelled.
+        loads: Whether `start` succeeds at once; else it waits for `finish_loading`.
+    """
+
+    def __init__(
+        self, *, limits: HostLimits | None = None, stalls: bool = False, loads: bool = True
+    ) -> None:
+        self.incarnation = "fake"
+        self.limits = limits or HostLimits()
+        self.tokenizer: bytes | None = json.dumps({"model": {"vocab": {}}}).encode()
+        self.finish_loading = asyncio.Event()
+        if loads:
+            self.finish_loading.set()
+        self._ready = False
+        self._stalls = stalls
+        self._sessions: dict[str, _Session] = {}
+        self._counts = HostStatistics()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a call waits that will never be answered."""
+        return any(
+            session.waiting is not None and not session.waiting.done()
+            for session in self._sessions.values()
+        )
+
+    async def start(self) -> None:
+        await self.finish_loading.wait()
+        self._ready = True
+
+    async def settled(self) -> None:
+        await self._empty.wait()
+
+    async def stop(self) -> None:
+        for session_id in tuple(self._sessions):
+            self.close_session(session_id)
+
+    @property
+    def description(self) -> ModelDescription:
+        if not self._ready:
+            raise LoadingError("not yet", retry_after_seconds=1.0)
+        return ModelDescription(
+            name="fake",
+            revision="1",
+            fingerprint="fake-fingerprint",
+            tokenizer_fingerprint=hashlib.sha256(self.tokenizer or b"").hexdigest(),
+            vocabulary_size=300,
+            eos_token_ids=(0,),
+            context_length=4096,
+            backend="fake",
+            dtype="none",
+            device="none",
+            layer_count=0,
+            cancels_between_layers=True,
+            verification_rules=(VerificationRule.EXACT,),
+        )
+
+    def tokenizer_bytes(self) -> bytes | None:
+        return self.tokenizer
+
+    def latencies(self) -> ModelLatencies:
+        return ModelLatencies((ForwardLatency(1, 1000),), 10, 20)
+
+    def statistics(self) -> HostStatistics:
+        self._counts.sessions_open = len(self._sessions)
+        return self._counts
+
+    def open_session(self, spec: SessionSpec) -> SessionGrant:
+        fields.check_spec(spec, self.description)
+        if len(self._sessions) >= self.limits.session_limit:
+            raise CacheExhaustedError("full", retry_after_seconds=1.0)
+        self._counts.sessions_opened += 1
+        session_id = f"{self.incarnation}.{self._counts.sessions_opened}"
+        self._sessions[session_id] = _Session(spec)
+        self._empty.clear()
+        return SessionGrant(session_id, spec.lease_seconds, spec.reserve_length)
+
+    def renew_session(self, session_id: str) -> float:
+        return self._find(session_id).spec.lease_seconds
+
+    def close_session(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._counts.sessions_released += 1
+            self._supersede(session)
+        if not self._sessions:
+            self._empty.set()
+
+    async def verify(
+        self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
+    ) -> Verdict:
+        session = self._find(call.session_id)
+        spec = session.spec
+        size = self.description.vocabulary_size
+        fields.check_call(call, reserved_length=spec.reserve_length, vocabulary_size=size)
+        fields.check_block(call, draft_token_ids, options=options, spec=spec, vocabulary_size=size)
+        fields.check_distributions(
+            draft_token_ids[: len(options.distributions)],
+            options.distributions,
+            vocabulary_size=size,
+        )
+        prefix = await self._forward(session, call)
+        accepted = 0
+        for token in draft_token_ids:
+            if token != self._next([*prefix, *draft_token_ids[:accepted]]):
+                break
+            accepted += 1
+        session.held = [*prefix, *draft_token_ids]
+        return Verdict(
+            prefix_length=len(prefix),
+            accepted_count=accepted,
+            next_token=self._next([*prefix, *draft_token_ids[:accepted]]),
+            held_length=len(session.held),
+            logprobs=(0.0,) * (accepted + 1) if options.logprobs else (),
+            timing=_ONE_FORWARD,
+        )
+
+    async def draft(
+        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
+    ) -> AsyncGenerator[DraftedTokens]:
+        session = self._find(call.session_id)
+        spec = session.spec
+        size = self.description.vocabulary_size
+        fields.check_call(call, reserved_length=spec.reserve_length, vocabulary_size=size)
+        fields.check_window(
+            call,
+            max_tokens=max_tokens,
+            chunk_tokens=chunk_tokens,
+            reserved_length=spec.reserve_length,
+        )
+        text = await self._forward(session, call)
+        drafted = 0
+        while drafted < max_tokens:
+            if drafted:
+                await self._wait(session)
+            start = len(text)
+            for _ in range(min(chunk_tokens, max_tokens - drafted)):
+                text.append(self._next(text))
+                drafted += 1
+            session.held = list(text)
+            yield DraftedTokens(start, tuple(text[start:]), timing=_ONE_FORWARD)
+
+    async def _forward(self, session: _Session, call: PrefixCall) -> list[int]:
+        """Fence, rebase and take a turn; return the prefix."""
+        if call.sequence <= session.sequence:
+            raise StaleCallError("stale")
+        session.sequence = call.sequence
+        self._supersede(session)
+        if call.base_length > len(session.held):
+            raise PrefixNotHeldError("not held", metadata={"held_length": str(len(session.held))})
+        first = session.sequence == 1
+        session.held = session.held[: call.base_length]
+        if call.base_digest and call.base_digest != prefix_digest(session.held):
+            raise PrefixMismatchError("other tokens")
+        prefix = [*session.held, *call.token_ids]
+        if not first:
+            await self._wait(session)
+        self._counts.forwards += 1
+        return prefix
+
+    async def _wait(self, session: _Session) -> None:
+        if self._stalls:
+            session.waiting = asyncio.get_running_loop().create_future()
+            try:
+                await session.waiting
+            except asyncio.CancelledError:
+                self._counts.calls_cancelled += 1
+                raise
+
+    def _supersede(self, session: _Session) -> None:
+        if session.waiting is not None and not session.waiting.done():
+            session.waiting.set_exception(SupersededError("a newer call replaced this one"))
+
+    def _find(self, session_id: str) -> _Session:
+        if session_id not in self._sessions:
+            raise SessionNotFoundError("there is no such session")
+        return self._sessions[session_id]
+
+    def _next(self, text: Sequence[int]) -> int:
+        digest = hashlib.sha256(repr(list(text)).encode()).digest()
+        return int.from_bytes(digest[:4], "little") % self.description.vocabulary_size

@@ -1,0 +1,407 @@
+"""Drafters and targets without models: in-process gRPC servers with faults on demand.
+
+The token after a text is a function of the text, and a drafter agrees with it where it is told to.
+Sessions, fencing and errors are as the protos say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+import zlib
+from collections import deque
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from paceline import errors
+from paceline.prefix import prefix_digest
+from paceline.v1 import (
+    drafter_service_pb2,
+    drafter_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    sampling_pb2,
+    session_pb2,
+    target_service_pb2,
+    target_service_pb2_grpc,
+)
+from paceline_serving.interceptors import EdgeInterceptor
+from paceline_serving.telemetry import RpcMetrics
+from paceline_serving.transport import POD_SERVER_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+__all__ = [
+    "EOS",
+    "VOCABULARY_SIZE",
+    "FakeModelServer",
+    "byte_tokenizer",
+    "continuation",
+    "next_token",
+    "serving",
+]
+
+# The byte alphabet, and one special token.
+VOCABULARY_SIZE = 257
+EOS = 256
+_CONTEXT_LENGTH = 4096
+
+
+def next_token(text: Sequence[int]) -> int:
+    """Return the target's token after a text: a printable ASCII byte of the byte tokenizer."""
+    recent = struct.pack(f"<{len(text[-4:])}I", *text[-4:])
+    letter = 97 + zlib.crc32(recent, len(text)) % 26
+    return byte_tokenizer().token_to_id(chr(letter))
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """Return what plain decoding generates: the oracle."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(next_token(text))
+    return text[len(prompt) :]
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer whose tokens are single bytes, with `<|end|>` as the special one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: token_id for token_id, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+@cache
+def _tokenizer_bytes() -> bytes:
+    return byte_tokenizer().to_str().encode()
+
+
+@dataclass
+class _Session:
+    reserve_length: int
+    tokens: list[int] = field(default_factory=list)
+    sequence: int = 0
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class FakeModelServer:
+    """One drafter or target.
+
+    Attributes:
+        role: "drafter" or "target".
+        latency_seconds: What a forward takes.
+        agrees: Whether a drafter finds the right token at a position.
+        token_after: The model.
+        stalls: Whether a target never answers about a prefix.
+        eos_ids: Tokens that end a text.
+        fingerprint: The model's.
+        tokenizer: What GetTokenizer streams; None for a model without one.
+        faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
+            "lose_tokens", "tamper", "overload", "wrong_answer".
+        open_error: What OpenSession answers, while it is set.
+        opened: Sessions opened.
+        closed: Sessions closed.
+        calls: Verify and Draft requests, in the order of their arrival.
+        cancelled: Calls that ended by a cancel or were superseded.
+        running: Verify and Draft calls running now.
+        renewed: Leases renewed.
+    """
+
+    role: str
+    latency_seconds: float = 0.0
+    agrees: Callable[[int], bool] = lambda _: True
+    token_after: Callable[[Sequence[int]], int] = next_token
+    stalls: Callable[[Sequence[int]], bool] = lambda _: False
+    eos_ids: tuple[int, ...] = (EOS,)
+    fingerprint: str = ""
+    tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
+    faults: deque[str] = field(default_factory=deque)
+    open_error: errors.PacelineError | None = None
+    opened: int = 0
+    closed: int = 0
+    renewed: int = 0
+    running: int = 0
+    calls: list[Any] = field(default_factory=list)
+    cancelled: list[Any] = field(default_factory=list)
+    sessions: dict[str, _Session] = field(default_factory=dict)
+    address: str = ""
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _server: Any = None
+    _health: Any = None
+
+    def __post_init__(self) -> None:
+        self.fingerprint = self.fingerprint or f"{self.role}-model"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before if there was one."""
+        self._health = health.aio.HealthServicer()
+        await self.set_serving(True)
+        self._server = grpc.aio.server(
+            interceptors=[EdgeInterceptor(RpcMetrics(CollectorRegistry()))],
+            options=POD_SERVER_OPTIONS,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Model(self), self._server)
+        if self.role == "drafter":
+            drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server(
+                _Drafter(self), self._server
+            )
+        else:
+            target_service_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), self._server)
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """Vanish: connections break, sessions are lost."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+        self.sessions.clear()  # not before: a call could meet a server that has only forgotten
+
+    async def set_serving(self, serving: bool) -> None:
+        """Say at once whether this server takes work."""
+        states = health_pb2.HealthCheckResponse
+        await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
+
+    async def until(self, condition: Callable[[FakeModelServer], bool]) -> None:
+        """Return once a condition holds."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: condition(self))
+
+    async def note(self) -> None:
+        """Wake up who waits in `until`."""
+        async with self.changed:
+            self.changed.notify_all()
+
+    def open(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+        """Open a session."""
+        if self.open_error is not None:
+            raise self.open_error
+        self._expect_model(spec.expected_model_fingerprint)
+        self.opened += 1
+        session_id = f"{self.address}/{self.opened}"
+        self.sessions[session_id] = _Session(spec.reserve_length)
+        return session_pb2.SessionGrant(session_id=session_id, reserved_length=spec.reserve_length)
+
+    def close(self, session_id: str) -> None:
+        """Close a session; what runs in it is superseded."""
+        self.closed += 1
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            session.superseded.set()
+
+    def renew(self, session_id: str) -> None:
+        """Count a renewal."""
+        self._session(session_id)
+        self.renewed += 1
+
+    @contextmanager
+    def call(self, request: Any) -> Iterator[tuple[_Session, str]]:
+        """Fence a call and give it the prefix it asks for; put up with its cancel."""
+        call = request.call
+        self.calls.append(request)
+        fault = self.faults.popleft() if self.faults else ""
+        if fault == "lose_session":
+            self.sessions.pop(call.session_id)
+        if fault == "overload":
+            raise errors.OverloadedError("full", retry_after_seconds=0.01)
+        if fault == "fail":
+            raise errors.DrainingError("the fault that was asked for")
+        self._expect_model(call.expected_model_fingerprint)
+        session = self._session(call.session_id)
+        if fault == "lose_tokens":
+            session.tokens = session.tokens[: call.base_length - 1]
+        if fault == "tamper" and session.tokens:
+            session.tokens[0] += 1
+        self._fence(session, call)
+        base = session.tokens[: call.base_length]
+        session.tokens = base
+        self.running += 1
+        try:
+            prefix = [*base, *call.token_ids]
+            assert prefix, "an empty prefix"
+            assert len(prefix) <= session.reserve_length, "longer than reserved"
+            session.tokens = prefix if self.role == "drafter" else base
+            yield session, fault
+        except (asyncio.CancelledError, GeneratorExit, errors.SupersededError):
+            self.cancelled.append(request)
+            raise
+        finally:
+            self.running -= 1
+
+    async def forward(self, superseded: asyncio.Event, fault: str) -> None:
+        """Take a forward's time; stop when a newer call replaces this one."""
+        seconds = 3600 if fault == "hang" else self.latency_seconds
+        try:
+            async with asyncio.timeout(seconds or None):
+                if seconds:
+                    await superseded.wait()
+        except TimeoutError:
+            return
+        if superseded.is_set():
+            raise errors.SupersededError("a newer call came")
+
+    def _fence(self, session: _Session, call: session_pb2.SessionCall) -> None:
+        if call.sequence <= session.sequence:
+            raise errors.StaleCallError("a newer call came first")
+        if call.base_length > len(session.tokens):
+            raise errors.PrefixNotHeldError(
+                "too short", metadata={"held_length": str(len(session.tokens))}
+            )
+        digest = prefix_digest(session.tokens[: call.base_length])
+        if call.base_length and digest != call.base_digest:
+            raise errors.PrefixMismatchError("other tokens are held")
+        session.sequence = call.sequence
+        session.superseded.set()
+        session.superseded = asyncio.Event()
+
+    def _session(self, session_id: str) -> _Session:
+        if session_id not in self.sessions:
+            raise errors.SessionNotFoundError("no such session")
+        return self.sessions[session_id]
+
+    def _expect_model(self, fingerprint: str) -> None:
+        if fingerprint != self.fingerprint:
+            raise errors.ModelMismatchError("another model")
+
+
+class _Model(model_service_pb2_grpc.ModelServiceServicer):
+    def __init__(self, fake: FakeModelServer) -> None:
+        self._fake = fake
+
+    async def GetModelInfo(self, request, context):  # noqa: N802
+        fake = self._fake
+        return model_service_pb2.GetModelInfoResponse(
+            model_name=f"fake-{fake.role}",
+            fingerprint=fake.fingerprint,
+            tokenizer_fingerprint=hashlib.sha256(fake.tokenizer or b"").hexdigest(),
+            vocabulary_size=VOCABULARY_SIZE,
+            eos_token_ids=fake.eos_ids,
+            context_length=_CONTEXT_LENGTH,
+            verification_rules=[sampling_pb2.VERIFICATION_RULE_EXACT],
+        )
+
+    async def GetTokenizer(self, request, context):  # noqa: N802
+        if self._fake.tokenizer is None:
+            raise errors.UnsupportedError("no tokenizer")
+        half = len(self._fake.tokenizer) // 2
+        yield model_service_pb2.GetTokenizerResponse(
+            tokenizer_fingerprint=hashlib.sha256(self._fake.tokenizer).hexdigest(),
+            total_bytes=len(self._fake.tokenizer),
+            data=self._fake.tokenizer[:half],
+        )
+        yield model_service_pb2.GetTokenizerResponse(data=self._fake.tokenizer[half:])
+
+
+class _Target(target_service_pb2_grpc.TargetServiceServicer):
+    def __init__(self, fake: FakeModelServer) -> None:
+        self._fake = fake
+
+    async def OpenSession(self, request, context):  # noqa: N802
+        grant = self._fake.open(request.spec)
+        return target_service_pb2.TargetServiceOpenSessionResponse(grant=grant)
+
+    async def RenewSession(self, request, context):  # noqa: N802
+        self._fake.renew(request.session_id)
+        return target_service_pb2.TargetServiceRenewSessionResponse()
+
+    async def CloseSession(self, request, context):  # noqa: N802
+        self._fake.close(request.session_id)
+        await self._fake.note()
+        return target_service_pb2.TargetServiceCloseSessionResponse()
+
+    async def Verify(self, request, context):  # noqa: N802
+        fake = self._fake
+        try:
+            with fake.call(request) as (session, fault):
+                prefix = [*session.tokens, *request.call.token_ids]
+                superseded = session.superseded
+                await fake.note()
+                await fake.forward(superseded, "hang" if fake.stalls(prefix) else fault)
+                block = list(request.draft_token_ids)
+                accepted = 0
+                while accepted < len(block) and block[accepted] == fake.token_after(
+                    prefix + block[:accepted]
+                ):
+                    accepted += 1
+                if not superseded.is_set():
+                    session.tokens = prefix + block
+        finally:
+            await fake.note()
+        response = target_service_pb2.VerifyResponse(
+            sequence=request.call.sequence,
+            prefix_length=len(prefix),
+            accepted_count=accepted,
+            next_token_id=fake.token_after(prefix + block[:accepted]),
+            held_length=len(prefix) + len(block),
+            timing=session_pb2.CallTiming(forward_count=1, forward_ns=1000, row_count=1),
+        )
+        if request.logprobs:
+            response.logprobs.extend(-float(index) for index in range(accepted + 1))
+        if fault == "wrong_answer":
+            response.prefix_length += 1
+        return response
+
+
+class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
+    def __init__(self, fake: FakeModelServer) -> None:
+        self._fake = fake
+
+    async def OpenSession(self, request, context):  # noqa: N802
+        grant = self._fake.open(request.spec)
+        return drafter_service_pb2.DrafterServiceOpenSessionResponse(grant=grant)
+
+    async def RenewSession(self, request, context):  # noqa: N802
+        self._fake.renew(request.session_id)
+        return drafter_service_pb2.DrafterServiceRenewSessionResponse()
+
+    async def CloseSession(self, request, context):  # noqa: N802
+        self._fake.close(request.session_id)
+        await self._fake.note()
+        return drafter_service_pb2.DrafterServiceCloseSessionResponse()
+
+    async def Draft(self, request, context):  # noqa: N802
+        fake = self._fake
+        try:
+            with fake.call(request) as (session, fault):
+                superseded = session.superseded
+                for _ in range(request.max_tokens):
+                    await fake.forward(superseded, fault)
+                    token_id = fake.token_after(session.tokens)
+                    if not fake.agrees(len(session.tokens)):
+                        token_id = (token_id + 1) % EOS
+                    session.tokens.append(token_id)
+                    yield drafter_service_pb2.DraftResponse(
+                        sequence=request.call.sequence,
+                        start_length=len(session.tokens) - 1,
+                        token_ids=[token_id],
+                        timing=session_pb2.CallTiming(forward_count=1, row_count=1),
+                    )
+        finally:
+            await fake.note()
+
+
+@asynccontextmanager
+async def serving(*servers: FakeModelServer) -> AsyncIterator[None]:
+    """Run servers; those that were killed stay so."""
+    for server in servers:
+        await server.start()
+    try:
+        yield
+    finally:
+        for server in servers:
+            await server.kill()

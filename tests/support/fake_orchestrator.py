@@ -1,0 +1,132 @@
+"""An OrchestratorService without models: token p is p and reads "p ", so gaps are seen."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_status import rpc_status
+
+from paceline.status import encode
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from paceline.errors import PacelineError
+
+PROMPT_LENGTH = 3
+SEED = 7
+
+
+@dataclass
+class Leg:
+    """How one call of Generate goes: normally, or with what is set here."""
+
+    error: PacelineError | None = None  # raised after `chunks` chunks
+    chunks: int = 0
+    hangs: bool = False  # after `chunks` chunks
+    fingerprint: str = "model-a"
+    shift: int = 0  # added to positions: a broken server
+    omits_finish: bool = False
+    own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
+
+
+@dataclass
+class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
+    """Serves Generate by its script, one leg for each call, and remembers what it was asked."""
+
+    script: list[Leg] = field(default_factory=list)
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    address: str = ""
+
+    async def Generate(self, request, context):  # noqa: N802
+        self.requests.append(request)
+        leg = self.script.pop(0) if self.script else Leg()
+        try:
+            async for response in self._answer(request, leg):
+                yield response
+        except (asyncio.CancelledError, GeneratorExit):
+            # The latter if the cancel comes while a response is being sent.
+            self.cancelled.set()
+            raise
+        if leg.error is not None:
+            await context.abort_with_status(rpc_status.to_status(encode(leg.error)))
+
+    async def _answer(self, request, leg):
+        yield pb.GenerateResponse(started=_started(request, leg))
+        received, total = len(request.resume_token_ids), request.max_tokens or 5
+        for count, index in enumerate(range(received, total)):
+            if count == leg.chunks and leg.hangs:
+                await asyncio.Event().wait()
+            if count == leg.chunks and leg.error is not None:
+                return
+            yield pb.GenerateResponse(chunk=_chunk(PROMPT_LENGTH + index, leg))
+            if request.stream_timeline:
+                event = pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_DRAFTED, server="drafter-0")
+                yield pb.GenerateResponse(timeline_event=event)
+        if not leg.omits_finish:
+            yield pb.GenerateResponse(finished=_finished(total))
+
+    async def GetSystemInfo(self, request, context):  # noqa: N802
+        servers = [pb.ServerInfo(name="target-0", role="target", ready=True)]
+        return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
+
+
+@asynccontextmanager
+async def serving(
+    fake: FakeOrchestrator, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[FakeOrchestrator]:
+    """Serve it on a free port of this machine; `fake.address` says which."""
+    server = grpc.aio.server()
+    pb_grpc.add_OrchestratorServiceServicer_to_server(fake, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    fake.address = f"127.0.0.1:{port}"
+    await server.start()
+    try:
+        yield fake
+    finally:
+        await server.stop(grace=None)
+
+
+def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:
+    return pb.GenerationStarted(
+        request_id=request.request_id or "r-1",
+        seed=request.seed if request.HasField("seed") else SEED,
+        model_fingerprint=leg.fingerprint,
+        strategy=pb.STRATEGY_DISTRIBUTED,
+        promise=1,
+        prompt_token_count=PROMPT_LENGTH,
+    )
+
+
+def _chunk(position: int, leg: Leg) -> pb.GenerationChunk:
+    return pb.GenerationChunk(
+        position=position + leg.shift,
+        token_ids=[position],
+        text=f"{position} ",
+        origins=[
+            pb.TOKEN_ORIGIN_TARGET if position in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
+        ],
+    )
+
+
+def _finished(total: int) -> pb.GenerationFinished:
+    return pb.GenerationFinished(
+        finish_reason=pb.FINISH_REASON_LENGTH,
+        promise=1,
+        prompt_token_count=PROMPT_LENGTH,
+        completion_token_count=total,
+        statistics=pb.GenerationStatistics(
+            target_forward_count=total, fallbacks=[pb.Fallback(kind="target_lost", count=1)]
+        ),
+        timeline=[pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_VERIFYING, server="target-0")],
+    )

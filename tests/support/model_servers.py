@@ -1,0 +1,159 @@
+"""Drafters and targets in this process, behind real gRPC with the whole interceptor chain."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from paceline.errors import PacelineError
+from paceline.prefix import prefix_digest
+from paceline.status import decode
+from paceline.v1 import (
+    drafter_service_pb2,
+    drafter_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    session_pb2,
+    target_service_pb2,
+    target_service_pb2_grpc,
+)
+from paceline_drafter.servicer import ROLE as DRAFTER
+from paceline_model_server.application import ModelApplication
+from paceline_serving.lifecycle import ServerProcess
+from paceline_serving.settings import ServerSettings
+from paceline_serving.telemetry import new_registry
+from paceline_serving.transport import pod_channel
+from paceline_target.servicer import ROLE as TARGET
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from paceline_model_server.host import Host
+
+__all__ = ["DRAFTER", "TARGET", "ModelClient", "decoded", "serving"]
+
+_TIMEOUT_SECONDS = 20.0
+
+
+@asynccontextmanager
+async def serving(
+    role: Any, host: Host, *, begin: bool = True, **settings: Any
+) -> AsyncIterator[ServerProcess]:
+    """Run a model server in this process; with `begin=False` the caller begins it."""
+    registry = new_registry()
+    process = ServerProcess(
+        lambda _: ModelApplication(role, host, registry=registry, debug_calls=True),
+        ServerSettings.model_validate({"listen": "127.0.0.1:0", **settings}),
+        registry=registry,
+    )
+    if begin:
+        await process.begin()
+    try:
+        yield process
+    finally:
+        await process.finish(drain=False)
+
+
+@contextmanager
+def decoded() -> Iterator[None]:
+    """Raise what a server raised."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise decode(error) from None
+
+
+class ModelClient:
+    """Calls of one drafter or target, with everything valid unless said otherwise."""
+
+    def __init__(self, role: Any, address: str, *, credentials: Any = None) -> None:
+        self.channel = pod_channel(address, credentials=credentials)
+        self.model = model_service_pb2_grpc.ModelServiceStub(self.channel)
+        drafts = role is DRAFTER
+        self._pb: Any = drafter_service_pb2 if drafts else target_service_pb2
+        self._prefix = "DrafterService" if drafts else "TargetService"
+        stub = (
+            drafter_service_pb2_grpc.DrafterServiceStub
+            if drafts
+            else target_service_pb2_grpc.TargetServiceStub
+        )
+        self.stub: Any = stub(self.channel)
+        self.info = model_service_pb2.GetModelInfoResponse()
+
+    async def learn(self) -> ModelClient:
+        with decoded():
+            self.info = await self.model.GetModelInfo(
+                model_service_pb2.GetModelInfoRequest(), timeout=_TIMEOUT_SECONDS
+            )
+        return self
+
+    def spec(self, **spec: Any) -> session_pb2.SessionSpec:
+        defaults = {
+            "expected_model_fingerprint": self.info.fingerprint,
+            "reserve_length": 64,
+            "request_id": "request-1",
+        }
+        return session_pb2.SessionSpec(**{**defaults, **spec})
+
+    async def open_with(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+        request = getattr(self._pb, f"{self._prefix}OpenSessionRequest")(spec=spec)
+        with decoded():
+            answer = await self.stub.OpenSession(request, timeout=_TIMEOUT_SECONDS)
+        return answer.grant
+
+    async def open(self, **spec: Any) -> str:
+        return (await self.open_with(self.spec(**spec))).session_id
+
+    async def renew(self, session_id: str) -> float:
+        request = getattr(self._pb, f"{self._prefix}RenewSessionRequest")(session_id=session_id)
+        with decoded():
+            answer = await self.stub.RenewSession(request, timeout=_TIMEOUT_SECONDS)
+        return answer.lease.ToTimedelta().total_seconds()
+
+    async def close(self, session_id: str) -> None:
+        request = getattr(self._pb, f"{self._prefix}CloseSessionRequest")(session_id=session_id)
+        with decoded():
+            await self.stub.CloseSession(request, timeout=_TIMEOUT_SECONDS)
+
+    def call(
+        self, session_id: str, sequence: int, *, held: Sequence[int] = (), new: Sequence[int] = ()
+    ) -> session_pb2.SessionCall:
+        return session_pb2.SessionCall(
+            session_id=session_id,
+            sequence=sequence,
+            base_length=len(held),
+            base_digest=prefix_digest(held) if held else b"",
+            token_ids=new,
+            expected_model_fingerprint=self.info.fingerprint,
+        )
+
+    async def verify(
+        self, call: session_pb2.SessionCall, draft: Sequence[int] = (), **fields: Any
+    ) -> target_service_pb2.VerifyResponse:
+        request = target_service_pb2.VerifyRequest(call=call, draft_token_ids=draft, **fields)
+        return await self.verify_with(request)
+
+    async def verify_with(self, request: Any) -> target_service_pb2.VerifyResponse:
+        with decoded():
+            answer: Any = await self.stub.Verify(request, timeout=_TIMEOUT_SECONDS)
+        return answer
+
+    async def draft(
+        self, call: session_pb2.SessionCall, max_tokens: int, **fields: Any
+    ) -> list[drafter_service_pb2.DraftResponse]:
+        request = drafter_service_pb2.DraftRequest(call=call, max_tokens=max_tokens, **fields)
+        return await self.draft_with(request)
+
+    async def draft_with(self, request: Any) -> list[drafter_service_pb2.DraftResponse]:
+        with decoded():
+            return [each async for each in self.stub.Draft(request, timeout=_TIMEOUT_SECONDS)]
+
+    async def error_of(self, call: Any) -> PacelineError:
+        """Await what has to fail, and return the error."""
+        try:
+            await call
+        except PacelineError as error:
+            return error
+        raise AssertionError("it succeeded")

@@ -1,0 +1,136 @@
+"""An orchestrator in this process, over fake models, behind real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from paceline.status import decode
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator.application import OrchestratorApplication
+from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving.lifecycle import ServerProcess
+from support.fake_models import FakeModelServer, byte_tokenizer, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["Received", "System", "orchestrating"]
+
+PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
+
+
+@dataclass
+class Received:
+    """What a client got."""
+
+    started: pb.GenerationStarted | None = None
+    chunks: list[pb.GenerationChunk] = field(default_factory=list)
+    events: list[pb.TimelineEvent] = field(default_factory=list)
+    finished: pb.GenerationFinished | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for chunk in self.chunks for token_id in chunk.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        return {it.kind: it.count for it in self.finished.statistics.fallbacks}
+
+    def add(self, message: pb.GenerateResponse) -> None:
+        match message.WhichOneof("event"):
+            case "started":
+                self.started = message.started
+            case "chunk":
+                self.chunks.append(message.chunk)
+            case "timeline_event":
+                self.events.append(message.timeline_event)
+            case "finished":
+                self.finished = message.finished
+
+
+@dataclass
+class System:
+    """Fake models, an orchestrator, and a client's stub of it."""
+
+    drafters: list[FakeModelServer]
+    targets: list[FakeModelServer]
+    channel: grpc.aio.Channel
+    stub: OrchestratorServiceStub
+    application: OrchestratorApplication
+
+    @property
+    def models(self) -> list[FakeModelServer]:
+        return [*self.drafters, *self.targets]
+
+    def call(self, **request: Any) -> Any:
+        """Begin to generate; by default 24 tokens after the usual prompt."""
+        if not {"text", "token_ids"} & request.keys():
+            request["token_ids"] = pb.TokenIds(ids=PROMPT)
+        request.setdefault("max_tokens", 24)
+        timeout = request.pop("timeout", 20)
+        return self.stub.Generate(pb.GenerateRequest(**request), timeout=timeout)
+
+    async def generate(self, **request: Any) -> Received:
+        """Generate; raises the typed error."""
+        received = Received()
+        try:
+            async for message in self.call(**request):
+                received.add(message)
+        except grpc.aio.AioRpcError as error:
+            raise decode(error) from None
+        return received
+
+    async def settled(self) -> None:
+        """Return once every session is closed and no call runs."""
+        for model in self.models:
+            await model.until(lambda it: not it.sessions and not it.running)
+
+
+@asynccontextmanager
+async def orchestrating(
+    *,
+    drafters: list[FakeModelServer] | None = None,
+    targets: list[FakeModelServer],
+    **settings: Any,
+) -> AsyncIterator[System]:
+    """Run fake models and an orchestrator; in the end nothing of a request may be left."""
+    drafters = drafters or []
+    async with serving(*drafters, *targets):
+        values = OrchestratorSettings(
+            listen="127.0.0.1:0",
+            health_listen="",
+            drafters=tuple(it.address for it in drafters),
+            targets=tuple(it.address for it in targets),
+            drain_seconds=5,
+            **settings,
+        )
+        registry = CollectorRegistry()
+        made = []
+
+        def application(process: ServerProcess) -> OrchestratorApplication:
+            made.append(OrchestratorApplication(values, process=process, registry=registry))
+            return made[0]
+
+        process = ServerProcess(application, values, registry=registry)
+        await process.begin()
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            stub = OrchestratorServiceStub(channel)
+            yield System(drafters, targets, channel, stub, made[0])
+        await process.finish()
+        leftovers = [
+            task
+            for task in asyncio.all_tasks()
+            if task.get_name().startswith(("verify ", "draft ", "run "))
+        ]
+        assert not leftovers

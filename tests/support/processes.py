@@ -1,0 +1,192 @@
+"""Servers as processes of their own, for tests to ask, kill, freeze and count."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["RUN_VARIABLE", "ServerProcess", "leftovers", "running"]
+
+# Everything that a test run starts inherits this variable, so that nothing can hide from the check
+# that it is gone: a child of a killed child is found, too.
+RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
+
+_READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
+
+
+class ServerProcess:
+    """One server, run as `python -m paceline_<role>`.
+
+    Attributes:
+        address: Its gRPC address, which it keeps over restarts.
+    """
+
+    def __init__(self, role: str, *flags: str, name: str = "") -> None:
+        self.role = role
+        self.name = name or role
+        self.address = _free_address()
+        self._metrics_address = _free_address()
+        self._command = [
+            *(sys.executable, "-m", f"paceline_{role}"),
+            *(f"--listen={self.address}", f"--metrics-listen={self._metrics_address}"),
+            *("--exit-with-parent", "--log-level=info", *flags),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
+
+    def __repr__(self) -> str:
+        return f"<{self.name} at {self.address}>"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def start(self) -> Self:
+        assert self._process is None or self._process.poll() is not None
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
+        )
+        return self
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server itself says that it is serving."""
+        assert self._process is not None
+        ends = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < ends:
+            assert self._process.poll() is None, (
+                f"{self} ended with {self._process.poll()}:\n{self.log}"
+            )
+            if _is_serving(self.address):
+                return
+        raise AssertionError(f"{self} is not ready after {_READY_SECONDS:g} s:\n{self.log}")
+
+    def revive(self) -> None:
+        """Start it again if it has ended, let it run if it is frozen, and wait until it serves."""
+        self.thaw()
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        self.wait_until_ready()
+
+    def kill(self) -> None:
+        """End it as a crash does: nothing is said, nothing is closed."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(10)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to finish its work and end."""
+        self._signal(signal.SIGTERM)
+
+    def wait(self, timeout_seconds: float = 60.0) -> int:
+        """Wait for its end and return its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """End it by whatever it takes."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # it exits with its parent
+        self.thaw()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return what the server noted of each call, the oldest first."""
+        return json.loads(self._page("/debug/calls"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Add up a metric's samples with these labels; 0 where there is none."""
+        total = 0.0
+        for line in self._page("/metrics").splitlines():
+            found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            if found is None or found[1] != name:
+                continue
+            sample = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+            if labels.items() <= sample.items():
+                total += float(found[3])
+        return total
+
+    def _page(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self._metrics_address}{path}", timeout=10) as page:
+            return page.read().decode()
+
+
+@contextmanager
+def running(*servers: ServerProcess) -> Iterator[None]:
+    """Start servers at once, wait until all are ready, and end them whatever happens."""
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+            server.start()
+        for server in servers:
+            server.wait_until_ready()
+        yield
+
+
+def leftovers() -> Sequence[str]:
+    """Name the living processes that this test run started, but for the run itself."""
+    run = os.environ[RUN_VARIABLE]
+    found = []
+    for process in psutil.process_iter():
+        try:
+            of_this_run = process.environ().get(RUN_VARIABLE) == run
+            if of_this_run and process.pid != os.getpid() and process.status() != "zombie":
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def _is_serving(address: str) -> bool:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=2.0)
+            return any(response.status == serving for response in watch)
+        except grpc.RpcError:
+            return False
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

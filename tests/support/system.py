@@ -1,0 +1,108 @@
+"""Whole systems of real processes: the bundled models, or simulated ones."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline import Client
+from support.evidence import Evidence
+from support.processes import ServerProcess, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "MODELS",
+    "System",
+    "bundled_model",
+    "bundled_system",
+    "simulated_model",
+    "simulated_system",
+]
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+class System:
+    """Drafters, targets and orchestrators, each a process; every orchestrator uses all of them."""
+
+    def __init__(
+        self,
+        *,
+        drafters: list[ServerProcess],
+        targets: list[ServerProcess],
+        orchestrator_count: int = 1,
+        orchestrator_flags: tuple[str, ...] = (),
+    ) -> None:
+        self.drafters = drafters
+        self.targets = targets
+        flags = [f"--targets={_endpoints(targets)}", *orchestrator_flags]
+        if drafters:
+            flags.append(f"--drafters={_endpoints(drafters)}")
+        self.orchestrators = [
+            ServerProcess("orchestrator", *flags, name=f"orchestrator-{index}")
+            for index in range(orchestrator_count)
+        ]
+
+    @property
+    def models(self) -> list[ServerProcess]:
+        return [*self.drafters, *self.targets]
+
+    @contextmanager
+    def running(self) -> Iterator[System]:
+        with running(*self.models, *self.orchestrators):
+            yield self
+
+    def client(self, index: int = 0) -> Client:
+        return Client(self.orchestrators[index].address)
+
+    def watch(self) -> Evidence:
+        return Evidence(targets=self.targets, drafters=self.drafters)
+
+
+def bundled_model(role: str, index: int = 0, *, directory: Path | None = None) -> ServerProcess:
+    """Return a server of a bundled model, in fp32 on one thread; or of another directory's."""
+    flags = (f"--model={directory or MODELS / f'python-{role}'}", "--dtype=float32", "--threads=1")
+    return ServerProcess(role, *flags, "--device=cpu", "--debug-calls", name=f"{role}-{index}")
+
+
+def bundled_system(*, target_count: int) -> System:
+    return System(
+        drafters=[bundled_model("drafter")],
+        targets=[bundled_model("target", index) for index in range(target_count)],
+    )
+
+
+def simulated_model(
+    role: str, index: int = 0, *, seconds: float = 0.005, **settings: Any
+) -> ServerProcess:
+    """Return a server of a model that waits; settings are named as the server's flags."""
+    latencies = {"simulated_ttft_seconds": seconds, "simulated_tpot_seconds": seconds}
+    flags = {"backend": "simulated", **latencies, **settings}
+    arguments = (f"--{name.replace('_', '-')}={value}" for name, value in flags.items())
+    return ServerProcess(role, *arguments, "--debug-calls", name=f"{role}-{index}")
+
+
+def simulated_system(
+    *,
+    drafter_count: int = 1,
+    target_count: int = 2,
+    orchestrator_count: int = 1,
+    acceptance_rate: float = 0.8,
+) -> System:
+    return System(
+        drafters=[
+            simulated_model(
+                "drafter", index, seconds=0.001, simulated_acceptance_rate=acceptance_rate
+            )
+            for index in range(drafter_count)
+        ],
+        targets=[simulated_model("target", index) for index in range(target_count)],
+        orchestrator_count=orchestrator_count,
+    )
+
+
+def _endpoints(servers: list[ServerProcess]) -> str:
+    return ",".join(f"{server.name}={server.address}" for server in servers)

@@ -1,0 +1,35 @@
+import asyncio
+import os
+import threading
+
+import pytest
+
+from support.fake_orchestrator import FakeOrchestrator, serving
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_machine(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PACELINE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def fake():
+    """Serve a fake orchestrator from a thread, for commands that run an event loop themselves."""
+    orchestrator = FakeOrchestrator()
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def serve():
+        async with serving(orchestrator):
+            started.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert started.wait(10)
+    yield orchestrator
+    loop.call_soon_threadsafe(end.set)
+    thread.join(10)
+    loop.close()

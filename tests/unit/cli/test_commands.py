@@ -1,0 +1,256 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from paceline import errors
+from paceline_cli.__main__ import main
+from support.fake_orchestrator import Leg
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for command in ("check-pair", "demo", "generate", "health", "info", "serve", "up"):
+        assert f"\n  {command} " in out
+
+
+def test_help_loads_no_command():
+    check = (
+        "import sys; from paceline_cli.__main__ import main; main(['--help']);"
+        "print([m for m in ('grpc', 'pydantic', 'rich', 'torch') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, check=True, text=True
+    )
+    assert result.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("command", ["check-pair", "demo", "generate", "health", "info", "up"])
+def test_the_help_of_each_command_has_examples(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"  paceline {command}" in out
+    assert "PACELINE_" in out
+
+
+def test_an_unknown_command_is_told_its_nearest(capsys):
+    code, _, err = run(capsys, "generat")
+    assert code == 2
+    assert "did you mean 'generate'?" in err
+
+
+def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fake):
+    code, out, err = run(capsys, "generate", "x", "--address", fake.address, "--max-tokens", "3")
+    assert (code, out) == (0, "3 4 5 ")
+    assert "3 tokens" in err
+    assert "DSI" in err
+    assert "ended by length" in err
+
+
+def test_generate_sends_what_the_options_say(capsys, fake):
+    arguments = [
+        "--strategy",
+        "si",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "5",
+        "--stop",
+        "a,b",
+        "--stop",
+        "c",
+    ]
+    run(capsys, "generate", *arguments, "x y", "--address", fake.address)
+    request = fake.requests[0]
+    assert request.text == "x y"
+    assert request.strategy == 3
+    assert request.sampling.top_p == 0.9
+    assert not request.sampling.HasField("top_k")
+    assert request.seed == 5
+    assert list(request.stop_strings) == ["a,b", "c"]
+
+
+def test_generate_marks_the_targets_own_tokens_where_there_are_no_colours(capsys, fake):
+    fake.script = [Leg(own_tokens={4})]
+    _, out, _ = run(capsys, "generate", "x", "--address", fake.address, "--show-origins")
+    assert out == "3 [4 ]5 6 7 "
+
+
+def test_generate_prints_json_lines(capsys, fake):
+    _, out, _ = run(capsys, "generate", "x", "--address", fake.address, "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events] == ["started", *["chunk"] * 5, "finished"]
+    assert events[0]["seed"] == 7
+    assert events[-1]["finish_reason"] == "length"
+
+
+def test_generate_writes_the_timeline(capsys, fake, tmp_path):
+    picture = tmp_path / "t.svg"
+    code, _, err = run(
+        capsys, "generate", "x", "--address", fake.address, "--timeline", str(picture)
+    )
+    assert code == 0
+    assert str(picture) in err
+    assert fake.requests[0].include_timeline
+    ET.parse(picture)
+
+
+def test_generate_reads_the_prompt_from_a_file(capsys, fake, tmp_path):
+    (tmp_path / "prompt.py").write_text("def f():\n")
+    run(capsys, "generate", "--file", str(tmp_path / "prompt.py"), "--address", fake.address)
+    assert fake.requests[0].text == "def f():\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "--max-toknes", "3"], "did you mean --max-tokens?"),
+        (["x", "--temperature", "hot"], "--temperature"),
+        (["x", "--strategy", "fastest"], "--strategy"),
+        (["x", "--address", "nowhere"], "--address: must be HOST:PORT"),
+        (["x", "--max-tokens"], "expected one argument"),
+        (["def", "f():"], "unexpected argument 'f():'; quote what has spaces"),
+        (["x", "--tls-key", "key.pem"], "tls_certificate and tls_key go together"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "--temperature", "nan"], "temperature: must be finite"),
+        (["x", "--max-tokens", "-1"], "max_tokens"),
+        ([], "prompt: give one"),
+        (["x", "--file", "y"], "prompt: give one"),
+        (["--file", "/nowhere/at/all"], "prompt: cannot read it"),
+        (["x", "--address", "example.com:1"], "no TLS"),
+        (["x", "--tls-authority", "/nowhere/ca.pem"], "/nowhere/ca.pem: No such file"),
+        (["x", "--address", "127.0.0.1:1"], "`paceline up` starts a system"),
+    ],
+)
+def test_what_goes_wrong_later_is_one_line_and_exit_code_1(capsys, arguments, words):
+    code, _, err = run(capsys, "generate", *arguments)
+    assert code == 1
+    assert err.startswith("paceline: ")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_an_error_of_the_server_is_one_line(capsys, fake):
+    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in (0, 1]"))]
+    code, _, err = run(capsys, "generate", "x", "--address", fake.address)
+    assert (code, err) == (1, "paceline: top_p: must be in (0, 1]\n")
+
+
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores Ctrl-C, and so would the processes that it starts."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_cancels_the_call_and_exits_130(fake):
+    fake.script = [Leg(chunks=2, hangs=True)]
+    command = [sys.executable, "-m", "paceline_cli", "generate", "x", "--address", fake.address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.read(4) == "3 4 "
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 10
+    while not fake.cancelled.is_set() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert fake.cancelled.is_set()
+
+
+def test_info_lists_the_servers(capsys, fake):
+    code, out, _ = run(capsys, "info", "--address", fake.address)
+    assert code == 0
+    assert "target-0" in out
+    assert json.loads(run(capsys, "info", "--json", "--address", fake.address)[1])["version"] == "1"
+
+
+def test_health_says_it_with_the_exit_code(capsys, fake):
+    code, out, _ = run(capsys, "health", "127.0.0.1:1", "--timeout-seconds", "2")
+    assert code == 1
+    assert out.startswith("127.0.0.1:1 ")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run(
+        capsys, "up", "--backend", "simulated", "--log-directory", str(tmp_path / "file" / "x")
+    )
+    assert code == 1
+    assert err.startswith(f"paceline: {tmp_path}")
+
+
+def test_up_without_models_says_where_it_looked(capsys, tmp_path):
+    code, _, err = run(capsys, "up", "--models", str(tmp_path))
+    assert code == 1
+    assert str(tmp_path) in err
+    assert "--models FOLDER" in err
+
+
+def test_serve_names_the_roles(capsys):
+    assert run(capsys, "serve")[0] == 0
+    code, _, err = run(capsys, "serve", "router")
+    assert code == 2
+    assert "drafter, target, orchestrator" in err
+
+
+def test_the_environment_and_a_file_set_options_and_flags_win(capsys, fake, monkeypatch, tmp_path):
+    (tmp_path / "c.yaml").write_text("max_tokens: 2\nseed: 1\ntop_k: 9\n")
+    monkeypatch.setenv("PACELINE_ADDRESS", fake.address)
+    monkeypatch.setenv("PACELINE_SEED", "2")
+    monkeypatch.setenv("PACELINE_TOP_K", "8")
+    run(capsys, "generate", "x", "--top-k", "7", "--config", str(tmp_path / "c.yaml"))
+    request = fake.requests[0]
+    assert (request.max_tokens, request.seed, request.sampling.top_k) == (2, 2, 7)
+
+
+def test_a_variable_holds_one_of_what_can_be_repeated(capsys, fake, monkeypatch):
+    monkeypatch.setenv("PACELINE_STOP", "a,b")
+    monkeypatch.setenv("PACELINE_SERVERS", f"{fake.address},{fake.address}")
+    run(capsys, "generate", "x", "--address", fake.address)
+    assert list(fake.requests[0].stop_strings) == ["a,b"]
+    assert run(capsys, "health")[1].count(fake.address) == 2
+
+
+def test_a_variable_of_another_command_is_no_mistake_but_a_misspelt_one_is(
+    capsys, fake, monkeypatch
+):
+    monkeypatch.setenv("PACELINE_MAX_TOKENS", "2")
+    assert run(capsys, "info", "--address", fake.address)[0] == 0
+    monkeypatch.setenv("PACELINE_ADRESS", "x")
+    with pytest.raises(SystemExit):
+        main(["info"])
+    assert "PACELINE_ADRESS" in capsys.readouterr().err
+
+
+def test_an_unknown_key_of_the_file_is_a_mistake(capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("max_token: 2\n")
+    with pytest.raises(SystemExit):
+        main(["generate", "x", "--config", str(tmp_path / "c.yaml")])
+    assert "did you mean max_tokens?" in capsys.readouterr().err

@@ -1,0 +1,109 @@
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline_cli import local_server, local_system
+from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fake_servers(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    for role in ("DRAFTER", "TARGET", "ORCHESTRATOR"):
+        monkeypatch.setattr(local_system, f"_{role}", "support.fake_server")
+
+
+async def test_all_servers_run_inside_the_block_and_none_after_it():
+    ready = []
+    config = LocalSystemConfig(targets=2, drafters=1)
+    async with LocalSystem(config, on_ready=lambda server: ready.append(server.name)) as system:
+        names = ["drafter-0", "target-0", "target-1", "orchestrator"]
+        assert [server.name for server in system.servers] == names
+        assert sorted(ready) == sorted(names)
+        pids = [server.pid for server in system.servers]
+        assert all(map(psutil.pid_exists, pids))
+        assert system.orchestrator_address == f"127.0.0.1:{system.orchestrator.pid}"
+        logs = system.orchestrator.log_file.parent
+    assert not any(map(psutil.pid_exists, pids))
+    assert not logs.exists()
+
+
+async def test_the_orchestrator_is_told_of_all_model_servers():
+    config = LocalSystemConfig(targets=1, more_targets=("far:1",), more_drafters=("near:2",))
+    async with LocalSystem(config) as system:
+        command = psutil.Process(system.orchestrator.pid).cmdline()
+        assert f"--targets=target-0={system.targets[0].address},far:1" in command
+        assert f"--drafters=drafter-0={system.drafters[0].address},near:2" in command
+
+
+async def test_a_server_that_cannot_start_is_named_with_its_last_words():
+    config = LocalSystemConfig(targets=2, target_arguments=("--fails",))
+    before = psutil.Process().children()
+    with pytest.raises(ServerExitedError) as caught:
+        await LocalSystem(config).__aenter__()
+    assert "target-0 exited with 3" in str(caught.value)
+    assert "no such model" in str(caught.value)
+    assert not set(psutil.Process().children()) - set(before)
+
+
+async def test_an_orchestrator_that_cannot_start_is_no_exception_group():
+    config = LocalSystemConfig(orchestrator_arguments=("--fails",))
+    with pytest.raises(ServerExitedError, match="orchestrator exited"):
+        await LocalSystem(config).__aenter__()
+
+
+async def test_a_killed_server_can_be_started_again_at_its_address():
+    async with LocalSystem(LocalSystemConfig(targets=1)) as system:
+        target = system.targets[0]
+        address, pid = target.address, target.pid
+        await target.kill()
+        ended = await system.wait_for_exit()
+        assert ended is target
+        assert target.exit_code == -signal.SIGKILL
+        await target.restart()
+        assert target.exit_code is None
+        assert target.address == address
+        assert target.pid != pid
+
+
+async def test_a_server_that_does_not_stop_is_killed(monkeypatch):
+    monkeypatch.setattr(local_server, "_STOP_SECONDS", 0.1)
+    async with LocalSystem(LocalSystemConfig(targets=1, target_arguments=("--deaf",))) as system:
+        target = system.targets[0]
+    assert target.exit_code == -signal.SIGKILL
+
+
+async def test_servers_do_not_inherit_settings(monkeypatch):
+    monkeypatch.setenv("PACELINE_LISTEN", "127.0.0.1:1")
+    async with LocalSystem(LocalSystemConfig()) as system:
+        assert "PACELINE_LISTEN" not in psutil.Process(system.orchestrator.pid).environ()
+
+
+def test_no_server_outlives_a_killed_parent():
+    program = textwrap.dedent("""
+        import asyncio, sys
+        from paceline_cli import local_system
+        local_system._DRAFTER = local_system._TARGET = "support.fake_server"
+        local_system._ORCHESTRATOR = "support.fake_server"
+
+        async def main():
+            async with local_system.LocalSystem(local_system.LocalSystemConfig()) as system:
+                print(*(server.pid for server in system.servers), flush=True)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.communicate()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert len(children) == 4
+    assert not alive

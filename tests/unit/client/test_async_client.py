@@ -1,0 +1,201 @@
+import asyncio
+
+import pytest
+
+from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOrigin, errors
+from support.fake_orchestrator import PROMPT_LENGTH, SEED, Leg
+
+WHOLE_TEXT = "3 4 5 6 7 "
+
+
+@pytest.fixture
+async def client(fake):
+    async with AsyncClient(fake.address, timeout=20) as opened:
+        yield opened
+
+
+async def cancel_is_seen(fake):
+    async with asyncio.timeout(10):
+        await fake.cancelled.wait()
+
+
+async def test_chunks_have_absolute_positions_text_and_origins(client):
+    chunks = [chunk async for chunk in client.generate("x")]
+    assert "".join(chunk.text for chunk in chunks) == WHOLE_TEXT
+    assert [chunk.position for chunk in chunks] == [3, 4, 5, 6, 7]
+    assert chunks[0].origins == (TokenOrigin.ACCEPTED_DRAFT,)
+
+
+async def test_the_stream_tells_how_it_started_and_finished(client):
+    stream = client.generate("x")
+    assert stream.started is None
+    assert stream.finished is None
+    completion = await stream.collect()
+    assert completion.text == WHOLE_TEXT
+    assert completion.token_ids == (3, 4, 5, 6, 7)
+    assert stream.started.strategy is Strategy.DISTRIBUTED
+    assert stream.started.seed == SEED
+    assert stream.finished.finish_reason is FinishReason.LENGTH
+    assert stream.finished.usage.prompt_token_count == PROMPT_LENGTH
+    assert stream.finished.statistics.fallbacks == {"target_lost": 1}
+    assert stream.finished.timeline[0].server == "target-0"
+
+
+async def test_nothing_is_sent_before_the_stream_is_iterated(client, fake):
+    client.generate("x")
+    assert await client.generate("y").text() == WHOLE_TEXT
+    assert [request.text for request in fake.requests] == ["y"]
+
+
+async def test_timeline_events_come_between_the_chunks(client):
+    stream = client.generate("x", stream_timeline=True, max_tokens=2)
+    kinds = [type(event).__name__ async for event in stream.events()]
+    assert kinds == ["Chunk", "TimelineEvent"] * 2
+    assert TimelineEvent.__name__ not in [
+        type(chunk).__name__ async for chunk in client.generate("x", stream_timeline=True)
+    ]
+
+
+async def test_break_cancels_the_call(client, fake):
+    fake.script = [Leg(chunks=2, hangs=True)]
+    stream = client.generate("x")
+    async for _ in stream:
+        break
+    await cancel_is_seen(fake)
+
+
+async def test_the_end_of_the_with_block_cancels_the_call(client, fake):
+    fake.script = [Leg(chunks=2, hangs=True)]
+    async with client.generate("x") as stream:
+        chunks = aiter(stream)
+        await anext(chunks)
+    await cancel_is_seen(fake)
+
+
+async def test_cancelling_the_reading_task_cancels_the_call(client, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await client.generate("x").text()
+    await cancel_is_seen(fake)
+
+
+async def test_closing_under_a_reader_gives_it_a_typed_error(client, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    stream = client.generate("x")
+    first = asyncio.Event()
+
+    async def read():
+        async for _ in stream:
+            first.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(expect(errors.ClientCancelledError, read()))
+        await first.wait()
+        await stream.aclose()
+    assert reader.done()
+
+
+async def test_closing_the_client_under_a_reader_gives_it_a_typed_error(fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    async with AsyncClient(fake.address, timeout=20) as client:
+        stream = client.generate("x")
+
+        async def read():
+            async for _ in stream:
+                await client.close()
+
+        await expect(errors.ClientCancelledError, read())
+
+
+async def expect(error, awaitable):
+    with pytest.raises(error):
+        await awaitable
+
+
+async def test_a_left_generation_goes_on_without_gap_or_duplicate(client, fake):
+    stream = client.generate("x", request_id="mine")
+    async for chunk in stream:
+        if chunk.position == 4:
+            break
+    rest = client.resume(stream)
+    assert [chunk.position async for chunk in rest] == [5, 6, 7]
+    assert await client.resume(stream).text() == WHOLE_TEXT
+    assert list(fake.requests[1].resume_token_ids) == [3, 4]
+    assert fake.requests[1].seed == SEED
+    assert fake.requests[1].request_id == "mine"
+
+
+async def test_iterating_again_goes_on_where_it_was_left(client, fake):
+    stream = client.generate("x")
+    async for chunk in stream:
+        if chunk.position == 4:
+            break
+    assert await stream.text() == WHOLE_TEXT
+    assert list(fake.requests[1].resume_token_ids) == [3, 4]
+
+
+async def test_a_broken_stream_is_resumed_by_itself(client, fake):
+    lost = errors.ConnectionLostError("gone")
+    again = errors.DrainingError("draining", retry_after_seconds=0.01)
+    fake.script = [Leg(chunks=2, error=lost), Leg(error=again), Leg(chunks=1, error=again)]
+    assert await client.generate("x", resume_attempts=3).text() == WHOLE_TEXT
+    assert [len(request.resume_token_ids) for request in fake.requests] == [0, 2, 2, 3]
+
+
+async def test_the_error_is_raised_when_the_attempts_are_used_up(client, fake):
+    again = errors.DrainingError("draining", retry_after_seconds=0.01)
+    fake.script = [Leg(chunks=1, error=again), Leg(chunks=1, error=again)]
+    stream = client.generate("x", resume_attempts=1)
+    with pytest.raises(errors.DrainingError):
+        await stream.text()
+    assert await client.resume(stream).text() == WHOLE_TEXT
+
+
+async def test_a_wrong_request_is_not_sent_again(client, fake):
+    fake.script = [Leg(error=errors.InvalidFieldError.of("top_p", "must be in (0, 1]"))]
+    with pytest.raises(errors.InvalidFieldError, match="top_p") as caught:
+        await client.generate("x", resume_attempts=5).text()
+    assert caught.value.violations[0].field == "top_p"
+    assert len(fake.requests) == 1
+
+
+async def test_another_model_does_not_go_on_with_the_text(client, fake):
+    lost = errors.DrainingError("gone", retry_after_seconds=0.01)
+    fake.script = [Leg(chunks=2, error=lost), Leg(fingerprint="model-b")]
+    with pytest.raises(errors.ModelMismatchError, match="model-b"):
+        await client.generate("x", resume_attempts=1).text()
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+async def test_a_gap_or_duplicate_is_an_error(client, fake, shift):
+    fake.script = [Leg(shift=shift)]
+    with pytest.raises(errors.InvariantViolatedError, match="where 3 was due"):
+        await client.generate("x").text()
+
+
+async def test_a_stream_without_its_end_is_an_error(client, fake):
+    fake.script = [Leg(omits_finish=True)]
+    with pytest.raises(errors.InvariantViolatedError, match="last message"):
+        await client.generate("x").text()
+
+
+async def test_the_deadline_ends_a_hanging_stream(client, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    with pytest.raises(errors.DeadlineError):
+        await client.generate("x", timeout=0.3).text()
+
+
+async def test_no_server_is_a_lost_connection():
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(errors.ConnectionLostError):
+            await client.generate("x").text()
+        with pytest.raises(errors.ConnectionLostError):
+            await client.info()
+
+
+async def test_info_describes_the_servers(client):
+    info = await client.info()
+    assert info.model_name == "fake"
+    assert info.servers[0].role == "target"
+    assert info.servers[0].ready

@@ -1,0 +1,70 @@
+import grpc
+import pytest
+import trustme
+
+from paceline import AsyncClient, Tls, errors
+from paceline.channel import is_loopback
+from support.fake_orchestrator import FakeOrchestrator, serving
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1", "127.0.0.1:1", "127.8.0.1:1", "[::1]:1", "unix:/tmp/x", "ipv4:127.0.0.1:1",
+     "dns:///localhost:1", "ipv4:127.0.0.1:1,127.0.0.1:2"],
+)  # fmt: skip
+def test_these_are_on_this_machine(address):
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["example.com:1", "10.0.0.1:1", "0.0.0.0:1", "dns:///example.com:1", "localhost.example:1",
+     "ipv4:127.0.0.1:1,10.0.0.1:1"],
+)  # fmt: skip
+def test_these_are_elsewhere(address):
+    assert not is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:", "localhost:http", ":1"])
+def test_an_address_needs_host_and_port(address):
+    with pytest.raises(errors.InvalidFieldError, match="HOST:PORT"):
+        is_loopback(address)
+
+
+async def test_plaintext_off_this_machine_must_be_allowed():
+    with pytest.raises(errors.InvalidFieldError, match="say insecure"):
+        AsyncClient("example.com:443")
+    await AsyncClient("example.com:443", insecure=True).close()
+
+
+async def test_a_missing_certificate_file_is_named(tmp_path):
+    with pytest.raises(errors.InvalidFieldError, match="nowhere"):
+        AsyncClient("localhost:1", tls=Tls(ca_file=tmp_path / "nowhere.pem"))
+    with pytest.raises(errors.InvalidFieldError, match="belong together"):
+        AsyncClient("localhost:1", tls=Tls(certificate_file=tmp_path / "a.pem"))
+
+
+async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):
+    authority = trustme.CA()
+    server, user = authority.issue_cert("localhost"), authority.issue_cert("user@localhost")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    user.private_key_pem.write_to_path(tmp_path / "key.pem")
+    user.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    credentials = grpc.ssl_server_credentials(
+        [(server.private_key_pem.bytes(), server.cert_chain_pems[0].bytes())],
+        root_certificates=authority.cert_pem.bytes(),
+        require_client_auth=True,
+    )
+    trusting = Tls(ca_file=tmp_path / "ca.pem", server_name="localhost")
+    trusted = Tls(
+        ca_file=tmp_path / "ca.pem",
+        certificate_file=tmp_path / "cert.pem",
+        key_file=tmp_path / "key.pem",
+        server_name="localhost",
+    )
+    async with serving(FakeOrchestrator(), credentials) as fake:
+        async with AsyncClient(fake.address, tls=trusted) as client:
+            assert (await client.info()).model_name == "fake"
+        async with AsyncClient(fake.address, tls=trusting) as client:
+            with pytest.raises(errors.ConnectionLostError):
+                await client.info()

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+
+from paceline import Strategy, VerificationRule, errors
+from paceline.request import build_request
+from paceline.v1 import orchestrator_service_pb2 as pb
+
+
+def test_what_is_left_out_is_left_to_the_server():
+    assert build_request("def f", {}) == pb.GenerateRequest(text="def f")
+
+
+def test_options_are_said_in_the_wires_words():
+    request = build_request(
+        [1, 2],
+        {
+            "max_tokens": 8,
+            "stop": "\n\n",
+            "temperature": 0.0,
+            "seed": 0,
+            "strategy": "distributed",
+            "targets": 2,
+            "rule": VerificationRule.REJECTION,
+            "dispatch": "blocks",
+            "add_special_tokens": False,
+        },
+    )
+    assert list(request.token_ids.ids) == [1, 2]
+    assert request.HasField("seed")
+    assert request.sampling.HasField("temperature")
+    assert not request.sampling.HasField("top_p")
+    assert list(request.stop_strings) == ["\n\n"]
+    assert request.strategy == pb.STRATEGY_DISTRIBUTED
+    assert request.target_count == 2
+    assert request.verification_rule == 2
+    assert request.dispatch_policy == pb.DISPATCH_POLICY_BLOCKS
+    assert request.HasField("add_special_tokens")
+
+
+def test_every_field_of_the_wire_can_be_asked_for():
+    every = {
+        "max_tokens": 1,
+        "stop": ["a"],
+        "temperature": 1.0,
+        "top_k": 1,
+        "top_p": 0.5,
+        "min_p": 0.5,
+        "seed": 1,
+        "strategy": Strategy.AUTO,
+        "lookahead": 1,
+        "targets": 1,
+        "drafters": 1,
+        "rule": "exact",
+        "dispatch": "work_conserving",
+        "ignore_eos": True,
+        "logprobs": True,
+        "add_special_tokens": True,
+        "parse_special_tokens": True,
+        "include_timeline": True,
+        "stream_timeline": True,
+        "request_id": "r",
+        "resume_token_ids": [1],
+    }
+    request = build_request("x", every)
+    unset = set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - {
+        f.name for f, _ in request.ListFields()
+    }
+    assert unset == {"token_ids"}
+    assert len(request.sampling.ListFields()) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", -1),
+        ("seed", -1),
+        ("top_k", 2**40),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("strategy", "fastest"),
+        ("strategy", "unknown"),
+        ("stop", [1]),
+    ],
+)
+def test_a_value_that_cannot_be_sent_names_its_field(name, value):
+    with pytest.raises(errors.InvalidFieldError, match=name):
+        build_request("x", {name: value})
+
+
+@pytest.mark.parametrize("prompt", [b"def f", None, 7, [-1], ["a"], "\ud800"])
+def test_a_prompt_is_text_or_token_ids(prompt):
+    with pytest.raises(errors.InvalidFieldError):
+        build_request(prompt, {})
+
+
+def test_an_unknown_option_is_a_type_error():
+    with pytest.raises(TypeError, match="max_token"):
+        build_request("x", {"max_token": 1})

@@ -1,0 +1,85 @@
+import asyncio
+
+import pytest
+
+from paceline import Client, TimelineEvent, errors
+from support.fake_orchestrator import Leg
+
+WHOLE_TEXT = "3 4 5 6 7 "
+
+
+@pytest.fixture
+def in_thread(fake):
+    """Run a function of a blocking client beside the event loop that serves it."""
+
+    async def run(function):
+        def call():
+            with Client(fake.address, timeout=20) as client:
+                return function(client)
+
+        return await asyncio.to_thread(call)
+
+    return run
+
+
+async def test_streams_collects_and_describes(in_thread):
+    def use(client):
+        stream = client.generate("x")
+        texts = [chunk.text for chunk in stream]
+        return texts, stream.finished, client.generate("x").text(), client.info()
+
+    texts, finished, whole, info = await in_thread(use)
+    assert "".join(texts) == whole == WHOLE_TEXT
+    assert finished.usage.completion_token_count == 5
+    assert info.model_name == "fake"
+
+
+async def test_timeline_events_come_between_the_chunks(in_thread):
+    events = await in_thread(lambda c: list(c.generate("x", stream_timeline=True).events()))
+    assert isinstance(events[1], TimelineEvent)
+
+
+async def test_break_cancels_the_call(in_thread, fake):
+    fake.script = [Leg(chunks=2, hangs=True)]
+
+    def leave(client):
+        stream = client.generate("x")
+        for _ in stream:
+            break
+        return stream  # held, so that only the break can have cancelled it
+
+    held = await in_thread(leave)
+    async with asyncio.timeout(10):
+        await fake.cancelled.wait()
+    assert held.finished is None
+
+
+async def test_a_left_generation_goes_on_where_it_was(in_thread):
+    def use(client):
+        with client.generate("x") as stream:
+            for chunk in stream:
+                if chunk.position == 4:
+                    break
+        with pytest.raises(errors.ClientCancelledError):
+            next(iter(stream))
+        return [chunk.position for chunk in client.resume(stream)]
+
+    assert await in_thread(use) == [5, 6, 7]
+
+
+async def test_a_broken_stream_is_resumed_by_itself(in_thread, fake):
+    fake.script = [Leg(chunks=2, error=errors.DrainingError("away", retry_after_seconds=0.01))]
+    assert await in_thread(lambda c: c.generate("x", resume_attempts=1).text()) == WHOLE_TEXT
+
+
+async def test_errors_are_typed(in_thread, fake):
+    fake.script = [Leg(error=errors.OverloadedError("full", retry_after_seconds=3))]
+    with pytest.raises(errors.OverloadedError) as caught:
+        await in_thread(lambda c: c.generate("x").text())
+    assert caught.value.retry_after_seconds == 3
+
+
+async def test_the_deadline_ends_a_hanging_stream(in_thread, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    with pytest.raises(errors.DeadlineError):
+        await in_thread(lambda c: c.generate("x", timeout=0.3).text())

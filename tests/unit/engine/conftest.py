@@ -1,0 +1,104 @@
+"""Models, hosts and calls for the engine's tests."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from paceline.prefix import prefix_digest
+from paceline_engine.backends.base import Backend, Interrupt, ModelCache
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import PrefixCall, SessionSpec
+from paceline_engine.host import HostLimits, ModelHost
+from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+__all__ = ["sixteen_token_model", "tiny_pair"]
+
+# Two threads on a busy machine spend milliseconds at each other's barriers.
+torch.set_num_threads(1)
+
+NEVER = Interrupt()
+QUICK = HostLimits(warm_up_rounds=0)
+
+
+@pytest.fixture(scope="session")
+def target(tiny_pair: TinyPair) -> TransformersBackend:
+    return TransformersBackend(str(tiny_pair.target))
+
+
+@pytest.fixture(scope="session")
+def drafter(tiny_pair: TinyPair) -> TransformersBackend:
+    return TransformersBackend(str(tiny_pair.drafter))
+
+
+def instant(**settings: float) -> SimulatedBackend:
+    """A simulated model that takes no time."""
+    return SimulatedBackend(
+        SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0, **settings)  # type: ignore[arg-type]
+    )
+
+
+class Gate(SimulatedBackend):
+    """An instant simulated model, each of whose forwards waits at a gate until it may pass."""
+
+    def __init__(self) -> None:
+        super().__init__(SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0))
+        self.open = Interrupt()
+        self.entered: list[int] = []
+        self.failures: list[BaseException] = []
+
+    def new_cache(self, spec: SessionSpec):
+        cache = super().new_cache(spec)
+        forward = cache._forward
+
+        def gated(token_ids, *, rows, interrupt):
+            self.entered.append(rows)
+            while not self.open.wait(0.0005) and not interrupt.is_set():
+                pass
+            if self.failures:
+                raise self.failures.pop()
+            return forward(token_ids, rows=rows, interrupt=interrupt)
+
+        cache._forward = gated  # type: ignore[method-assign]
+        return cache
+
+
+@asynccontextmanager
+async def running(
+    backend: Backend, *, limits: HostLimits = QUICK, **settings: object
+) -> AsyncIterator[ModelHost]:
+    host = ModelHost(lambda: backend, limits=limits, **settings)  # type: ignore[arg-type]
+    await host.start()
+    try:
+        yield host
+    finally:
+        await host.stop()
+
+
+def call_on(session_id: str, sequence: int, *, base: list[int], append: list[int]) -> PrefixCall:
+    """A call on top of the tokens that the session holds."""
+    digest = prefix_digest(base) if base else b""
+    return PrefixCall(session_id, sequence, len(base), digest, tuple(append))
+
+
+def continuation(cache: ModelCache, prompt: list[int], count: int) -> list[int]:
+    """The oracle: plain decoding, one token at a time."""
+    text = array("I", prompt)
+    for _ in range(count):
+        text.append(cache.draft(text, interrupt=NEVER).value.token_id)
+    return text.tolist()[len(prompt) :]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop and the worker go on until something is so; the test's timeout is the limit."""
+    while not condition():  # noqa: ASYNC110 - the worker thread has no event to offer
+        await asyncio.sleep(0.0005)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline_engine import fields
+from paceline_engine.calls import (
+    PrefixCall,
+    SamplingParameters,
+    SessionSpec,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+from unit.engine.conftest import instant
+
+MODEL = instant(vocabulary_size=100, context_length=1000).description
+DIGEST = bytes(16)
+CALL = PrefixCall("s", 1, 4, DIGEST, (1, 2))
+
+
+def refused_field(check, *arguments, **settings) -> str:
+    with pytest.raises(InvalidFieldError) as caught:
+        check(*arguments, **settings)
+    return caught.value.violations[0].field
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("temperature", [0.0, 1e-300, 100.0], [-1e-9, 100.1, math.nan, math.inf]),
+        ("top_k", [0, 1, 100], [-1, 101]),
+        ("top_p", [1e-9, 1.0], [0.0, -0.1, 1.0001, math.nan, math.inf]),
+        ("min_p", [0.0, 1.0], [-0.1, 1.0001, math.nan, -math.inf]),
+    ],
+)
+def test_sampling_parameters_have_limits(name, good, bad):
+    for value in good:
+        fields.check_spec(SessionSpec(10, SamplingParameters(**{name: value})), MODEL)
+    for value in bad:
+        spec = SessionSpec(10, SamplingParameters(**{name: value}))
+        assert refused_field(fields.check_spec, spec, MODEL) == f"spec.sampling.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "good", "bad"),
+    [
+        ("reserve_length", "spec.reserve_length", [1, 1000], [0, -1, 1001]),
+        ("seed", "spec.seed", [0, 2**53 - 1], [-1, 2**53]),
+        ("lease_seconds", "spec.lease", [1.0, 300.0], [0.99, 300.1, math.nan, math.inf]),
+        ("request_id", "spec.request_id", ["", "a.B_9-" * 10], ["a b", "x" * 65, "a\n", "é"]),
+    ],
+)
+def test_session_fields_have_limits(name, field, good, bad):
+    for value in good:
+        fields.check_spec(replace(SessionSpec(10), **{name: value}), MODEL)
+    for value in bad:
+        spec = replace(SessionSpec(10), **{name: value})
+        assert refused_field(fields.check_spec, spec, MODEL) == field
+
+
+def test_a_rule_that_the_model_lacks_is_unsupported_unless_greedy():
+    spec = SessionSpec(10, SamplingParameters(temperature=1.0), rule=VerificationRule.REJECTION)
+    with pytest.raises(UnsupportedError):
+        fields.check_spec(spec, MODEL)
+    fields.check_spec(replace(spec, sampling=SamplingParameters()), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"sequence": 0}, "call.sequence"),
+        ({"sequence": 2**64}, "call.sequence"),
+        ({"base_length": -1}, "call.base_length"),
+        ({"base_length": 21}, "call.base_length"),
+        ({"base_digest": b""}, "call.base_digest"),
+        ({"base_digest": bytes(15)}, "call.base_digest"),
+        ({"token_ids": (1, 100)}, "call.token_ids[1]"),
+        ({"token_ids": (-1,)}, "call.token_ids[0]"),
+        ({"token_ids": (1,) * 17}, "call.token_ids"),
+        ({"token_ids": (), "base_length": 0}, "call.token_ids"),
+    ],
+)
+def test_a_call_has_limits(change, field):
+    limits = {"reserved_length": 20, "vocabulary_size": 100}
+    fields.check_call(CALL, **limits)
+    fields.check_call(replace(CALL, base_length=0, base_digest=b""), **limits)
+    fields.check_call(replace(CALL, token_ids=(0, 99) * 8), **limits)
+    assert refused_field(fields.check_call, replace(CALL, **change), **limits) == field
+
+
+@pytest.mark.parametrize(
+    ("block", "options", "field"),
+    [
+        ((100,), {}, "draft_token_ids[0]"),
+        ((1,) * 15, {}, "draft_token_ids"),
+        ((1,), {"depth": 65536}, "speculation_depth"),
+        ((1,), {"depth": -1}, "speculation_depth"),
+        ((1,), {"distributions": (SparseDistribution((1,), (1.0,)),)}, "draft_distributions"),
+    ],
+)
+def test_a_block_has_limits(block, options, field):
+    settings = {"spec": SessionSpec(20), "vocabulary_size": 100}
+    fields.check_block(CALL, (1,) * 14, options=VerifyOptions(depth=65535), **settings)
+    found = refused_field(
+        fields.check_block, CALL, block, options=VerifyOptions(**options), **settings
+    )
+    assert found == field
+
+
+def test_a_block_has_at_most_1024_tokens():
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(5000), "vocabulary_size": 100}
+    fields.check_block(CALL, (1,) * 1024, **settings)
+    assert refused_field(fields.check_block, CALL, (1,) * 1025, **settings) == "draft_token_ids"
+
+
+def test_rejection_needs_a_distribution_for_each_draft_token():
+    spec = SessionSpec(20, rule=VerificationRule.REJECTION)
+    settings = {"options": VerifyOptions(), "spec": spec, "vocabulary_size": 100}
+    assert refused_field(fields.check_block, CALL, (1,), **settings) == "draft_distributions"
+
+
+@pytest.mark.parametrize(
+    ("ids", "probabilities", "field"),
+    [
+        ((), (), ""),
+        ((1,), (0.5, 0.5), ""),
+        (tuple(range(4097)), (1 / 4097,) * 4097, ""),
+        ((1, 100), (0.5, 0.5), ".token_ids[1]"),
+        ((1, 1), (0.5, 0.5), ".token_ids"),
+        ((2, 3), (0.5, 0.5), ".token_ids"),
+        ((1, 2), (0.5, 0.4), ".probabilities"),
+        ((1, 2), (1.0, 0.0), ".probabilities"),
+        ((1, 2), (1.5, -0.5), ".probabilities"),
+        ((1, 2), (math.nan, 1.0), ".probabilities"),
+        ((1, 2), (math.inf, 1.0), ".probabilities"),
+        ((1, 2, 3), (math.inf, -math.inf, 1.0), ".probabilities"),
+    ],
+)
+def test_a_distribution_has_limits(ids, probabilities, field):
+    good = SparseDistribution((1, 2), (0.5, 0.49995))
+    fields.check_distributions((1, 2), (good, good), vocabulary_size=100)
+    bad = SparseDistribution(ids, probabilities)
+    found = refused_field(fields.check_distributions, (2, 1), (good, bad), vocabulary_size=100)
+    assert found == f"draft_distributions[1]{field}"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "chunk_tokens", "field"),
+    [
+        (0, 1, "max_tokens"),
+        (1025, 1, "max_tokens"),
+        (15, 1, "max_tokens"),
+        (5, 0, "chunk_tokens"),
+        (5, 65, "chunk_tokens"),
+    ],
+)
+def test_a_window_has_limits(max_tokens, chunk_tokens, field):
+    fields.check_window(CALL, max_tokens=14, chunk_tokens=64, reserved_length=20)
+    found = refused_field(
+        fields.check_window,
+        CALL,
+        max_tokens=max_tokens,
+        chunk_tokens=chunk_tokens,
+        reserved_length=20,
+    )
+    assert found == field

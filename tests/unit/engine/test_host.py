@@ -1,0 +1,593 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import (
+    DrainingError,
+    InvalidFieldError,
+    LoadingError,
+    PacelineError,
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    SessionNotFoundError,
+    StaleCallError,
+    SupersededError,
+    UnsupportedError,
+)
+from paceline_engine.backends.base import DeviceLostError, ModelLoadError
+from paceline_engine.calls import (
+    PrefixCall,
+    SamplingParameters,
+    SessionSpec,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.loading import ModelSettings, load_backend
+from unit.engine.conftest import QUICK, Gate, call_on, continuation, instant, running, until
+
+PROMPT = [1, 2, 3]
+SPEC = SessionSpec(400)
+ORACLE = continuation(instant().new_cache(SPEC), PROMPT, 40)
+
+
+def opened(host: ModelHost, spec: SessionSpec = SPEC) -> str:
+    return host.open_session(spec).session_id
+
+
+def asked(session_id: str, sequence: int = 1, append: list[int] | None = None) -> PrefixCall:
+    return call_on(session_id, sequence, base=[], append=PROMPT if append is None else append)
+
+
+async def drafted(host: ModelHost, call: PrefixCall, **window: int) -> list[int]:
+    async with aclosing(host.draft(call, **window)) as stream:
+        return [token async for chunk in stream for token in chunk.token_ids]
+
+
+async def entered(gate: Gate, count: int = 1) -> None:
+    await until(lambda: len(gate.entered) >= count)
+
+
+def verifying(group: asyncio.TaskGroup, host: ModelHost, call: PrefixCall, block=(), **options):
+    """Start a verification whose error is its result, so that it does not end the group."""
+
+    async def verify():
+        try:
+            return await host.verify(call, block, options=VerifyOptions(**options))
+        except PacelineError as error:
+            return error
+
+    return group.create_task(verify(), name=f"verify {call.sequence}")
+
+
+# --- what calls do ----------------------------------------------------------------------------
+
+
+async def test_a_conversation_by_the_one_rule_gives_the_plain_text():
+    async with running(instant()) as host:
+        session = opened(host)
+        first = await host.verify(asked(session), [])
+        assert (first.accepted_count, first.next_token) == (0, ORACLE[0])
+        assert (first.prefix_length, first.held_length) == (3, 3)
+
+        block = [*ORACLE[1:3], 0]
+        call = call_on(session, 2, base=PROMPT, append=ORACLE[:1])
+        second = await host.verify(call, block)
+        assert (second.accepted_count, second.next_token) == (2, ORACLE[3])
+        assert (second.prefix_length, second.held_length) == (4, 7)
+
+        # Held are the rejected 0 too; the next base leaves it out.
+        base = PROMPT + ORACLE[:3]
+        third = await host.verify(call_on(session, 3, base=base, append=ORACLE[3:5]), ORACLE[5:9])
+        assert (third.accepted_count, third.next_token) == (4, ORACLE[9])
+        assert third.timing.row_count == 2 + 4
+
+
+async def test_nothing_appended_computes_the_last_row_again():
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(asked(session), ORACLE[:2])
+        again = await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+        assert (again.next_token, again.timing.row_count) == (ORACLE[0], 1)
+
+
+async def test_log_probabilities_come_when_asked_for():
+    async with running(instant()) as host:
+        session = opened(host)
+        options = VerifyOptions(logprobs=True)
+        verdict = await host.verify(asked(session), ORACLE[:2], options=options)
+        assert verdict.logprobs == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
+async def test_a_draft_streams_its_window_in_chunks_and_holds_it(chunk_tokens):
+    async with running(instant()) as host:
+        session = opened(host)
+        chunks = []
+        async with aclosing(
+            host.draft(asked(session), max_tokens=7, chunk_tokens=chunk_tokens)
+        ) as stream:
+            async for chunk in stream:
+                assert chunk.start_length == 3 + sum(len(x.token_ids) for x in chunks)
+                chunks.append(chunk)
+        assert all(len(chunk.token_ids) == chunk_tokens for chunk in chunks[:-1])
+        assert [token for chunk in chunks for token in chunk.token_ids] == ORACLE[:7]
+        assert sum(chunk.timing.forward_count for chunk in chunks) == 7
+        assert sum(chunk.timing.row_count for chunk in chunks) == 3 + 6
+        # The window goes on from there, with nothing sent again.
+        call = call_on(session, 2, base=PROMPT + ORACLE[:7], append=[])
+        assert await drafted(host, call, max_tokens=3) == ORACLE[7:10]
+
+
+async def test_two_drafts_take_turns_and_keep_their_texts_apart():
+    async with running(instant()) as host:
+        sessions = [opened(host), opened(host)]
+        other = continuation(instant().new_cache(SPEC), [9, 9], 20)
+        texts = await asyncio.gather(
+            drafted(host, asked(sessions[0]), max_tokens=20),
+            drafted(host, asked(sessions[1], append=[9, 9]), max_tokens=20),
+        )
+        assert texts == [ORACLE[:20], other]
+
+
+async def test_real_models_draft_and_verify_each_others_text(target, drafter):
+    spec = SessionSpec(200, SamplingParameters(temperature=0.9), seed=4)
+    oracle = continuation(target.new_cache(spec), PROMPT, 24)
+    async with running(target) as target_host, running(drafter) as drafter_host:
+        at_target, at_drafter = opened(target_host, spec), opened(drafter_host, spec)
+        text, accepted, sequence = list(PROMPT), 0, 0
+        while len(text) < len(PROMPT) + 24:
+            sequence += 1
+            call = call_on(at_drafter, sequence, base=[], append=text)
+            block = await drafted(drafter_host, call, max_tokens=4)
+            verdict = await target_host.verify(
+                call_on(at_target, sequence, base=[], append=text), block
+            )
+            accepted += verdict.accepted_count
+            text += [*block[: verdict.accepted_count], verdict.next_token]
+        assert text[len(PROMPT) :][:24] == oracle
+        # Neither nothing nor everything: the pair's models differ, and are related.
+        assert 0 < accepted < target_host.statistics().judged_tokens
+        # Whole prefixes were sent each time, and none was computed twice.
+        assert target_host.statistics().rows < 24 * 5 + len(PROMPT)
+
+
+async def test_rejection_goes_through_with_its_distributions(target, drafter):
+    spec = SessionSpec(200, SamplingParameters(1.0), seed=4, rule=VerificationRule.REJECTION)
+    async with running(target) as target_host, running(drafter) as drafter_host:
+        at_target, at_drafter = opened(target_host, spec), opened(drafter_host, spec)
+        async with aclosing(
+            drafter_host.draft(asked(at_drafter), max_tokens=4, chunk_tokens=4)
+        ) as stream:
+            (chunk,) = [chunk async for chunk in stream]
+        assert len(chunk.distributions) == 4
+        options = VerifyOptions(distributions=chunk.distributions)
+        verdict = await target_host.verify(asked(at_target), chunk.token_ids, options=options)
+        assert verdict.held_length == 7
+        forwards = target_host.statistics().forwards
+        broken = SparseDistribution((1, 2), (0.5, 0.4))
+        with pytest.raises(InvalidFieldError, match="draft_distributions"):
+            await target_host.verify(
+                asked(at_target, 2),
+                chunk.token_ids,
+                options=VerifyOptions(distributions=(broken,) * 4),
+            )
+        assert target_host.statistics().forwards == forwards
+
+
+# --- fencing ----------------------------------------------------------------------------------
+
+
+async def test_stale_and_misfounded_calls_are_told_what_is_wrong():
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(asked(session, 5), [])
+        with pytest.raises(StaleCallError):
+            await host.verify(asked(session, 5), [])
+        with pytest.raises(PrefixNotHeldError) as caught:
+            await host.verify(call_on(session, 6, base=[1, 2, 3, 4], append=[]), [])
+        assert caught.value.metadata == {"held_length": "3"}
+        with pytest.raises(PrefixMismatchError):
+            await host.verify(call_on(session, 7, base=[1, 2, 4], append=[]), [])
+        assert (await host.verify(asked(session, 8), [])).next_token == ORACLE[0]
+        assert host.statistics().calls_refused == 3
+
+
+async def test_a_call_that_is_refused_as_invalid_changes_nothing():
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(asked(session), [])
+        forwards = host.statistics().forwards
+        for call, block in [
+            (asked(session, 2, append=[1, 2048]), []),
+            (asked(session, 2), [-1]),
+            (asked(session, 2, append=[]), []),
+            (asked(session, 2, append=[1] * 401), []),
+            (replace(asked(session, 2), base_digest=b"short"), []),
+        ]:
+            with pytest.raises(InvalidFieldError):
+                await host.verify(call, block)
+        with pytest.raises(InvalidFieldError):
+            await drafted(host, asked(session, 2), max_tokens=398)
+        assert host.statistics().forwards == forwards
+        await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+
+
+@pytest.mark.parametrize("tampering", ["list", "cache"])
+async def test_tampering_is_found_or_healed(tampering):
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(asked(session), ORACLE[:4])
+        inside = host._sessions.find(session)
+        call = call_on(session, 2, base=PROMPT + ORACLE[:4], append=[])
+        if tampering == "list":
+            inside._prefix = type(inside._prefix)([7] * 7)
+            with pytest.raises(PrefixMismatchError):
+                await host.verify(call, [])
+        else:
+            inside.cache._crop(2)
+            assert (await host.verify(call, [])).next_token == ORACLE[4]
+
+
+async def test_a_newer_call_supersedes_a_running_one_at_once():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = verifying(group, host, asked(session), ORACLE[:2])
+        await entered(gate)
+        newer = verifying(group, host, asked(session, 2), ORACLE[:3])
+        assert isinstance(await older, SupersededError)
+        gate.open.set()
+        assert (await newer).accepted_count == 3
+        statistics = host.statistics()
+        assert (statistics.forwards, statistics.forwards_interrupted) == (1, 1)
+        assert statistics.calls_superseded == 1
+
+
+async def test_a_newer_call_supersedes_a_queued_one():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        blocker, session = opened(host), opened(host)
+        first = verifying(group, host, asked(blocker))
+        await entered(gate)
+        older = verifying(group, host, asked(session), ORACLE[:2])
+        await until(lambda: host.statistics().queue_length == 1)
+        newer = verifying(group, host, asked(session, 2), ORACLE[:3])
+        assert isinstance(await older, SupersededError)
+        assert host.statistics().queue_length == 1
+        gate.open.set()
+        await first
+        await newer
+        assert len(gate.entered) == 2
+
+
+async def test_a_newer_call_that_fails_its_checks_still_supersedes():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = verifying(group, host, asked(session))
+        await entered(gate)
+        with pytest.raises(PrefixNotHeldError):
+            await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+        assert isinstance(await older, SupersededError)
+        gate.open.set()
+
+
+async def test_the_same_call_takes_over_a_running_forward():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = verifying(group, host, asked(session), ORACLE[:2], depth=3)
+        await entered(gate)
+        newer = verifying(group, host, asked(session, 2), ORACLE[:2], depth=0)
+        error = await older
+        assert isinstance(error, SupersededError)
+        assert error.metadata == {"taken_over_by": "2"}
+        gate.open.set()
+        assert (await newer).accepted_count == 2
+        statistics = host.statistics()
+        assert (statistics.forwards, statistics.forwards_interrupted) == (1, 0)
+        assert statistics.calls_adopted == 1
+        await host.verify(call_on(session, 3, base=PROMPT + ORACLE[:2], append=[]), [])
+
+
+async def test_the_same_call_at_a_lower_depth_overtakes_in_the_queue():
+    gate, order = Gate(), []
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        sessions = [opened(host) for _ in range(3)]
+        first = verifying(group, host, asked(sessions[0]))
+        await entered(gate)
+        calls = [
+            verifying(group, host, asked(sessions[1]), ORACLE[:1], depth=1),
+            verifying(group, host, asked(sessions[2]), ORACLE[:2], depth=2),
+        ]
+        await until(lambda: host.statistics().queue_length == 2)
+        calls.append(verifying(group, host, asked(sessions[2], 2), ORACLE[:2], depth=0))
+        for index, call in enumerate(calls):
+            call.add_done_callback(lambda _, index=index: order.append(index))
+        await until(lambda: order == [1])
+        gate.open.set()
+        await first
+        await asyncio.wait(calls)
+        assert order == [1, 2, 0]
+
+
+async def test_a_superseded_draft_keeps_what_it_streamed():
+    async with running(instant()) as host:
+        session = opened(host)
+        async with aclosing(host.draft(asked(session), max_tokens=50)) as stream:
+            assert [(await anext(stream)).token_ids[0] for _ in range(4)] == ORACLE[:4]
+            follow = call_on(session, 2, base=PROMPT + ORACLE[:4], append=[])
+            assert await drafted(host, follow, max_tokens=2) == ORACLE[4:6]
+            with pytest.raises(SupersededError):
+                await anext(stream)
+
+
+# --- cancellation -----------------------------------------------------------------------------
+
+
+async def test_a_cancelled_verification_leaves_its_base_and_no_work():
+    gate = Gate()
+    async with running(gate) as host:
+        session = opened(host)
+        gate.open.set()
+        await host.verify(asked(session), ORACLE[:3])
+        gate.open.clear()
+        call = call_on(session, 2, base=PROMPT, append=ORACLE[:5])
+        task = asyncio.create_task(host.verify(call, ORACLE[5:7]), name="cancelled")
+        await entered(gate, 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert host.statistics().calls_live == 0
+        assert host._sessions.find(session).held_length == 3
+        gate.open.set()
+        follow = call_on(session, 3, base=PROMPT, append=ORACLE[:5])
+        assert (await host.verify(follow, [])).next_token == ORACLE[5]
+        assert host.statistics().forwards_interrupted == 1
+        assert host.statistics().calls_cancelled == 1
+
+
+async def test_a_call_cancelled_in_the_queue_never_runs():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        first = verifying(group, host, asked(opened(host)))
+        await entered(gate)
+        task = asyncio.create_task(host.verify(asked(opened(host)), []), name="cancelled")
+        await until(lambda: host.statistics().queue_length == 1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert host.statistics().queue_length == 0
+        gate.open.set()
+        await first
+        assert len(gate.entered) == 1
+
+
+async def test_the_old_callers_cancel_does_not_hurt_who_took_over():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = asyncio.create_task(host.verify(asked(session), ORACLE[:2]), name="older")
+        await entered(gate)
+        newer = verifying(group, host, asked(session, 2), ORACLE[:2])
+        await until(lambda: host.statistics().calls_adopted == 1)
+        older.cancel()
+        await asyncio.wait([older])
+        gate.open.set()
+        assert (await newer).accepted_count == 2
+
+
+async def test_a_draft_that_is_left_stops_and_keeps_what_it_streamed():
+    async with running(instant()) as host:
+        session = opened(host)
+        async with aclosing(host.draft(asked(session), max_tokens=300)) as stream:
+            first = [(await anext(stream)).token_ids[0] for _ in range(2)]
+        assert first == ORACLE[:2]
+        assert host._sessions.find(session).held_length == 5
+        assert host.statistics().calls_live == 0
+        await until(lambda: not host.statistics().forwards_running)
+        assert host.statistics().queue_length == 0
+        follow = call_on(session, 2, base=PROMPT + ORACLE[:2], append=[])
+        assert await drafted(host, follow, max_tokens=3) == ORACLE[2:5]
+
+
+async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is_right(target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
+    async with running(target) as host:
+        session = opened(host)
+        await host.verify(asked(session), oracle[:2])
+        before = host.statistics().layers_run
+        hook = target._before_layer
+        target.model.model.layers[2].register_forward_pre_hook(
+            lambda *_: target.interrupt.wait(5), prepend=True
+        )
+        try:
+            call = call_on(session, 2, base=PROMPT, append=oracle[:3])
+            task = asyncio.create_task(host.verify(call, oracle[3:5]), name="cancelled")
+            await until(lambda: host.statistics().layers_run == before + 2)
+            task.cancel()
+            await asyncio.wait([task])
+            await until(lambda: host.statistics().forwards_interrupted == 1)
+        finally:
+            hooks = target.model.model.layers[2]._forward_pre_hooks
+            hooks.popitem(last=False)
+            assert list(hooks.values()) == [hook]
+        assert host.statistics().layers_run == before + 2
+        follow = await host.verify(replace(call, sequence=3), oracle[3:5])
+        assert (follow.accepted_count, follow.next_token) == (2, oracle[5])
+
+
+# --- sessions ---------------------------------------------------------------------------------
+
+
+async def test_closing_ends_the_live_call_and_is_idempotent():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        call = verifying(group, host, asked(session))
+        await entered(gate)
+        host.close_session(session)
+        assert isinstance(await call, SupersededError)
+        host.close_session(session)
+        host.close_session("unknown")
+        with pytest.raises(SessionNotFoundError):
+            await host.verify(asked(session, 2), [])
+        with pytest.raises(SessionNotFoundError):
+            host.renew_session(session)
+        statistics = host.statistics()
+        assert (statistics.sessions_opened, statistics.sessions_released) == (1, 1)
+        gate.open.set()
+
+
+async def test_a_lease_does_not_run_out_during_a_call_and_starts_anew_after_it():
+    now = 0.0
+    gate = Gate()
+    async with running(gate, clock=lambda: now) as host, asyncio.TaskGroup() as group:
+        session = opened(host, SessionSpec(100, lease_seconds=2.0))
+        call = verifying(group, host, asked(session))
+        await entered(gate)
+        now = 50.0
+        host._sessions.expire()
+        gate.open.set()
+        assert (await call).next_token == ORACLE[0]
+        now = 51.9
+        assert host.renew_session(session) == 2.0
+        now = 53.9
+        with pytest.raises(SessionNotFoundError):
+            host.renew_session(session)
+        assert host.statistics().sessions_expired == 1
+
+
+async def test_a_call_that_fails_after_the_fence_starts_the_lease_anew():
+    now = 0.0
+    gate = Gate()
+    async with running(gate, clock=lambda: now) as host, asyncio.TaskGroup() as group:
+        session = opened(host, SessionSpec(100, lease_seconds=2.0))
+        older = verifying(group, host, asked(session))
+        await entered(gate)
+        now = 50.0
+        with pytest.raises(PrefixNotHeldError):
+            await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+        assert isinstance(await older, SupersededError)
+        now = 51.9
+        assert host.renew_session(session) == 2.0
+        gate.open.set()
+
+
+async def test_the_reaper_runs_by_itself():
+    now = 0.0
+    limits = HostLimits(warm_up_rounds=0, reap_seconds=0.001)
+    async with running(instant(), limits=limits, clock=lambda: now) as host:
+        opened(host)
+        now = 100.0
+        await host.settled()
+        assert host.statistics().sessions_open == 0
+        assert host.statistics().sessions_expired == 1
+
+
+async def test_a_rule_the_model_lacks_is_unsupported():
+    async with running(instant()) as host:
+        sampled = SamplingParameters(temperature=1.0)
+        with pytest.raises(UnsupportedError):
+            host.open_session(SessionSpec(10, sampled, rule=VerificationRule.REJECTION))
+
+
+# --- life and death ---------------------------------------------------------------------------
+
+
+async def test_before_the_start_everything_says_loading():
+    host = ModelHost(instant)
+    with pytest.raises(LoadingError):
+        host.open_session(SPEC)
+    with pytest.raises(LoadingError):
+        _ = host.description
+    assert not host.ready
+
+
+async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_no_thread():
+    host = ModelHost(lambda: load_backend(ModelSettings(backend="none")))
+    with pytest.raises(ModelLoadError, match="simulated, transformers"):
+        await host.start()
+    assert not host._worker._thread.is_alive() or host._worker._thread.join(5) is None
+
+
+async def test_the_start_measures_forwards_and_prefill():
+    async with running(instant(), limits=HostLimits(warm_up_rounds=1)) as host:
+        found = host.latencies()
+        assert [forward.rows for forward in found.forwards] == [1, 2, 4, 8, 16]
+        assert host.ready
+
+
+async def test_a_host_is_settled_when_its_last_session_is_closed():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        sessions = [opened(host), opened(host)]
+        call = verifying(group, host, asked(sessions[0]))
+        await entered(gate)
+        settled = group.create_task(host.settled(), name="settled")
+        host.close_session(sessions[1])
+        gate.open.set()
+        assert (await call).next_token == ORACLE[0]
+        assert not settled.done()
+        host.close_session(sessions[0])
+        await settled
+        assert host.statistics().sessions_open == 0
+
+
+async def test_stopping_interrupts_what_runs_and_refuses_new_calls():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        call = verifying(group, host, asked(session))
+        await entered(gate)
+        await host.stop()
+        assert isinstance(await call, DrainingError)
+        assert host.statistics().sessions_open == 0
+        with pytest.raises(DrainingError):
+            opened(host)
+        with pytest.raises(DrainingError):
+            await host.verify(asked(session, 2), [])
+
+
+async def test_an_error_in_one_call_does_not_harm_another():
+    gate = Gate()
+    gate.open.set()
+    async with running(gate) as host:
+        sessions = [opened(host), opened(host)]
+        gate.failures.append(ZeroDivisionError("a bug"))
+        with pytest.raises(ZeroDivisionError):
+            await host.verify(asked(sessions[0]), ORACLE[:2])
+        assert (await host.verify(asked(sessions[1]), ORACLE[:2])).accepted_count == 2
+        assert host._sessions.find(sessions[0]).held_length == 0
+        assert (await host.verify(asked(sessions[0], 2), ORACLE[:2])).accepted_count == 2
+
+
+async def test_a_lost_device_is_told_and_ends_the_service():
+    gate, told = Gate(), []
+    gate.open.set()
+    gate.failures.append(DeviceLostError("illegal access"))
+    async with running(gate, on_device_lost=told.append) as host:
+        session = opened(host)
+        with pytest.raises(DrainingError):
+            await host.verify(asked(session), [])
+        await until(lambda: bool(told))
+        assert not host.ready
+        with pytest.raises(DrainingError):
+            await host.verify(asked(session, 2), [])
+
+
+async def test_forwards_and_draft_tokens_are_counted():
+    async with running(instant()) as host:
+        await host.verify(asked(opened(host)), ORACLE[:2])
+        statistics = host.statistics()
+        assert (statistics.forwards, statistics.rows) == (1, 5)
+        assert (statistics.judged_tokens, statistics.accepted_tokens) == (2, 2)
+
+
+def test_the_limits_of_the_tests_are_quick():
+    assert QUICK.warm_up_rounds == 0

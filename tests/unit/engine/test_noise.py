@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline_engine.noise import Purpose, gumbel, noise_bits, pair_bits, philox, uniform
+
+VECTORS = Path(__file__).parents[2] / "contract" / "vectors" / "noise.json"
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        ),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_published_answers(counter, key, expected):
+    assert philox(counter, key) == expected
+
+
+def test_the_vectors_hold():
+    content = json.loads(VECTORS.read_text())
+    assert content["purposes"] == {purpose.name: int(purpose) for purpose in Purpose}
+    for vector in content["vectors"]:
+        bits = noise_bits(
+            int(vector["seed"]),
+            int(vector["position"]),
+            token_id=vector["token_id"],
+            purpose=Purpose[vector["purpose"]],
+        )
+        assert bits == int(vector["bits"])
+        assert gumbel(bits) == pytest.approx(vector["gumbel"], abs=1e-12)
+
+
+def test_arrays_and_tensors_give_the_same_bits_as_ints():
+    seed, position = (1 << 53) - 1, (1 << 40) + 12345
+    pairs = np.arange(600, dtype=np.int64)
+    low, high = np.full_like(pairs, position & 0xFFFFFFFF), np.full_like(pairs, position >> 32)
+    purpose = np.full_like(pairs, int(Purpose.DRAFT))
+    in_numpy = pair_bits(seed, (pairs, low, high, purpose))
+    tensors = tuple(torch.from_numpy(word) for word in (pairs, low, high, purpose))
+    in_torch = pair_bits(seed, tensors)
+    expected = [
+        noise_bits(seed, position, token_id=token, purpose=Purpose.DRAFT) for token in range(1200)
+    ]
+    assert in_numpy[0].tolist() == in_torch[0].tolist() == expected[0::2]
+    assert in_numpy[1].tolist() == in_torch[1].tolist() == expected[1::2]
+
+
+def test_every_part_of_the_key_matters():
+    arguments = [
+        (0, 0, 0, Purpose.EXACT),
+        (1, 0, 0, Purpose.EXACT),
+        (1 << 32, 0, 0, Purpose.EXACT),
+        (0, 1, 0, Purpose.EXACT),
+        (0, 1 << 32, 0, Purpose.EXACT),
+        (0, 0, 1, Purpose.EXACT),
+        (0, 0, 2, Purpose.EXACT),
+        (0, 0, 0, Purpose.DRAFT),
+        (0, 0, 0, Purpose.ACCEPT),
+        (0, 0, 0, Purpose.RESIDUAL),
+    ]
+    found = {
+        noise_bits(seed, position, token_id=token, purpose=purpose)
+        for seed, position, token, purpose in arguments
+    }
+    assert len(found) == len(arguments)
+
+
+@pytest.mark.parametrize("bits", [1, (1 << 52) + 1, (1 << 53) - 1])
+def test_extreme_bits_stay_inside_the_open_interval(bits):
+    assert 0 < uniform(bits) < 1
+    assert math.isfinite(gumbel(bits))
+
+
+def test_uniforms_are_uniform():
+    # n = 4000 draws in 20 cells; chi-square with 19 degrees of freedom exceeds 67 with p = 3e-7.
+    draws = [
+        uniform(noise_bits(3, position, token_id=token, purpose=Purpose.EXACT))
+        for position in range(200)
+        for token in range(20)
+    ]
+    cells = np.histogram(draws, bins=20, range=(0, 1))[0]
+    assert ((cells - 200) ** 2 / 200).sum() < 67

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paceline.errors import InternalError
+from paceline_engine.calls import SamplingParameters
+from paceline_engine.noise import Purpose, gumbel, noise_bits
+from paceline_engine.sampling import (
+    add_noise,
+    choose_tokens,
+    draw_draft,
+    filtered_scores,
+    largest,
+    perturbed_scores,
+    score_gaps,
+    token_logprobs,
+)
+
+
+def survivors(logits: list[float], **parameters: float) -> set[int]:
+    chosen = SamplingParameters(**{"temperature": 1.0, **parameters})
+    scores = filtered_scores(torch.tensor([logits]), chosen)
+    return {index for index, score in enumerate(scores[0].tolist()) if score > -math.inf}
+
+
+def log(*probabilities: float) -> list[float]:
+    return [math.log(probability) for probability in probabilities]
+
+
+def test_temperature_zero_is_the_largest_logit_and_ties_go_to_the_smaller_id():
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
+    greedy = SamplingParameters()
+    assert choose_tokens(logits, first_position=7, parameters=greedy, seed=1) == [1, 0]
+
+
+def test_top_k_keeps_the_likeliest_and_what_ties_with_the_last_of_them():
+    assert survivors([1.0, 4.0, 3.0, 2.0], top_k=2) == {1, 2}
+    assert survivors([1.0, 4.0, 3.0, 3.0], top_k=2) == {1, 2, 3}
+    assert survivors([1.0, 4.0, 3.0, 2.0], top_k=0) == {0, 1, 2, 3}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    logits = log(0.1, 0.5, 0.25, 0.15)
+    assert survivors(logits, top_p=0.5) == {1}
+    assert survivors(logits, top_p=0.51) == {1, 2}
+    assert survivors(logits, top_p=0.76) == {1, 2, 3}
+    assert survivors(logits, top_p=1e-9) == {1}
+    assert survivors(logits, top_p=1.0) == {0, 1, 2, 3}
+
+
+def test_top_p_looks_at_what_top_k_has_left():
+    # Of 0.4, 0.3 | 0.3: renormalised the first has 4/7 > 0.55, alone it would not reach 0.55.
+    assert survivors(log(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.55) == {0}
+
+
+def test_min_p_is_relative_to_the_likeliest_after_temperature():
+    logits = log(0.5, 0.3, 0.15, 0.05)
+    assert survivors(logits, min_p=0.5) == {0, 1}
+    assert survivors(logits, min_p=1.0) == {0}
+    assert survivors(logits, min_p=0.5, temperature=4.0) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-12, 100.0])
+def test_extreme_temperatures_give_a_token(temperature):
+    logits = torch.tensor([[1.0, 30.0, -40.0, -math.inf]])
+    parameters = SamplingParameters(temperature=temperature)
+    chosen = choose_tokens(logits, first_position=0, parameters=parameters, seed=3)
+    assert chosen[0] in ({1} if temperature < 1 else {0, 1, 2})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_are_an_error_not_a_token(bad):
+    logits = torch.tensor([[1.0, bad, 0.0, 0.0]])
+    for temperature in (0.0, 1.0):
+        with pytest.raises(InternalError):
+            choose_tokens(
+                logits, first_position=0, parameters=SamplingParameters(temperature), seed=0
+            )
+
+
+@pytest.mark.parametrize("vocabulary", [9, 10])
+def test_noise_is_the_specified_one_for_survivors_only(vocabulary):
+    scores = torch.zeros(3, vocabulary, dtype=torch.float64)
+    scores[1, 4] = scores[2, vocabulary - 1] = -math.inf
+    first = (1 << 32) - 1
+    noisy = add_noise(scores, first_position=first, seed=99, purpose=Purpose.RESIDUAL)
+    for row in range(3):
+        for token in range(vocabulary):
+            bits = noise_bits(99, first + row, token_id=token, purpose=Purpose.RESIDUAL)
+            expected = gumbel(bits) if scores[row, token] == 0 else -math.inf
+            assert noisy[row, token].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    parameters = SamplingParameters(temperature=0.8, top_k=30, top_p=0.9, min_p=0.01)
+    together = choose_tokens(logits, first_position=40, parameters=parameters, seed=5)
+    alone = [
+        choose_tokens(logits[row : row + 1], first_position=40 + row, parameters=parameters, seed=5)
+        for row in range(6)
+    ]
+    assert [[token] for token in together] == alone
+
+
+def test_choosing_follows_the_distribution():
+    # n = 20000 positions, one distribution of 8 tokens. Hoeffding: one share is off by more than
+    # 0.021 with p = 2 exp(-2 n 0.021^2) = 4.4e-8; any of 8 with p < 4e-7.
+    logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(1)).expand(20000, 8)
+    parameters = SamplingParameters(temperature=0.9)
+    chosen = choose_tokens(logits, first_position=0, parameters=parameters, seed=11)
+    shares = torch.bincount(torch.tensor(chosen), minlength=8) / len(chosen)
+    assert (shares - (logits[0] / 0.9).softmax(-1)).abs().max() < 0.021
+
+
+def test_log_probabilities_are_those_of_the_plain_softmax():
+    logits = torch.randn(2, 20)
+    expected = logits.double().log_softmax(-1)
+    assert token_logprobs(logits, [3, 19]) == pytest.approx(
+        (expected[0, 3].item(), expected[1, 19].item())
+    )
+
+
+def test_the_gap_tells_how_near_a_tie_is():
+    parameters = SamplingParameters(temperature=1.0)
+    scores = perturbed_scores(torch.zeros(2, 16), first_position=0, parameters=parameters, seed=1)
+    ordered = scores.sort(descending=True).values
+    assert score_gaps(scores) == (ordered[:, 0] - ordered[:, 1]).tolist()
+    assert score_gaps(torch.tensor([[1.0, 2.0, 2.0]])) == [0.0]
+
+
+def test_a_draft_is_drawn_from_exactly_what_it_says():
+    # As above: n = 4000, Hoeffding bound 0.047 for each of 6 tokens, p < 2e-7.
+    logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -9.0]])
+    parameters = SamplingParameters(temperature=1.0, min_p=0.01)
+    counts = torch.zeros(6)
+    for position in range(4000):
+        token, said = draw_draft(logits, position=position, parameters=parameters, seed=1)
+        counts[token] += 1
+    assert sorted(said.token_ids) == [0, 1, 2, 3, 4]
+    assert sum(said.probabilities) == pytest.approx(1, abs=1e-6)
+    assert list(said.probabilities) == torch.tensor(said.probabilities).tolist()
+    for token, probability in zip(said.token_ids, said.probabilities, strict=True):
+        assert counts[token] / 4000 == pytest.approx(probability, abs=0.047)
+    assert counts[5] == 0
+
+
+def test_a_draft_distribution_is_cut_to_its_limit():
+    logits = torch.randn(1, 6000, generator=torch.Generator().manual_seed(2))
+    _, said = draw_draft(logits, position=0, parameters=SamplingParameters(1.0), seed=1)
+    assert len(said.token_ids) == 4096
+    assert set(said.token_ids) == set(logits[0].topk(4096).indices.tolist())
+
+
+def test_a_greedy_draft_is_a_point_mass():
+    token, said = draw_draft(
+        torch.tensor([[0.0, 2.0, 1.0]]), position=0, parameters=SamplingParameters(), seed=1
+    )
+    assert (token, said.token_ids, said.probabilities) == (1, (1,), (1.0,))
+
+
+def test_a_greedy_draft_breaks_ties_like_the_target():
+    token, said = draw_draft(
+        torch.zeros(1, 4096), position=0, parameters=SamplingParameters(), seed=1
+    )
+    assert (token, said.token_ids) == (0, (0,))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_from_scores_that_are_no_numbers_is_an_error(bad, temperature):
+    logits = torch.tensor([[1.0, bad, 0.0, 0.0]])
+    with pytest.raises(InternalError):
+        draw_draft(logits, position=0, parameters=SamplingParameters(temperature), seed=1)
+
+
+def test_largest_prefers_the_smaller_id():
+    assert largest(torch.zeros(2, 4096)) == [0, 0]

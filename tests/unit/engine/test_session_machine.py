@@ -1,0 +1,141 @@
+"""Random calls against a host, with a plain list as the model of what its session holds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.errors import PrefixMismatchError, PrefixNotHeldError, StaleCallError
+from paceline_engine.calls import SessionSpec
+from paceline_engine.host import ModelHost
+from unit.engine.conftest import QUICK, call_on, continuation, instant
+
+SPEC = SessionSpec(100_000)
+SHARE = st.floats(0, 1)
+TOKENS = st.lists(st.integers(0, 2), max_size=4)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Every call either fails as the proto says, or answers what a fresh cache would."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.backend = instant(vocabulary_size=3, context_length=100_000)
+        self.host = self._await(self._start())
+        self.session = self.host.open_session(SPEC).session_id
+        self.held: list[int] = []
+        self.sequence = 0
+
+    async def _start(self) -> ModelHost:
+        host = ModelHost(lambda: self.backend, limits=QUICK)
+        await host.start()
+        return host
+
+    def _await(self, awaitable):
+        return self.loop.run_until_complete(awaitable)
+
+    def _call(self, share: float, append: list[int], *, base: list[int] | None = None):
+        self.sequence += 1
+        base = self.held[: int(share * len(self.held))] if base is None else base
+        if not base and not append:
+            append = [1]
+        return base, append, call_on(self.session, self.sequence, base=base, append=append)
+
+    @rule(share=SHARE, append=TOKENS, block=TOKENS)
+    def verify(self, share, append, block):
+        base, append, call = self._call(share, append)
+        verdict = self._await(self.host.verify(call, block))
+        prefix = base + append
+        oracle = continuation(self.backend.new_cache(SPEC), prefix + block, 0)
+        fresh = self.backend.new_cache(SPEC)
+        accepted = 0
+        while accepted < len(block) and continuation(fresh, prefix, 1) == [block[accepted]]:
+            prefix = [*prefix, block[accepted]]
+            accepted += 1
+        assert oracle == []
+        assert verdict.accepted_count == accepted
+        assert [verdict.next_token] == continuation(fresh, prefix, 1)
+        self.held = base + append + block
+        assert verdict.held_length == len(self.held)
+
+    @rule(share=SHARE, append=TOKENS, window=st.integers(1, 5), taken=st.integers(1, 5))
+    def draft_and_leave(self, share, append, window, taken):
+        base, append, call = self._call(share, append)
+
+        async def take() -> list[int]:
+            got: list[int] = []
+            async with aclosing(self.host.draft(call, max_tokens=window)) as stream:
+                async for chunk in stream:
+                    got += chunk.token_ids
+                    if len(got) == taken:
+                        break
+            return got
+
+        got = self._await(take())
+        assert got == continuation(self.backend.new_cache(SPEC), base + append, min(window, taken))
+        self.held = base + append + got
+
+    @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3))
+    def verify_and_cancel(self, share, append, turns):
+        base, append, call = self._call(share, append)
+
+        async def cancel() -> bool:
+            task = asyncio.ensure_future(self.host.verify(call, [1, 1]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            return task.cancelled()
+
+        if self._await(cancel()):
+            # Cancelled before its first step it never reached the host.
+            self.held = base if turns else self.held
+            self.sequence -= 0 if turns else 1
+        else:
+            self.held = [*base, *append, 1, 1]
+
+    @rule(append=TOKENS, beyond=st.integers(1, 5))
+    def ask_for_more_than_held(self, append, beyond):
+        _, _, call = self._call(1.0, append, base=[*self.held, *[0] * beyond])
+        with pytest.raises(PrefixNotHeldError) as caught:
+            self._await(self.host.verify(call, []))
+        assert caught.value.metadata["held_length"] == str(len(self.held))
+
+    @precondition(lambda self: self.held)
+    @rule(share=SHARE)
+    def build_on_another_prefix(self, share):
+        base = self.held[: 1 + int(share * (len(self.held) - 1))]
+        _, _, call = self._call(1.0, [], base=[*base[:-1], (base[-1] + 1) % 3])
+        with pytest.raises(PrefixMismatchError):
+            self._await(self.host.verify(call, []))
+        self.held = base
+
+    @precondition(lambda self: self.sequence)
+    @rule(back=st.integers(0, 3))
+    def come_too_late(self, back):
+        sequence = max(1, self.sequence - back)
+        with pytest.raises(StaleCallError):
+            self._await(self.host.verify(call_on(self.session, sequence, base=[], append=[1]), []))
+
+    @invariant()
+    def nothing_is_live_and_the_list_is_the_models(self):
+        if not hasattr(self, "host"):
+            return
+        assert self.host.statistics().calls_live == 0
+        session = self.host._sessions.find(self.session)
+        assert session._prefix.tokens().tolist() == self.held
+
+    def teardown(self) -> None:
+        if hasattr(self, "host"):
+            self._await(self.host.stop())
+            self.loop.close()
+
+
+SessionMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestSessionMachine = SessionMachine.TestCase

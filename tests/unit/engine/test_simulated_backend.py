@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+
+import pytest
+from tokenizers import Tokenizer
+
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.backends.simulated import (
+    SimulatedBackend,
+    SimulatedModel,
+    simulated_tokenizer,
+)
+from paceline_engine.calls import (
+    SamplingParameters,
+    SessionSpec,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+from unit.engine.conftest import NEVER, continuation, instant
+
+SPEC = SessionSpec(4096)
+PROMPT = [1, 2, 3]
+
+
+def test_the_text_is_a_function_of_salt_seed_and_prefix():
+    spec = SessionSpec(4096, SamplingParameters(temperature=1.0), seed=5)
+    text = continuation(instant().new_cache(spec), PROMPT, 20)
+    assert continuation(instant().new_cache(spec), PROMPT, 20) == text
+    others = [
+        continuation(instant(salt=1).new_cache(spec), PROMPT, 20),
+        continuation(instant().new_cache(SPEC), PROMPT, 20),
+        continuation(instant().new_cache(spec), [1, 9, 3], 20),
+    ]
+    assert all(not set(zip(text, other, strict=True)) & {(x, x) for x in text} for other in others)
+
+
+def test_greedy_text_does_not_depend_on_the_seed():
+    seeded = SessionSpec(4096, seed=5)
+    assert continuation(instant().new_cache(seeded), PROMPT, 5) == continuation(
+        instant().new_cache(SPEC), PROMPT, 5
+    )
+
+
+def test_a_block_is_judged_as_plain_decoding_would():
+    oracle = continuation(instant().new_cache(SPEC), PROMPT, 8)
+    for wrong_at in range(5):
+        block = oracle[:4]
+        if wrong_at < 4:
+            block[wrong_at] ^= 1
+        cache = instant().new_cache(SPEC)
+        judged = cache.judge(
+            array("I", PROMPT), block, options=VerifyOptions(logprobs=True), interrupt=NEVER
+        ).value
+        assert (judged.accepted_count, judged.next_token) == (wrong_at, oracle[wrong_at])
+        assert judged.logprobs == (0.0,) * (wrong_at + 1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_a_drafter_agrees_as_often_as_it_is_told_to(rate):
+    # n = 4000; Hoeffding: off by more than 0.05 with p = 2 exp(-2 n 0.05^2) = 4e-9.
+    target, drafter = instant().new_cache(SPEC), instant(acceptance_rate=rate).new_cache(SPEC)
+    text, agreed = array("I", PROMPT), 0
+    for _ in range(4000):
+        drafted = drafter.draft(text, interrupt=NEVER).value.token_id
+        text.append(target.draft(text, interrupt=NEVER).value.token_id)
+        agreed += drafted == text[-1]
+    assert agreed / 4000 == pytest.approx(rate, abs=0.05 if 0 < rate < 1 else 0)
+
+
+def test_a_first_forward_takes_ttft_and_the_others_tpot():
+    model = SimulatedModel(ttft_seconds=0.02, tpot_seconds=0.005, row_seconds=0.001)
+    cache = SimulatedBackend(model).new_cache(SPEC)
+    assert cache._forward_seconds(500) == 0.02
+    started = time.monotonic()
+    cache.draft(array("I", PROMPT), interrupt=NEVER)
+    assert time.monotonic() - started >= 0.02
+    assert cache._forward_seconds(1) == 0.005
+    assert cache._forward_seconds(5) == pytest.approx(0.009)
+
+
+def test_a_wait_can_be_interrupted_and_nothing_is_kept_of_it():
+    model = SimulatedModel(ttft_seconds=0.0, tpot_seconds=3600)
+    cache, interrupt = SimulatedBackend(model).new_cache(SPEC), Interrupt()
+    prefix = array("I", PROMPT)
+    first = cache.draft(prefix, interrupt=interrupt).value.token_id
+    threading.Timer(0.01, interrupt.set).start()
+    with pytest.raises(ForwardInterrupted):
+        cache.draft(array("I", [*PROMPT, first]), interrupt=interrupt)
+    assert cache.token_ids.tolist() == PROMPT
+
+
+def test_greedy_rejection_sends_point_masses():
+    spec = SessionSpec(64, rule=VerificationRule.REJECTION)
+    drafted = instant().new_cache(spec).draft(array("I", PROMPT), interrupt=NEVER).value
+    assert drafted.distribution == SparseDistribution((drafted.token_id,), (1.0,))
+
+
+def test_the_tokenizer_reads_any_text_and_writes_words():
+    tokenizer = Tokenizer.from_str(simulated_tokenizer(2048).decode())
+    assert tokenizer.get_vocab_size() == 2048
+    text = "naïve  \n\t→ 漢字 🚴 " + "".join(map(chr, range(32, 127)))
+    ids = tokenizer.encode(text).ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([256, 257]) == " ba be"
+    assert simulated_tokenizer(2048) == simulated_tokenizer(2048)
+    assert simulated_tokenizer(255) is None
+
+
+def test_drafter_and_target_share_a_tokenizer_and_nothing_else():
+    target, drafter = instant().description, instant(acceptance_rate=0.5).description
+    assert target.tokenizer_fingerprint == drafter.tokenizer_fingerprint
+    assert target.fingerprint != drafter.fingerprint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"acceptance_rate": 1.1}, {"acceptance_rate": float("nan")}, {"vocabulary_size": 1}],
+)
+def test_settings_out_of_their_limits_are_refused(settings):
+    with pytest.raises(ModelLoadError):
+        instant(**settings)
+
+
+def test_a_tiny_vocabulary_works():
+    assert set(continuation(instant(vocabulary_size=2).new_cache(SPEC), [0], 50)) == {0, 1}

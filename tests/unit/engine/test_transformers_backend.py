@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import shutil
+from array import array
+from functools import partial
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+
+from paceline.errors import OverloadedError
+from paceline_engine.backends.base import (
+    DeviceLostError,
+    ForwardInterrupted,
+    Interrupt,
+    ModelLoadError,
+)
+from paceline_engine.backends.transformers import TransformersBackend, TransformersCache
+from paceline_engine.calls import (
+    SamplingParameters,
+    SessionSpec,
+    VerificationRule,
+    VerifyOptions,
+)
+from unit.engine.conftest import NEVER, continuation
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+SPEC = SessionSpec(512)
+SAMPLED = SessionSpec(512, SamplingParameters(temperature=0.8, top_p=0.95), seed=3)
+
+
+class StopAtLayer(Interrupt):
+    """An interrupt that is set once it has been looked at so many times."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self._left = layer
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def text(*token_ids: int) -> array[int]:
+    return array("I", token_ids)
+
+
+def judge(cache, prefix, block, **options):
+    return cache.judge(
+        array("I", prefix), block, options=VerifyOptions(**options), interrupt=NEVER
+    ).value
+
+
+def test_the_description_is_the_models(target, tiny_pair):
+    description = target.description
+    assert description.name == "target"
+    assert (description.vocabulary_size, description.layer_count) == (300, 4)
+    assert (description.context_length, description.eos_token_ids) == (512, (0,))
+    assert description.cancels_between_layers
+    assert target.tokenizer == (tiny_pair.target / "tokenizer.json").read_bytes()
+
+
+def test_drafter_and_target_share_a_tokenizer_and_nothing_else(target, drafter):
+    assert target.description.tokenizer_fingerprint == drafter.description.tokenizer_fingerprint
+    assert target.description.fingerprint != drafter.description.fingerprint
+
+
+def test_chunks_give_the_logits_of_one_forward(target):
+    tokens = list(range(20, 60))
+    whole = target.new_cache(SPEC).scores(text(20), tokens[1:], interrupt=NEVER)
+    assert whole.row_count == 40
+    cache, rows = target.new_cache(SPEC), []
+    for start, end in [(0, 1), (1, 9), (9, 10), (10, 33), (33, 40)]:
+        scored = cache.scores(text(*tokens[: start + 1]), tokens[start + 1 : end], interrupt=NEVER)
+        assert scored.row_count == end - start
+        rows.append(scored.value)
+    # fp32 rounding, on logits of size 10.
+    assert torch.allclose(torch.cat(rows), whole.value, atol=1e-4)
+
+
+def test_logits_are_those_of_the_bare_model(target):
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        expected = target.model(ids).logits[0, -1, :300]
+    ours = target.new_cache(SPEC).scores(text(*PROMPT), (), interrupt=NEVER).value
+    assert torch.allclose(ours[0], expected, atol=1e-5)
+
+
+def test_a_token_beyond_the_tokenizer_is_never_chosen(tiny_pair, tmp_path):
+    backend = TransformersBackend(str(tiny_pair.target))
+    assert backend.model.lm_head.weight.shape[0] == 320
+    with torch.no_grad():
+        backend.model.lm_head.weight[300:] = backend.model.lm_head.weight[:20] * 10
+    for spec in (SPEC, SAMPLED):
+        assert max(continuation(backend.new_cache(spec), PROMPT, 40)) < 300
+
+
+@pytest.mark.parametrize("spec", [SPEC, SAMPLED])
+def test_a_block_is_judged_as_plain_decoding_would(target, spec):
+    oracle = continuation(target.new_cache(spec), PROMPT, 12)
+    cache, done = target.new_cache(spec), 0
+    for wrong_at in (3, 0, 2, 5):
+        block = oracle[done : done + 4]
+        if wrong_at < 4:
+            block[wrong_at] = (block[wrong_at] + 1) % 300
+        accepted = min(wrong_at, len(block))
+        judged = judge(cache, PROMPT + oracle[:done], block)
+        assert judged.accepted_count == accepted
+        if done + accepted < 12:
+            assert judged.next_token == oracle[done + accepted]
+        done = min(done + accepted + 1, 8)
+
+
+def test_log_probabilities_belong_to_the_decided_tokens(target):
+    oracle = continuation(target.new_cache(SAMPLED), PROMPT, 3)
+    judged = judge(target.new_cache(SAMPLED), PROMPT, [*oracle[:2], 299], logprobs=True)
+    with torch.inference_mode():
+        rows = target.model(torch.tensor([PROMPT + oracle[:2]])).logits[0, -3:].double()
+    expected = rows[:, :300].log_softmax(-1)[range(3), oracle].tolist()
+    assert judged.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 3])
+def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(target, layer):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
+    for cache in (target.new_cache(SPEC), target.new_cache(SPEC)):
+        prefix = PROMPT + oracle[:2]
+        judge(cache, prefix, oracle[2:4])
+        held = cache.token_ids
+        layers_before = target.layers_run
+        with pytest.raises(ForwardInterrupted):
+            cache.judge(
+                text(*PROMPT, *oracle[:3]),
+                [1, 2, 3],
+                options=VerifyOptions(),
+                interrupt=StopAtLayer(layer),
+            )
+        assert target.layers_run - layers_before == layer
+        # What is still common stays; every layer is cropped by its own length.
+        assert cache.token_ids == held[: len(PROMPT) + 2]
+        assert {x.get_seq_length() for x in cache._layers} == {len(PROMPT) + 2}
+        assert judge(cache, PROMPT + oracle[:3], oracle[3:5]).accepted_count == 2
+
+
+def test_an_interrupted_first_forward_leaves_an_empty_cache(target):
+    cache = target.new_cache(SPEC)
+    with pytest.raises(ForwardInterrupted):
+        cache.draft(text(*PROMPT), interrupt=StopAtLayer(2))
+    assert (cache._length(), len(cache.token_ids)) == (0, 0)
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 5)
+    assert continuation(cache, PROMPT, 5) == oracle
+
+
+def test_a_forward_without_memory_says_so_and_leaves_nothing_half_done(target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 4)
+    cache = target.new_cache(SPEC)
+    judge(cache, PROMPT, oracle[:2])
+
+    def run_out(*_):
+        layer = cache._layers[1]
+        layer.values = layer.values[..., :-1, :]
+        raise torch.OutOfMemoryError("out of memory")
+
+    hook = target.model.model.layers[1].register_forward_hook(run_out)
+    try:
+        with pytest.raises(OverloadedError) as caught:
+            judge(cache, PROMPT + oracle[:2], oracle[2:3])
+    finally:
+        hook.remove()
+    assert caught.value.retry_after_seconds
+    assert (len(cache.token_ids), cache._length()) == (0, 0)
+    again = judge(cache, PROMPT + oracle[:2], oracle[2:3])
+    assert (again.accepted_count, again.next_token) == (1, oracle[3])
+
+
+@pytest.mark.parametrize("where", ["accept_exact", "choose_tokens", "draw_draft"])
+def test_a_device_that_fails_late_is_lost_all_the_same(target, monkeypatch, where):
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(f"paceline_engine.backends.transformers.{where}", fail)
+    rule = VerificationRule.REJECTION if where == "draw_draft" else VerificationRule.EXACT
+    cache = target.new_cache(SessionSpec(512, rule=rule))
+    judging = partial(judge, cache, PROMPT, [])
+    drafting = partial(cache.draft, text(*PROMPT), interrupt=NEVER)
+    with pytest.raises(DeviceLostError):
+        (judging if where == "accept_exact" else drafting)()
+
+
+def test_what_the_cache_still_has_is_computed_once(target):
+    cache = target.new_cache(SPEC)
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 8)
+    options = VerifyOptions()
+    prompt = text(*PROMPT)
+    first = cache.judge(prompt, oracle[:4], options=options, interrupt=NEVER)
+    assert first.row_count == len(PROMPT) + 4
+    follow = cache.judge(text(*PROMPT, *oracle[:5]), oracle[5:7], options=options, interrupt=NEVER)
+    assert follow.row_count == 3
+    again = cache.judge(text(*PROMPT, *oracle[:5]), oracle[5:7], options=options, interrupt=NEVER)
+    assert again == follow
+    other = cache.judge(text(*PROMPT, 1, 2), (), options=options, interrupt=NEVER)
+    assert other.row_count == 2
+
+
+def test_a_cache_that_lost_keys_and_values_computes_them_again(target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
+    cache = target.new_cache(SPEC)
+    judge(cache, PROMPT, oracle[:3])
+    cache._layers[1].crop(-4)
+    assert judge(cache, PROMPT + oracle[:3], oracle[3:6]).accepted_count == 3
+
+
+def test_two_sessions_do_not_see_each_other(target):
+    prompts = [PROMPT, [100, 101, 102]]
+    alone = [continuation(target.new_cache(SPEC), prompt, 6) for prompt in prompts]
+    caches = [target.new_cache(SPEC) for _ in prompts]
+    texts = [array("I", prompt) for prompt in prompts]
+    for _ in range(6):
+        for cache, so_far in zip(caches, texts, strict=True):
+            so_far.append(cache.draft(so_far, interrupt=NEVER).value.token_id)
+    assert [so_far.tolist()[-6:] for so_far in texts] == alone
+
+
+def test_rejection_says_what_a_draft_was_drawn_from_and_takes_it_back(target, drafter):
+    spec = SessionSpec(512, SamplingParameters(1.0), seed=5, rule=VerificationRule.REJECTION)
+    draft_cache, prefix = drafter.new_cache(spec), text(*PROMPT)
+    choices = []
+    for _ in range(3):
+        choices.append(draft_cache.draft(prefix, interrupt=NEVER).value)
+        prefix.append(choices[-1].token_id)
+    block = [choice.token_id for choice in choices]
+    said = tuple(choice.distribution for choice in choices)
+    assert all(choice.token_id in choice.distribution.token_ids for choice in choices)
+    judged = judge(target.new_cache(spec), PROMPT, block, distributions=said)
+    assert 0 <= judged.accepted_count <= 3
+    assert judged == judge(target.new_cache(spec), PROMPT, block, distributions=said)
+
+
+def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
+    # n = 2000 seeds, 16 tokens; Hoeffding: 0.07 is passed with p = 2 exp(-2 n 0.07^2) = 6e-9 each.
+    backend = TransformersBackend(str(sixteen_token_model))
+    scores = backend.new_cache(SPEC).scores(text(1, 2, 3), (), interrupt=NEVER).value
+    counts = torch.zeros(16)
+    for seed in range(2000):
+        cache = TransformersCache(backend, SessionSpec(64, SamplingParameters(1.0), seed=seed))
+        counts[cache._draft(scores, position=3).token_id] += 1
+    assert (counts / 2000 - scores[0].softmax(-1)).abs().max() < 0.07
+
+
+def test_a_sliding_window_model_can_be_rolled_back(tiny_pair, tmp_path):
+    config = MistralConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=8,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    backend = save_and_load(MistralForCausalLM(config), tiny_pair, tmp_path)
+    oracle = continuation(backend.new_cache(SPEC), list(range(30)), 10)
+    cache = backend.new_cache(SPEC)
+    judge(cache, list(range(30)), [*oracle[:2], 7, 7, 7, 7, 7, 7])
+    assert judge(cache, list(range(30)), oracle).accepted_count == 10
+
+
+def test_a_model_that_cannot_be_rolled_back_is_refused(tiny_pair, tmp_path):
+    config = MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ModelLoadError, match="taken back"):
+        save_and_load(MambaForCausalLM(config), tiny_pair, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"dtype": "int8"}, "int8"), ({"device": "cuda:99"}, "cuda:99"), ({"device": "x"}, "x")],
+)
+def test_a_setting_that_cannot_be_met_is_one_clear_line(tiny_pair, settings, word):
+    with pytest.raises(ModelLoadError, match=word) as caught:
+        TransformersBackend(str(tiny_pair.target), **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_of_an_unknown_kind_is_a_load_error(tiny_pair, tmp_path):
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "odd"}))
+    with pytest.raises(ModelLoadError, match="odd") as caught:
+        TransformersBackend(str(directory))
+    assert "\n" not in str(caught.value)
+
+
+def save_and_load(model, tiny_pair, directory) -> TransformersBackend:
+    model.save_pretrained(directory)
+    shutil.copy(tiny_pair.target / "tokenizer.json", directory)
+    return TransformersBackend(str(directory))

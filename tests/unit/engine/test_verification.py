@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.errors import InternalError
+from paceline_engine.calls import SamplingParameters, SparseDistribution
+from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
+from paceline_engine.verification import (
+    accept_equal,
+    accept_exact,
+    accept_sampled,
+    residual_scores,
+)
+
+SAMPLING = SamplingParameters(temperature=1.0)
+
+
+def random_logits(rows: int, vocabulary: int, *, seed: int) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "accepted"),
+    [([], [5], 0), ([5], [5, 6], 1), ([4], [5, 6], 0), ([5, 9, 7], [5, 6, 7, 8], 1)],
+)
+def test_equal_tokens_are_accepted_up_to_the_first_other_one(draft, target, accepted):
+    assert accept_equal(draft, target) == accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_exact_is_plain_decoding(temperature):
+    logits = random_logits(6, 40, seed=3)
+    settings = {"parameters": SamplingParameters(temperature=temperature), "seed": 17}
+    plain = [
+        choose_tokens(logits[row : row + 1], first_position=100 + row, **settings)[0]
+        for row in range(6)
+    ]
+    for wrong_at in range(6):
+        block = plain[:5]
+        if wrong_at < 5:
+            block[wrong_at] = (block[wrong_at] + 1) % 40
+        assert accept_exact(block, logits, first_position=100, **settings) == (
+            wrong_at,
+            plain[wrong_at],
+        )
+
+
+def test_rejection_at_temperature_zero_is_exact():
+    logits = random_logits(4, 30, seed=4)
+    best = logits.argmax(-1).tolist()
+    point_masses = [SparseDistribution((token,), (1.0,)) for token in [*best[:2], 0]]
+    settings = {"first_position": 5, "parameters": SamplingParameters(), "seed": 1}
+    block = [*best[:2], (best[2] + 1) % 30]
+    assert accept_sampled(block, logits, distributions=point_masses, **settings) == accept_exact(
+        block, logits, **settings
+    )
+
+
+def test_a_draft_from_the_targets_own_distribution_is_always_accepted():
+    logits = random_logits(1, 20, seed=5)
+    for position in range(200):
+        token, said = draw_draft(logits, position=position, parameters=SAMPLING, seed=1)
+        accepted, _ = accept_sampled(
+            [token],
+            logits.expand(2, 20),
+            distributions=[said],
+            first_position=position,
+            parameters=SAMPLING,
+            seed=1,
+        )
+        assert accepted == 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("row", [0, 1])
+def test_scores_that_are_no_numbers_are_an_error_not_an_acceptance(bad, row):
+    logits = torch.zeros(2, 4)
+    logits[row, 3] = bad
+    # The target's own distribution: with sound scores every coin accepts.
+    said = SparseDistribution((0, 1, 2, 3), (0.25,) * 4)
+    with pytest.raises(InternalError):
+        accept_sampled(
+            [2],
+            logits,
+            distributions=[said],
+            first_position=0,
+            parameters=SAMPLING,
+            seed=1,
+        )
+
+
+def test_a_token_that_the_target_filters_out_is_never_accepted():
+    target_logits = torch.tensor([[5.0, 4.0, 0.0, -1.0]])
+    parameters = SamplingParameters(temperature=1.0, top_k=2)
+    said = SparseDistribution((2, 3), (0.5, 0.5))
+    for position in range(100):
+        accepted, token = accept_sampled(
+            [2],
+            target_logits.expand(2, 4),
+            distributions=[said],
+            first_position=position,
+            parameters=parameters,
+            seed=1,
+        )
+        assert accepted == 0
+        assert token in {0, 1}
+
+
+def test_rejection_is_lossless():
+    # Two positions of n = 3000 texts, 6 tokens. Hoeffding: a share of the first is off by more than
+    # 0.054 with p = 2 exp(-2 n 0.054^2) = 5e-8; the second has 1700 texts or more (1950 expected,
+    # acceptance is 0.65), and 0.072 has p = 5e-8. With 12 shares: false alarm below 1e-6.
+    # A target's draw in place of the residual's would put the first share off by 0.11.
+    n, vocabulary = 3000, 6
+    target = torch.tensor([[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]]).log()
+    draft = torch.tensor([[0.15, 0.15, 0.3, 0.2, 0.1, 0.1]]).log()
+    target_rows = target.expand(2, vocabulary)
+    first, second = torch.zeros(vocabulary), torch.zeros(vocabulary)
+    for text in range(n):
+        position = 2 * text
+        token, said = draw_draft(draft, position=position, parameters=SAMPLING, seed=21)
+        accepted, decided = accept_sampled(
+            [token],
+            target_rows,
+            distributions=[said],
+            first_position=position,
+            parameters=SAMPLING,
+            seed=21,
+        )
+        first[token if accepted else decided] += 1
+        if accepted:
+            second[decided] += 1
+    # Accepting everything would pass a test of acceptance alone, so the rate itself is checked.
+    draft_probs, expected = draft[0].softmax(-1), target[0].softmax(-1)
+    assert abs(second.sum() / n - torch.minimum(draft_probs, expected).sum()) < 0.054
+    assert (first / n - expected).abs().max() < 0.054
+    assert second.sum() > 1700
+    assert (second / second.sum() - expected).abs().max() < 0.072
+
+
+def test_acceptance_and_residual_make_up_the_target_exactly():
+    # The algebra behind the test above, without sampling: no false alarms, rounding only.
+    for seed in range(20):
+        parameters = SamplingParameters(temperature=0.8, top_p=0.9)
+        target_probs = filtered_scores(random_logits(1, 12, seed=seed), parameters)[0].softmax(-1)
+        draft_logits = random_logits(1, 12, seed=seed + 100)
+        _, said = draw_draft(draft_logits, position=0, parameters=parameters, seed=0)
+        draft_probs = torch.zeros(12, dtype=torch.float64)
+        draft_probs[list(said.token_ids)] = torch.tensor(said.probabilities, dtype=torch.float64)
+        draft_probs /= draft_probs.sum()
+        accepted = torch.minimum(target_probs, draft_probs)
+        residual = residual_scores(target_probs, said).softmax(-1)
+        total = accepted + (1 - accepted.sum()) * residual
+        assert torch.allclose(total, target_probs, atol=1e-12)
+
+
+def test_an_empty_residual_falls_back_to_the_target():
+    target_probs = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    same = SparseDistribution((1, 0), (0.75, 0.25))
+    assert torch.equal(residual_scores(target_probs, same), target_probs.log())
+
+
+def test_an_empty_block_is_decided_like_under_exact():
+    logits = random_logits(1, 50, seed=6)
+    settings = {"first_position": 9, "parameters": SAMPLING, "seed": 4}
+    assert accept_sampled([], logits, distributions=[], **settings) == accept_exact(
+        [], logits, **settings
+    )
+
+
+def test_the_same_verification_decides_alike():
+    logits = random_logits(3, 20, seed=7)
+    said = [SparseDistribution((3, 4), (0.5, 0.5))] * 2
+    settings = {"first_position": 9, "parameters": SAMPLING, "seed": 4, "distributions": said}
+    assert len({accept_sampled([3, 4], logits, **settings) for _ in range(3)}) == 1

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paceline.errors import DrainingError, OverloadedError
+from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
+from paceline_engine.worker import ModelWorker, Outlet
+from unit.engine.conftest import until
+
+
+@asynccontextmanager
+async def working(**settings):
+    worker = ModelWorker(**{"queue_limit": 100, **settings})
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+class Blocker:
+    """A job that runs until it is let go or interrupted, so that others queue up behind it."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.entered, self.let_go = threading.Event(), threading.Event()
+        self.outlet = Outlet()
+        self.job = worker.submit(self._run, outlet=self.outlet)
+
+    def _run(self, interrupt):
+        self.entered.set()
+        while not self.let_go.wait(0.0005):
+            if interrupt.is_set():
+                raise ForwardInterrupted
+
+
+async def blocked(worker: ModelWorker) -> Blocker:
+    blocker = Blocker(worker)
+    await until(blocker.entered.is_set)
+    return blocker
+
+
+async def test_the_smallest_depth_runs_first_and_equals_in_order():
+    async with working() as worker:
+        blocker, order, outlets = await blocked(worker), [], []
+        for name, depth in [("a", 2), ("b", 0), ("c", 1), ("d", 0)]:
+            outlets.append(Outlet())
+            worker.submit(lambda _, name=name: order.append(name), outlet=outlets[-1], depth=depth)
+        blocker.let_go.set()
+        for outlet in outlets:
+            await anext(outlet)
+        assert order == ["b", "d", "c", "a"]
+
+
+async def test_a_promoted_job_keeps_its_turn_at_its_new_depth():
+    async with working() as worker:
+        blocker, order, jobs = await blocked(worker), [], {}
+        for name, depth in [("a", 5), ("b", 1), ("c", 1)]:
+            jobs[name] = worker.submit(
+                lambda _, name=name: order.append(name), outlet=Outlet(), depth=depth
+            )
+        worker.promote(jobs["a"], depth=1)
+        blocker.let_go.set()
+        await until(lambda: len(order) == 3)
+        assert order == ["a", "b", "c"]
+
+
+async def test_jobs_of_many_steps_take_turns():
+    async with working() as worker:
+        blocker, order, outlets = await blocked(worker), [], []
+        for name in "xy":
+            outlets.append(Outlet())
+            worker.submit(lambda _, name=name: order.append(name), outlet=outlets[-1], step_count=3)
+        blocker.let_go.set()
+        assert [len([step async for step in outlet]) for outlet in outlets] == [3, 3]
+        assert order == list("xyxyxy")
+
+
+async def test_a_withdrawn_job_leaves_the_queue():
+    async with working() as worker:
+        blocker, ran = await blocked(worker), []
+        job = worker.submit(lambda _: ran.append(1), outlet=Outlet())
+        assert worker.queue_length == 1
+        worker.withdraw(job)
+        assert worker.queue_length == 0
+        blocker.let_go.set()
+        await worker.run(lambda _: None)
+        assert not ran
+
+
+async def test_a_running_job_is_interrupted_and_the_next_one_runs():
+    async with working() as worker:
+        blocker = await blocked(worker)
+        worker.withdraw(blocker.job)
+        assert (await worker.run(lambda _: 7)).value == 7
+        assert worker.interrupted_count == 1
+
+
+async def test_a_withdrawn_job_of_many_steps_does_not_come_back():
+    async with working() as worker:
+        ran, outlet = [], Outlet()
+        job = worker.submit(lambda _: ran.append(1), outlet=outlet, step_count=1_000_000)
+        await anext(outlet)
+        worker.withdraw(job)
+        await worker.run(lambda _: None)
+        count = len(ran)
+        await worker.run(lambda _: None)
+        assert len(ran) == count
+        assert worker.queue_length == 0
+
+
+async def test_an_error_reaches_its_caller_and_no_other():
+    async with working() as worker:
+
+        def fail(_):
+            raise ZeroDivisionError("mine")
+
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            await worker.run(fail)
+        assert (await worker.run(lambda _: 1)).value == 1
+
+
+async def test_the_queue_is_bounded():
+    async with working(queue_limit=2) as worker:
+        blocker = await blocked(worker)
+        for _ in range(2):
+            worker.submit(lambda _: None, outlet=Outlet())
+        with pytest.raises(OverloadedError) as caught:
+            worker.submit(lambda _: None, outlet=Outlet())
+        assert caught.value.retry_after_seconds
+        blocker.let_go.set()
+
+
+async def test_a_lost_device_ends_every_job_and_is_told_once():
+    told = []
+    async with working(on_device_lost=told.append) as worker:
+        blocker, outlet = await blocked(worker), Outlet()
+        error = DeviceLostError("illegal access")
+
+        def lose(_):
+            raise error
+
+        worker.submit(lose, outlet=Outlet(), depth=0)
+        worker.submit(lambda _: None, outlet=outlet, depth=1)
+        blocker.let_go.set()
+        with pytest.raises(DrainingError) as caught:
+            await anext(outlet)
+        assert caught.value.__cause__ is error
+        with pytest.raises(DrainingError):
+            await worker.run(lambda _: None)
+        assert told == [error]
+
+
+async def test_stopping_ends_what_waits_and_interrupts_what_runs():
+    async with working() as worker:
+        blocker, outlet = await blocked(worker), Outlet()
+        worker.submit(lambda _: None, outlet=outlet)
+        await worker.stop()
+        with pytest.raises(DrainingError):
+            await anext(outlet)
+        with pytest.raises(ForwardInterrupted):
+            await anext(blocker.outlet)
+
+
+async def test_a_stopped_worker_takes_no_job():
+    async with working() as worker:
+        await worker.stop()
+        with pytest.raises(DrainingError):
+            await worker.run(lambda _: None)
+
+
+async def test_a_forward_that_never_returns_does_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr("paceline_engine.worker._STOP_SECONDS", 0.01)
+    returns, entered = threading.Event(), threading.Event()
+
+    def hang(_):
+        entered.set()
+        returns.wait()
+
+    async with working() as worker:
+        worker.submit(hang, outlet=Outlet())
+        await until(entered.is_set)
+        await worker.stop()
+        assert worker.busy
+        returns.set()
+
+
+async def test_a_failure_to_count_a_step_leaves_no_caller_waiting():
+    async with working(on_step=lambda _: 1 / 0) as worker:
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, seen: failures.append(seen))
+        assert (await worker.run(lambda _: 7)).value == 7
+        assert isinstance(failures[0]["exception"], ZeroDivisionError)
+
+
+async def test_stopping_ends_a_job_of_many_steps():
+    async with working() as worker:
+        outlet = Outlet()
+        worker.submit(lambda _: None, outlet=outlet, step_count=1_000_000)
+        await anext(outlet)
+        await worker.stop()
+        with pytest.raises(DrainingError):
+            async for _ in outlet:
+                pass
+
+
+async def test_every_finished_step_is_reported_even_if_nobody_waits():
+    seen = []
+    async with working(on_step=seen.append) as worker:
+        outlet = Outlet()
+        worker.submit(lambda _: "unwanted", outlet=outlet)
+        outlet.end()
+        await until(lambda: len(seen) == 1)
+        assert seen[0].value == "unwanted"
+        assert all(step.queue_ns >= 0 and step.forward_ns >= 0 for step in seen)
+
+
+async def test_the_loop_goes_on_during_a_step():
+    async with working() as worker:
+        blocker, ticks = await blocked(worker), 0
+        for _ in range(5):
+            await asyncio.sleep(0)
+            ticks += 1
+        assert (ticks, worker.busy) == (5, True)
+        blocker.let_go.set()
+
+
+@pytest.mark.parametrize("ended_before", [False, True])
+async def test_an_error_overtakes_steps_that_were_not_fetched(ended_before):
+    outlet = Outlet()
+    outlet.put("step")
+    if ended_before:
+        outlet.end()
+    outlet.end(DrainingError("now"))
+    outlet.end(OverloadedError("later"))
+    with pytest.raises(DrainingError):
+        await anext(outlet)
+
+
+async def test_a_normal_end_comes_after_the_steps():
+    outlet = Outlet()
+    outlet.put("step")
+    outlet.end()
+    outlet.put("late")
+    assert [step async for step in outlet] == ["step"]

@@ -1,0 +1,126 @@
+"""Which servers are used: health, pauses after failures, discovery, load."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paceline import errors
+from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.pool import ServerPool
+from paceline_serving.transport import pod_channel
+from support.fake_models import FakeModelServer, serving
+
+
+class ChangingDiscovery:
+    """Endpoint sets that a test hands out."""
+
+    def __init__(self):
+        self.sets = asyncio.Queue()
+
+    async def endpoints(self):
+        while True:
+            yield await self.sets.get()
+
+
+def endpoint(server, name):
+    return Endpoint(name, server.address, Role(server.role))
+
+
+@asynccontextmanager
+async def a_pool(*servers, discovery=None):
+    async with serving(*servers):
+        named = [endpoint(it, f"{it.role}-{i}") for i, it in enumerate(servers)]
+        pool = ServerPool(
+            discovery or StaticDiscovery(named),
+            open_channel=lambda it: pod_channel(it.address, credentials=None),
+        )
+        async with pool:
+            yield pool
+
+
+async def until(pool, condition):
+    changed = asyncio.Event()
+    async with asyncio.timeout(10):
+        with pool.listening(changed.set):
+            while not condition():
+                await changed.wait()
+                changed.clear()
+
+
+def target_names(pool):
+    return [it.name for it in pool.servers if it.role is Role.TARGET and it.ready]
+
+
+async def test_a_server_is_used_while_it_says_that_it_serves():
+    target = FakeModelServer("target")
+    async with a_pool(target) as pool:
+        await pool.wait_for_model(10)
+        await target.set_serving(False)
+        await until(pool, lambda: not target_names(pool))
+        with pytest.raises(errors.NoTargetError):
+            pool.model()
+        assert pool.servers[0].status == "NOT_SERVING"
+        await target.set_serving(True)
+        assert (await pool.wait_for_model(10)).fingerprint == "target-model"
+
+
+async def test_a_server_that_was_killed_is_used_again_when_it_is_back():
+    target = FakeModelServer("target")
+    async with a_pool(target) as pool:
+        await pool.wait_for_model(10)
+        await target.kill()
+        await until(pool, lambda: not target_names(pool))
+        target.fingerprint = "a newer model"
+        await target.start()
+        assert (await pool.wait_for_model(10)).fingerprint == "a newer model"
+
+
+async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.pool._FIRST_PAUSE_SECONDS", 0.01)
+    async with a_pool(FakeModelServer("target")) as pool:
+        await pool.wait_for_model(10)
+        server = pool.servers[0]
+        pool.report_failure(server, errors.DeadlineError("late"))
+        assert (server.ready, server.status) == (False, "DEADLINE")
+        pool.report_failure(server, errors.DeadlineError("late"))
+        assert server.failure_count == 2
+        await until(pool, lambda: server.ready)
+        pool.report_success(server)
+        assert server.failure_count == 0
+
+
+async def test_the_least_loaded_server_comes_first():
+    async with a_pool(FakeModelServer("target"), FakeModelServer("target")) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 2)
+        pool.servers[0].session_count = 1
+        assert [it.name for it in pool.targets(pool.model())] == ["target-1", "target-0"]
+
+
+async def test_new_requests_get_the_model_of_most_targets():
+    fingerprints = ("b", "a", "b")
+    servers = [FakeModelServer("target", fingerprint=it) for it in fingerprints]
+    async with a_pool(*servers) as pool:
+        await until(pool, lambda: len(target_names(pool)) == 3)
+        assert pool.model().fingerprint == "b"
+        assert len(pool.targets(pool.model())) == 2
+
+
+async def test_discovery_adds_and_removes_servers():
+    first, second = FakeModelServer("target"), FakeModelServer("target")
+    discovery = ChangingDiscovery()
+    async with a_pool(first, second, discovery=discovery) as pool:
+        await discovery.sets.put(frozenset({endpoint(first, "a")}))
+        await until(pool, lambda: target_names(pool) == ["a"])
+        await discovery.sets.put(frozenset({endpoint(second, "b")}))
+        await until(pool, lambda: target_names(pool) == ["b"])
+        await discovery.sets.put(frozenset())
+        await until(pool, lambda: not pool.servers)
+
+
+async def test_a_pool_that_finds_nobody_says_so():
+    async with a_pool() as pool:
+        with pytest.raises(errors.NoTargetError):
+            await pool.wait_for_model(0.01)

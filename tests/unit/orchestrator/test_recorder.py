@@ -1,0 +1,105 @@
+"""What the client is told of a generation's course."""
+
+from __future__ import annotations
+
+import time
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.protocol.commitment import DraftStatistics
+from paceline_orchestrator.protocol.messages import EmitTokens, StartDraft, StartVerify
+from paceline_orchestrator.recorder import Recorder
+from paceline_orchestrator.session import Drafted, Judged
+from paceline_orchestrator.wire import Timing
+
+PROMPT = (1, 2, 3)
+TIMING = Timing(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
+
+
+def a_recorder(**settings):
+    return Recorder(
+        arrived_ns=time.perf_counter_ns(), prompt_length=len(PROMPT), keep_timeline=True, **settings
+    )
+
+
+def verifying(recorder, server, *, block=(), prefix=PROMPT):
+    return recorder.verifying(server, StartVerify(1, 0, prefix, block, (), depth=2))
+
+
+def drafted(*token_ids):
+    return Drafted(token_ids, (), TIMING, elapsed_ns=150)
+
+
+def kinds(recorder):
+    return [pb.TimelineEventKind.Name(it.kind).rpartition("_")[2] for it in recorder.timeline()]
+
+
+def test_times_of_answered_calls_are_split():
+    recorder = a_recorder()
+    recorder.judged(Judged(0, 5, (), TIMING, elapsed_ns=150))
+    record = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
+    recorder.drafted(record, drafted(7))
+    took = recorder.statistics(DraftStatistics(drafted=1, accepted=1))
+    assert (took.queue_ns, took.forward_ns, took.network_ns) == (20, 200, 80)
+    assert (took.target_forward_count, took.drafter_forward_count) == (1, 1)
+    assert (took.accepted_token_count, took.acceptance_rate) == (1, 1.0)
+    assert took.total_ns
+
+
+def test_drafts_and_verifications_are_numbered_together():
+    recorder = a_recorder()
+    draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
+    assert verifying(recorder, "t").call_id != draft.call_id
+
+
+def test_the_most_targets_at_the_same_time_are_counted():
+    recorder = a_recorder()
+    first = verifying(recorder, "a")
+    recorder.verification_ended(first)
+    second = verifying(recorder, "b")
+    assert recorder.targets_used == 1
+    verifying(recorder, "a")
+    assert recorder.targets_used == 2
+    recorder.verification_ended(second)
+    assert recorder.targets_used == 2
+
+
+def test_a_final_token_discards_drafts_on_another_path_once():
+    recorder = a_recorder()
+    wrong = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
+    recorder.drafted(wrong, drafted(7, 8, 9))
+    recorder.emitted(EmitTokens((7, 5), (True, False)))
+    discarded = [it for it in recorder.timeline() if it.kind == pb.TIMELINE_EVENT_KIND_DISCARDED]
+    assert [(it.position, list(it.token_ids)) for it in discarded] == [(4, [8, 9])]
+    recorder.emitted(EmitTokens((6,), (False,)))
+    assert kinds(recorder).count("DISCARDED") == 1
+
+
+def test_only_cancels_after_a_rejection_are_counted():
+    recorder = a_recorder()
+    record = verifying(recorder, "t", block=(4,))
+    recorder.cancelled(record, by_rejection=True)
+    recorder.cancelled(record, by_rejection=False)
+    assert recorder.statistics(DraftStatistics()).cancelled_rpc_count == 1
+    assert kinds(recorder) == ["CANCELLED", "CANCELLED"]
+
+
+def test_live_events_are_shown_as_they_happen_and_spans_kept():
+    shown = []
+    recorder = a_recorder(show=shown.append)
+    record = verifying(recorder, "t", block=(4,))
+    assert [(it.kind, it.start_ns == it.end_ns) for it in shown] == [
+        (pb.TIMELINE_EVENT_KIND_VERIFYING, True)
+    ]
+    recorder.verification_ended(record)
+    (span,) = recorder.timeline()
+    assert (span.server, span.position, list(span.token_ids)) == ("t", 3, [4])
+    assert (span.speculation_depth, span.call_id) == (2, record.call_id)
+    assert span.start_ns < span.end_ns
+
+
+def test_fallbacks_are_counted_by_kind():
+    recorder = a_recorder()
+    for kind in ("target_lost", "deadline", "target_lost"):
+        recorder.fallback(kind)
+    found = recorder.statistics(DraftStatistics()).fallbacks
+    assert {it.kind: it.count for it in found} == {"target_lost": 2, "deadline": 1}

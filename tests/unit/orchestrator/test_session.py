@@ -1,0 +1,165 @@
+"""A session at a server: what it sends, what it repairs, how it is kept and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paceline import errors
+from paceline.v1.model_service_pb2 import GetModelInfoRequest
+from paceline.v1.session_pb2 import SessionSpec
+from paceline_orchestrator.deadline import Deadline
+from paceline_orchestrator.discovery import Endpoint, Role
+from paceline_orchestrator.keeper import SessionKeeper
+from paceline_orchestrator.server import ModelServer
+from paceline_orchestrator.session import Session
+from paceline_orchestrator.wire import answer, read_facts
+from paceline_serving.transport import pod_channel
+from support.fake_models import FakeModelServer, continuation, serving
+
+TEXT = (1, 2, 3, 4)
+
+
+@asynccontextmanager
+async def a_session(fake, *, seconds=20.0):
+    """Open a session; in the end it is closed, whatever the test did."""
+    async with serving(fake):
+        channel = pod_channel(fake.address, credentials=None)
+        server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
+        info = server.models.GetModelInfo(GetModelInfoRequest(), timeout=5)
+        server.adopt(read_facts(await answer(info)))
+        async with SessionKeeper() as keeper:
+            session = Session(
+                server,
+                SessionSpec(expected_model_fingerprint=fake.fingerprint, reserve_length=100),
+                keeper=keeper,
+                deadline=Deadline.after(seconds),
+                note_repair=lambda kind: session.repairs.update([kind]),
+            )
+            session.repairs = Counter()
+            yield session
+            session.close()
+        assert not fake.sessions
+        assert server.session_count == 0
+        await channel.close()
+
+
+async def verify(session, prefix, block=()):
+    return await session.verify(prefix, block, final_length=len(TEXT))
+
+
+async def test_a_verdict_is_the_targets():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        right = continuation(TEXT, 3)
+        judged = await verify(session, TEXT, (*right[:2], 0))
+        assert (judged.accepted_count, judged.next_token) == (2, right[2])
+        await verify(session, (*TEXT, *right))
+        assert [it.call.base_length for it in fake.calls] == [0, len(TEXT) + 2]
+        assert [list(it.call.token_ids) for it in fake.calls] == [list(TEXT), [right[2]]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("lose_session", "session_lost"),
+        ("lose_tokens", "prefix_resent"),
+        ("tamper", "prefix_resent"),
+    ],
+)
+async def test_what_was_lost_is_sent_again(fault, kind):
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        await verify(session, TEXT)
+        fake.faults.append(fault)
+        judged = await verify(session, (*TEXT, 5))
+        assert judged.next_token == continuation((*TEXT, 5), 1)[0]
+        assert session.repairs == {kind: 1}
+
+
+async def test_a_server_that_keeps_losing_is_given_up():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        fake.faults.extend(["lose_session"] * 9)
+        with pytest.raises(errors.InternalError):
+            await verify(session, TEXT)
+
+
+async def test_a_newer_call_supersedes_one_whose_cancel_has_not_landed():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        fake.faults.extend(["", "hang"])
+        await verify(session, TEXT)
+        async with asyncio.TaskGroup() as tasks:
+            stale = tasks.create_task(verify(session, (*TEXT, 9), (8,)))
+            await fake.until(lambda it: it.running == 1)
+            stale.cancel()
+            judged = await verify(session, (*TEXT, 7))
+        assert judged.next_token == continuation((*TEXT, 7), 1)[0]
+        await fake.until(lambda it: len(it.cancelled) == 1)
+
+
+async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
+    fake = FakeModelServer("drafter", latency_seconds=0.001)
+    async with a_session(fake) as session:
+        received = []
+        enough = asyncio.Event()
+
+        def report(drafted):
+            received.extend(drafted.token_ids)
+            if len(received) >= 3:
+                enough.set()
+
+        async def draft(prefix, count):
+            await session.draft(prefix, max_tokens=count, final_length=len(TEXT), report=report)
+
+        async with asyncio.TaskGroup() as tasks:
+            drafting = tasks.create_task(draft(TEXT, 90))
+            await enough.wait()
+            drafting.cancel()
+        count = len(received)
+        assert received == continuation(TEXT, count)
+        await draft((*TEXT, *received), 2)
+        assert received == continuation(TEXT, count + 2)
+        assert fake.calls[1].call.base_length == len(TEXT) + count
+        assert not session.repairs
+
+
+async def test_a_drafter_that_falls_silent_is_noticed():
+    fake = FakeModelServer("drafter")
+    async with a_session(fake) as session:
+        await session.draft(TEXT, max_tokens=1, final_length=4, report=lambda _: None)
+        fake.faults.append("hang")
+        with pytest.raises(errors.DeadlineError):
+            await session.draft((*TEXT, 5), max_tokens=1, final_length=4, report=lambda _: None)
+        await fake.until(lambda it: len(it.cancelled) == 1)
+
+
+async def test_no_call_outlives_the_request():
+    fake = FakeModelServer("target")
+    async with a_session(fake, seconds=0.05) as session:
+        fake.faults.append("hang")
+        with pytest.raises(errors.DeadlineError):
+            await verify(session, TEXT)
+
+
+async def test_an_idle_session_is_renewed_and_a_busy_one_is_not():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        await verify(session, TEXT)
+        await session.renew(idle_seconds=60)
+        assert fake.renewed == 0
+        await session.renew(idle_seconds=0)
+        assert fake.renewed == 1
+
+
+async def test_a_refused_session_says_why():
+    fake = FakeModelServer("target")
+    fake.open_error = errors.CacheExhaustedError("full", retry_after_seconds=3)
+    async with a_session(fake) as session:
+        with pytest.raises(errors.CacheExhaustedError) as caught:
+            await verify(session, TEXT)
+        assert caught.value.retry_after_seconds == 3

@@ -1,0 +1,277 @@
+"""Watches every event and command of a decoding method, and checks the protocol's invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline_orchestrator.protocol.messages import (
+    AbandonVerify,
+    BlockVerified,
+    CapacityChanged,
+    Command,
+    DraftEnded,
+    DraftFailed,
+    EmitTokens,
+    Event,
+    Finish,
+    FinishReason,
+    PromoteVerify,
+    StartDraft,
+    StartVerify,
+    StopDraft,
+    TokensDrafted,
+    VerifyFailed,
+)
+from paceline_orchestrator.protocol.strategy import AnyMethod, Strategy
+from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+
+Text = tuple[int, ...]
+
+
+class Target(Protocol):
+    """The target's say, as a function: the oracle."""
+
+    def plain(self, text: Text) -> int:
+        """Return its own token after a text."""
+
+    def judged(self, text: Text, draft_token: int) -> int:
+        """Return the token after a text when this draft token is judged there."""
+
+
+@dataclass
+class Drafting:
+    command: StartDraft
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> Text:
+        return self.command.prefix + tuple(self.tokens)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.tokens) >= self.command.max_tokens
+
+
+class CheckedMethod:
+    """A decoding method under watch; it is itself one.
+
+    Checked after every step: (1) what is emitted is the target's own continuation, under REJECTION
+    as decided by the verification that owned the position when it was dispatched; (2) the frontier
+    is being decided while a target is up; (3) nothing in flight contradicts what is committed or
+    decides nothing; (4) what decides the frontier is not abandoned; (5) at the end nothing is in
+    flight. And that servers get one thing at a time, within the limits.
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        *,
+        strategy: Strategy,
+        task: DecodingTask,
+        capacity: CapacityChanged,
+        target: Target,
+    ) -> None:
+        self.method = method
+        self.strategy = strategy
+        self.task = task
+        self.capacity = capacity
+        self.target = target
+        self.committed: Text = task.prompt
+        self.limit = len(task.prompt) + task.max_tokens
+        self.drafts: dict[int, Drafting] = {}
+        self.verifications: dict[int, StartVerify] = {}
+        self.depths: dict[int, int] = {}
+        self.warm_ups: set[int] = set()
+        self.warm_drafters: set[int] = set()  # those that need not begin with the prompt
+        self.owners: dict[Text, int | None] = {}  # the token judged after a text; None: plain
+        self.finish: FinishReason | None = None
+        self.last_draft_id = self.last_verify_id = 0
+        self.command_counts: Counter[type[Command]] = Counter()
+
+    # --- the method's interface ---------------------------------------------------------------
+
+    def start(self) -> list[Command]:
+        commands = self.method.start()
+        if self.task.broadcast_prefill and self.strategy is Strategy.DISTRIBUTED:
+            self.warm_ups = {c.verify_id for c in commands if isinstance(c, StartVerify)}
+        self._follow(commands, ending=False)
+        return commands
+
+    def handle(self, event: Event) -> list[Command]:
+        finished, stale = self.finish, self._is_stale(event)
+        self._note(event)
+        commands = self.method.handle(event)
+        if finished or stale:
+            assert commands == [], "an event that concerns nothing has no effect"
+        self._follow(commands, ending=False)
+        return commands
+
+    def stop(self) -> list[Command]:
+        commands = self.method.stop()
+        self._follow(commands, ending=True)
+        assert self.finish
+        return commands
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def _is_stale(self, event: Event) -> bool:
+        match event:
+            case TokensDrafted() | DraftEnded() | DraftFailed():
+                return event.draft_id not in self.drafts
+            case BlockVerified() | VerifyFailed():
+                return event.verify_id not in self.verifications
+        return False
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case TokensDrafted(draft_id=draft_id) if draft_id in self.drafts:
+                self.drafts[draft_id].tokens += event.token_ids
+                self.warm_drafters.add(self.drafts[draft_id].command.drafter)
+            case DraftEnded(draft_id=draft_id) | DraftFailed(draft_id=draft_id):
+                self.drafts.pop(draft_id, None)
+            case BlockVerified(verify_id=verify_id) if verify_id in self.verifications:
+                verification = self.verifications.pop(verify_id)
+                if event.accepted_count == len(verification.block):
+                    self.owners.setdefault(verification.prefix + verification.block, None)
+            case VerifyFailed(verify_id=verify_id):
+                self.verifications.pop(verify_id, None)
+            case CapacityChanged():
+                self.capacity = event
+                self.warm_drafters &= set(event.drafters)
+
+    def _follow(self, commands: list[Command], *, ending: bool) -> None:
+        abandoned: list[StartVerify] = []
+        for command in commands:
+            assert self.finish is None, "nothing follows Finish"
+            self.command_counts[type(command)] += 1
+            match command:
+                case EmitTokens():
+                    self._check_emission(command)
+                case StartDraft():
+                    self._check_draft(command)
+                case StopDraft(draft_id=draft_id):
+                    del self.drafts[draft_id]
+                case StartVerify():
+                    self._check_verification(command)
+                case PromoteVerify(verify_id=verify_id, depth=depth):
+                    assert depth < self.depths[verify_id], "a promotion lowers the depth"
+                    assert verify_id in self.verifications
+                    self.depths[verify_id] = depth
+                case AbandonVerify(verify_id=verify_id):
+                    abandoned.append(self.verifications.pop(verify_id))
+                case Finish(reason=reason):
+                    self._check_finish(reason)
+        self.drafts = {i: draft for i, draft in self.drafts.items() if not draft.is_over}
+        if self.finish is None:
+            assert not ending
+            self._check_state(abandoned)
+
+    # --- the invariants -----------------------------------------------------------------------
+
+    def _check_emission(self, emission: EmitTokens) -> None:
+        assert emission.token_ids
+        assert len(emission.accepted) == len(emission.token_ids)
+        for token_id in emission.token_ids:
+            expected = self.target.plain(self.committed)
+            if self.task.rule is VerificationRule.REJECTION:
+                judged = self.owners[self.committed]
+                if judged is not None:
+                    expected = self.target.judged(self.committed, judged)
+            assert token_id == expected, "invariant 1: the target's own token, from its owner"
+            self.committed += (token_id,)
+
+    def _check_draft(self, command: StartDraft) -> None:
+        assert command.draft_id > self.last_draft_id
+        self.last_draft_id = command.draft_id
+        assert command.drafter in self.capacity.drafters
+        active = {d.command.drafter for d in self.drafts.values() if not d.is_over}
+        assert command.drafter not in active, "one draft at a time"
+        assert 1 <= command.max_tokens <= self.task.draft_window
+        assert len(command.prefix) + command.max_tokens < self.limit, "drafts stay useful"
+        self._check_before_eos(command.prefix)
+        self.drafts[command.draft_id] = Drafting(command)
+
+    def _check_verification(self, command: StartVerify) -> None:
+        assert command.verify_id > self.last_verify_id
+        self.last_verify_id = command.verify_id
+        assert command.target in self.capacity.targets
+        busy = {v.target for v in self.verifications.values()}
+        assert command.target not in busy, "one verification at a time"
+        assert len(command.prefix) + len(command.block) < self.limit
+        self._check_before_eos((command.prefix + command.block)[:-1])
+        if self.task.dispatch is DispatchPolicy.BLOCKS or self.strategy is Strategy.SPECULATIVE:
+            assert len(command.block) <= self.task.lookahead
+        rejection = self.task.rule is VerificationRule.REJECTION
+        assert len(command.distributions) == (len(command.block) if rejection else 0)
+        judged_elsewhere = {t for v in self.verifications.values() for t in _judged_texts(v)}
+        assert not judged_elsewhere & _judged_texts(command), "blocks partition the draft"
+        if rejection:
+            self._claim(command)
+        self.verifications[command.verify_id] = command
+        self.depths[command.verify_id] = command.depth
+
+    def _claim(self, command: StartVerify) -> None:
+        for index, token_id in enumerate(command.block):
+            text = command.prefix + command.block[:index]
+            assert self.owners.setdefault(text, token_id) == token_id, "ownership is for ever"
+        if not command.block:
+            assert self.owners.setdefault(command.prefix, None) is None, "ownership is for ever"
+
+    def _check_before_eos(self, text: Text) -> None:
+        generated = text[len(self.task.prompt) :]
+        assert not self.task.eos_ids.intersection(generated), "nothing follows the end"
+
+    def _check_state(self, abandoned: list[StartVerify]) -> None:
+        c = len(self.committed)
+        for draft in self.drafts.values():
+            assert _agree(draft.text, self.committed), "invariant 3: drafts"
+            assert len(draft.text) >= c or draft.command.drafter not in self.warm_drafters, (
+                "invariant 3: a draft of what is committed already"
+            )
+        for verify_id, command in self.verifications.items():
+            text = command.prefix + command.block
+            assert _agree(command.prefix, self.committed), "invariant 3: verifications"
+            if verify_id not in self.warm_ups:
+                assert _agree(text, self.committed), "invariant 3: blocks"
+                assert len(text) >= c, "invariant 3: a verification that decides nothing"
+        for command in abandoned:
+            lost = command.target not in self.capacity.targets
+            assert lost or not self._decides_frontier(command), "invariant 4"
+        if self.strategy is not Strategy.SPECULATIVE and self.capacity.targets:
+            assert any(map(self._decides_frontier, self.verifications.values())), "invariant 2"
+        if self.strategy is Strategy.SPECULATIVE and (self.capacity.targets):
+            assert self.drafts or self.verifications, "it goes on"
+
+    def _decides_frontier(self, command: StartVerify) -> bool:
+        c = len(self.committed)
+        text = command.prefix + command.block
+        if not len(command.prefix) <= c <= len(text) or text[:c] != self.committed:
+            return False
+        if self.task.rule is VerificationRule.EXACT:
+            return True
+        judged = text[c] if c < len(text) else None
+        return self.owners.get(self.committed, judged) == judged
+
+    def _check_finish(self, reason: FinishReason) -> None:
+        self.finish = reason
+        self.drafts = {i: draft for i, draft in self.drafts.items() if not draft.is_over}
+        assert not self.drafts, "invariant 5"
+        assert not self.verifications, "invariant 5"
+        ended = self.committed[-1] in self.task.eos_ids and self.committed != self.task.prompt
+        if reason is FinishReason.EOS:
+            assert ended
+        elif reason is FinishReason.LENGTH:
+            assert len(self.committed) == self.limit
+            assert not ended
+        counts = self.method.statistics
+        assert counts.drafted == counts.accepted + counts.rejected + counts.discarded
+
+
+def _agree(text: Text, other: Text) -> bool:
+    return all(a == b for a, b in zip(text, other, strict=False))
+
+
+def _judged_texts(command: StartVerify) -> set[Text]:
+    return {command.prefix + command.block[: index + 1] for index in range(len(command.block))}

@@ -1,0 +1,154 @@
+"""The protocol's invariants under arbitrary interleavings, losses, duplicates and faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline_orchestrator.protocol.messages import (
+    CapacityChanged,
+    Command,
+    FinishReason,
+    StartVerify,
+)
+from paceline_orchestrator.protocol.strategy import Strategy, create_method
+from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from unit.protocol.checker import CheckedMethod
+from unit.protocol.world import Models, Weather, World
+
+tasks = st.builds(
+    DecodingTask,
+    prompt=st.sampled_from([(1,), (3, 2, 1), (0, 0)]),
+    max_tokens=st.integers(0, 30),
+    eos_ids=st.sampled_from([frozenset(), frozenset({0})]),
+    lookahead=st.integers(1, 6),
+    rule=st.sampled_from(VerificationRule),
+    dispatch=st.sampled_from(DispatchPolicy),
+    draft_window=st.sampled_from([1, 3, 8, 64]),
+    broadcast_prefill=st.booleans(),
+)
+weathers = st.builds(
+    Weather,
+    drafter_weight=st.sampled_from([0.1, 1.0, 5.0]),
+    target_weight=st.just(1.0),
+    failure=st.sampled_from([0.0, 0.05, 0.3]),
+    ghosts=st.sampled_from([0.0, 0.1]),
+    capacity_change=st.sampled_from([0.0, 0.02, 0.2]),
+)
+CALM = Weather()
+
+models = st.builds(
+    Models, seed=st.integers(0, 10**9), agreement=st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0])
+)
+
+
+def run_world(
+    strategy: Strategy,
+    task: DecodingTask,
+    *,
+    models: Models,
+    weather: Weather = CALM,
+    seed: int = 0,
+    target_count: int = 2,
+    drafter_count: int = 1,
+    stop_after: int | None = None,
+) -> World:
+    servers = CapacityChanged(tuple(range(target_count)), tuple(range(drafter_count)))
+    method = CheckedMethod(
+        create_method(strategy, task, capacity=servers),
+        strategy=strategy,
+        task=task,
+        capacity=servers,
+        target=models,
+    )
+    world = World(method, models, servers=servers, weather=weather, seed=seed)
+    world.run(stop_after=stop_after)
+    return world
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 4 + list(Strategy)),
+    task=tasks,
+    models=models,
+    weather=weathers,
+    seed=st.integers(0, 10**9),
+    target_count=st.integers(1, 3),
+    drafter_count=st.integers(0, 2),
+)
+def test_the_invariants_hold_whatever_the_weather(
+    strategy, task, models, weather, seed, target_count, drafter_count
+):
+    run_world(
+        strategy,
+        task,
+        models=models,
+        weather=weather,
+        seed=seed,
+        target_count=target_count,
+        drafter_count=drafter_count,
+    )
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(task=tasks, models=models, seed=st.integers(0, 10**9), target_count=st.integers(2, 3))
+def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
+    task, models, seed, target_count
+):
+    run_world(
+        Strategy.DISTRIBUTED,
+        task,
+        models=models,
+        weather=Weather(drafter_weight=3.0, failure=0.02),
+        seed=seed,
+        target_count=target_count,
+        drafter_count=2,
+    )
+
+
+@pytest.mark.parametrize("rule", VerificationRule)
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_stop_after_any_event_leaves_nothing_in_flight(strategy, rule):
+    task = DecodingTask((1,), 12, lookahead=2, rule=rule, broadcast_prefill=True)
+    for stop_after in range(40):
+        world = run_world(
+            strategy, task, models=Models(7, 0.8), drafter_count=2, stop_after=stop_after
+        )
+        if world.method.finish is not FinishReason.STOPPED:
+            break
+    assert world.method.finish is FinishReason.LENGTH
+    assert stop_after > 3
+
+
+def test_the_worlds_see_everything_there_is_to_see():
+    """The properties above would hold for a method that does nothing clever."""
+    seen: Counter[type[Command]] = Counter()
+    overlap = accepted = rejected = 0
+    for seed in range(40):
+        world = run_world(
+            Strategy.DISTRIBUTED,
+            DecodingTask((1,), 30, lookahead=2),
+            models=Models(seed, 0.8),
+            weather=Weather(drafter_weight=3.0),
+            seed=seed,
+            target_count=3,
+            drafter_count=2,
+        )
+        seen += world.method.command_counts
+        overlap = max(overlap, world.overlap)
+        accepted += world.method.method.statistics.accepted
+        rejected += world.method.method.statistics.rejected
+    assert all(seen[kind] > 20 for kind in get_args(Command)), seen
+    assert overlap == 3
+    assert min(accepted, rejected) > 100
+
+
+def test_with_no_drafter_it_decodes_plainly():
+    world = run_world(
+        Strategy.DISTRIBUTED, DecodingTask((1,), 9), models=Models(1, 0.5), drafter_count=0
+    )
+    assert world.method.command_counts[StartVerify] == 9

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline_serving.model_settings import ModelServerSettings
+from paceline_serving.settings import ServerSettings, parse, to_arguments
+
+
+def read(*arguments: str, environment: dict[str, str] | None = None) -> ServerSettings:
+    return parse(ServerSettings, arguments, program="test", environment=environment or {})
+
+
+def refusal(capsys, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(SystemExit) as ended:
+        read(*arguments, environment=environment)
+    assert ended.value.code == 2
+    error: str = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error.strip()
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("drain_seconds: 1\nlog_level: error\nlisten: 127.0.0.1:1\n")
+    environment = {
+        "PACELINE_CONFIG": str(file),
+        "PACELINE_DRAIN_SECONDS": "2",
+        "PACELINE_LOG_LEVEL": "warning",
+    }
+    settings = read("--drain-seconds=3", environment=environment)
+    assert settings.drain_seconds == 3
+    assert settings.log_level == "warning"
+    assert settings.listen == "127.0.0.1:1"
+    assert settings.log_format == "json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--drain-second=3"], {}, "unknown option --drain-second; did you mean --drain-seconds?"),
+        (["--drain=3"], {}, "unknown option --drain"),
+        (
+            [],
+            {"PACELINE_LOG_LEVLE": "x"},
+            "unknown variable PACELINE_LOG_LEVLE; did you mean PACELINE_LOG_LEVEL?",
+        ),
+        (["--drain-seconds=x"], {}, "--drain-seconds: "),
+        ([], {"PACELINE_DRAIN_SECONDS": "-1"}, "PACELINE_DRAIN_SECONDS: "),
+        (["--log-format=xml"], {}, "--log-format: "),
+        (["--listen=50051"], {}, "--listen: must be HOST:PORT"),
+        (["--listen=127.0.0.1:65536"], {}, "--listen: must be HOST:PORT"),
+        (["--config=/does/not/exist"], {}, "/does/not/exist: "),
+        (["--tls-key=key.pem"], {}, "tls_certificate and tls_key go together"),
+        (["--peer-roles=spiffe://a/b=client"], {}, "peer_roles needs tls_client_authority"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_setting_is_named_in_one_line(capsys, arguments, environment, said):
+    assert said in refusal(capsys, *arguments, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("log_levl: info", "unknown key 'log_levl'; did you mean log_level?"),
+        ("log-level: info", "unknown key 'log-level'; did you mean log_level?"),
+        ("- a\n- b", "must be a mapping"),
+        ("a: [", "settings.yaml: "),
+        ("drain_seconds: soon", "settings.yaml: drain_seconds: "),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(capsys, tmp_path, content, said):
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    assert said in refusal(capsys, f"--config={file}")
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("# nothing\n")
+    assert read(f"--config={file}") == read()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:1", "[::1]:1", "127.8.8.8:1"])
+def test_plaintext_on_loopback_is_fine(listen):
+    assert read(f"--listen={listen}").listen == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "a-host:1"])
+def test_plaintext_off_loopback_is_refused(capsys, listen):
+    assert "needs TLS; --insecure allows plaintext" in refusal(capsys, f"--listen={listen}")
+    assert read(f"--listen={listen}", "--insecure").insecure
+    tls = ("--tls-certificate=c.pem", "--tls-key=k.pem")
+    assert read(f"--listen={listen}", *tls).listen == listen
+
+
+def test_variables_that_kubernetes_makes_of_service_names_are_no_mistakes():
+    environment = {
+        "PACELINE_TARGET_SERVICE_HOST": "10.0.0.1",
+        "PACELINE_TARGET_SERVICE_PORT_GRPC": "50051",
+        "PACELINE_TARGET_PORT": "tcp://10.0.0.1:50051",
+        "PACELINE_TARGET_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    assert read(environment=environment) == read()
+
+
+def test_settings_turn_into_the_flags_that_make_them():
+    arguments = ["--drain-seconds=3.0", "--reflection", "--log-format=text"]
+    settings = read(*arguments)
+    assert sorted(to_arguments(settings)) == sorted(arguments)
+    assert read(*to_arguments(settings)) == settings
+    assert to_arguments(read()) == []
+
+
+@pytest.mark.parametrize("settings_class", [ServerSettings, ModelServerSettings])
+def test_help_explains_every_option(capsys, settings_class):
+    with pytest.raises(SystemExit) as ended:
+        parse(settings_class, ["--help"], program="test", environment={})
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in settings_class.model_fields.items():
+        assert "--" + name.replace("_", "-") in shown
+        assert field.description
+
+
+def test_a_real_model_has_to_be_named(capsys):
+    with pytest.raises(SystemExit):
+        parse(ModelServerSettings, [], program="test", environment={})
+    assert "--model is needed" in capsys.readouterr().err
+    assert parse(ModelServerSettings, ["--backend=simulated"], program="test", environment={})

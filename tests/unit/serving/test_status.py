@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc.status_pb2 import Status
+
+from paceline import errors
+from paceline.status import DETAILS_KEY, decode, encode
+from paceline.v1.error_reason_pb2 import ErrorReason
+
+
+def received(code: str, message: str, details: bytes | None) -> grpc.aio.AioRpcError:
+    trailers = grpc.aio.Metadata(*([(DETAILS_KEY, details)] if details is not None else []))
+    return grpc.aio.AioRpcError(grpc.StatusCode[code], grpc.aio.Metadata(), trailers, message)
+
+
+def sent(error: errors.PacelineError) -> grpc.aio.AioRpcError:
+    return received(error.code, error.message, encode(error).SerializeToString())
+
+
+def test_every_reason_of_the_proto_has_a_class_and_every_class_a_reason():
+    names = {name.removeprefix("ERROR_REASON_") for name in ErrorReason.DESCRIPTOR.values_by_name}
+    assert set(errors.error_classes()) == names - {"UNSPECIFIED"}
+
+
+@pytest.mark.parametrize("reason", sorted(errors.error_classes()))
+def test_an_error_arrives_as_it_was_raised(reason):
+    error = errors.error_classes()[reason](
+        "what is wrong",
+        metadata={"held_length": "7"},
+        violations=(errors.FieldViolation("call.sequence", "must be 1 or more"),),
+        retry_after_seconds=0.25,
+    )
+    arrived = decode(sent(error))
+    assert type(arrived) is type(error)
+    for name in ("message", "metadata", "violations", "retry_after_seconds"):
+        assert getattr(arrived, name) == getattr(error, name)
+
+
+def test_an_error_without_extras_arrives_without_them():
+    arrived = decode(sent(errors.StaleCallError("old")))
+    assert (arrived.metadata, arrived.violations, arrived.retry_after_seconds) == ({}, (), None)
+
+
+def test_the_lost_connection_has_no_reason_and_is_still_the_same_class():
+    error = errors.ConnectionLostError("broken pipe")
+    assert not encode(error).details
+    assert type(decode(sent(error))) is errors.ConnectionLostError
+
+
+@pytest.mark.parametrize("code", [code.name for code in grpc.StatusCode if code.name != "OK"])
+def test_every_bare_code_has_a_class(code):
+    assert isinstance(decode(received(code, "", None)), errors.PacelineError)
+
+
+@pytest.mark.parametrize(
+    ("code", "error_class"),
+    [
+        ("UNAVAILABLE", errors.ConnectionLostError),
+        ("DEADLINE_EXCEEDED", errors.DeadlineError),
+        ("CANCELLED", errors.ClientCancelledError),
+        ("INTERNAL", errors.InternalError),
+        ("UNKNOWN", errors.InternalError),
+        ("UNAUTHENTICATED", errors.PermissionDeniedError),
+    ],
+)
+def test_what_the_transport_says_has_its_class(code, error_class):
+    assert type(decode(received(code, "text", None))) is error_class
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        b"",
+        b"\xff\xff",
+        Status(code=14, message="proxy").SerializeToString(),
+        encode(errors.DrainingError("x")).SerializeToString().replace(b"DRAINING", b"NEWREASN"),
+        encode(errors.DrainingError("x")).SerializeToString().replace(b"paceline", b"fakeline"),
+    ],
+    ids=["empty", "garbage", "no reason", "a later version's reason", "another domain"],
+)
+def test_details_that_are_not_ours_leave_the_class_to_the_code(details):
+    assert type(decode(received("UNAVAILABLE", "text", details))) is errors.ConnectionLostError
+
+
+def test_a_status_fits_into_the_trailers_whatever_the_error_says():
+    violations = tuple(errors.FieldViolation("f" * 5000, "d" * 5000) for _ in range(100))
+    error = errors.InvalidFieldError("m" * 100_000, violations=violations)
+    assert len(encode(error).SerializeToString()) < 3000  # of 8192, and base64 adds a third

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import urllib.error
+import urllib.request
+
+import pytest
+
+from paceline_serving import telemetry, tracing
+
+CANARY = "a secret prompt"
+
+
+@pytest.fixture
+def stream():
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def fail_with_a_prompt() -> None:
+    try:
+        raise ValueError(CANARY)
+    except ValueError as error:
+        raise RuntimeError(CANARY) from error
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_text_of_an_exception_is_never_logged(stream, log_format):
+    telemetry.configure_logging(level="debug", log_format=log_format, stream=stream)
+    try:
+        fail_with_a_prompt()
+    except RuntimeError:
+        logging.getLogger("test").exception("it failed")
+    written = stream.getvalue()
+    assert CANARY not in written
+    for expected in ("it failed", "RuntimeError", "ValueError", "fail_with_a_prompt"):
+        assert expected in written
+
+
+def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
+    telemetry.configure_logging(level="info", log_format="json", stream=stream)
+    call = tracing.enter("/service/Method", [("x-request-id", "request-1")])
+    logging.getLogger("test").info("done", extra={"rows": 3})
+    logging.getLogger("test").debug("too fine")
+    (line,) = stream.getvalue().splitlines()
+    entry = json.loads(line)
+    assert entry["message"] == "done"
+    assert entry["rows"] == 3
+    assert entry["request_id"] == "request-1"
+    assert entry["trace_id"] == call.trace_id
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_endpoint_serves_metrics_and_pages(host):
+    registry = telemetry.new_registry()
+    with telemetry.RpcMetrics(registry).rpc("/service/Method") as outcome:
+        outcome.code = "CANCELLED"
+    endpoint = telemetry.MetricsEndpoint(
+        host, 0, registry=registry, pages={"/debug/calls": lambda: [{"rows": 1}]}
+    )
+    try:
+        base = f"http://{endpoint.address}"
+        with urllib.request.urlopen(f"{base}/metrics", timeout=5) as page:
+            metrics = page.read().decode()
+        assert (
+            'paceline_rpcs_total{code="CANCELLED",method="service/Method",reason=""} 1.0' in metrics
+        )
+        assert 'paceline_cancelled_rpcs_total{reason="client_cancel"} 1.0' in metrics
+        assert "paceline_build_info{" in metrics
+        with urllib.request.urlopen(f"{base}/debug/calls", timeout=5) as page:
+            assert json.loads(page.read()) == [{"rows": 1}]
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{base}/other", timeout=5)
+    finally:
+        endpoint.close()
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", "ff-x", "00-4bf92f3577b34da6a3ce929d0e0e4736"],
+)
+def test_a_trace_that_is_none_is_begun_anew(traceparent):
+    call = tracing.enter("/service/Method", [("traceparent", traceparent)])
+    assert len(call.trace_id) == 32
+    assert int(call.trace_id, 16)
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "\n", "ü"])
+def test_a_request_id_that_is_unsafe_to_log_is_replaced(request_id):
+    assert tracing.enter("/s/M", [("x-request-id", request_id)]).request_id != request_id

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.v1 import sampling_pb2, session_pb2, target_service_pb2
+from paceline_engine.calls import (
+    CallTiming,
+    DraftedTokens,
+    ModelDescription,
+    SamplingParameters,
+    SparseDistribution,
+    VerificationRule,
+    VerifyOptions,
+)
+from paceline_engine.latencies import ForwardLatency, ModelLatencies
+from paceline_model_server import translation
+
+MODEL = ModelDescription(
+    name="name",
+    revision="revision",
+    fingerprint="fingerprint",
+    tokenizer_fingerprint="tokenizer",
+    vocabulary_size=10,
+    eos_token_ids=(1, 2),
+    context_length=100,
+    backend="backend",
+    dtype="float32",
+    device="cpu",
+    layer_count=3,
+    cancels_between_layers=True,
+    verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+)
+
+
+def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
+    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", reserve_length=9)
+    spec = translation.session_spec(message, model=MODEL)
+    assert spec.sampling == SamplingParameters()
+    assert (spec.sampling.temperature, spec.sampling.top_p) == (0.0, 1.0)
+    assert (spec.rule, spec.seed, spec.lease_seconds) == (VerificationRule.EXACT, 0, 15.0)
+
+
+def test_zero_that_was_said_is_not_a_default():
+    sampling = sampling_pb2.SamplingParameters(temperature=0.7, top_p=0.0, top_k=0, min_p=0.0)
+    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", sampling=sampling)
+    spec = translation.session_spec(message, model=MODEL)
+    assert spec.sampling == SamplingParameters(temperature=0.7, top_p=0.0)
+
+
+def test_a_verification_keeps_all_that_it_says():
+    message = target_service_pb2.VerifyRequest(
+        call=session_pb2.SessionCall(
+            session_id="s",
+            sequence=7,
+            base_length=2,
+            base_digest=b"d" * 16,
+            token_ids=[3, 4],
+            expected_model_fingerprint="fingerprint",
+        ),
+        draft_token_ids=[5],
+        draft_distributions=[{"token_ids": [5, 6], "probabilities": [0.25, 0.75]}],
+        speculation_depth=3,
+        logprobs=True,
+    )
+    call, block, options = translation.verify_request(message, model=MODEL)
+    assert (call.session_id, call.sequence, call.base_length) == ("s", 7, 2)
+    assert (call.base_digest, call.token_ids, block) == (b"d" * 16, (3, 4), (5,))
+    assert options == VerifyOptions(3, True, (SparseDistribution((5, 6), (0.25, 0.75)),))
+
+
+def test_a_description_keeps_all_that_it_says():
+    latencies = ModelLatencies((ForwardLatency(1, 10), ForwardLatency(8, 20)), 30, 40)
+    info = translation.model_info(MODEL, latencies=latencies)
+    for field in ("fingerprint", "tokenizer_fingerprint", "vocabulary_size", "layer_count"):
+        assert getattr(info, field) == getattr(MODEL, field)
+    assert [(each.rows, each.median_ns) for each in info.forward_latencies] == [(1, 10), (8, 20)]
+    assert (info.prefill_fixed_ns, info.prefill_ns_per_token) == (30, 40)
+    assert list(info.verification_rules) == [1, 2]
+    assert list(info.eos_token_ids) == [1, 2]
+
+
+def test_drafted_tokens_keep_their_exact_distributions():
+    third = 1 / 3
+    drafted = DraftedTokens(
+        start_length=4,
+        token_ids=(5,),
+        distributions=(SparseDistribution((5, 6), (third, 1 - third)),),
+        timing=CallTiming(1, 2, 3, 4),
+    )
+    message = translation.draft_response(9, drafted)
+    assert (message.sequence, message.start_length, list(message.token_ids)) == (9, 4, [5])
+    (distribution,) = message.distributions
+    assert list(distribution.token_ids) == [5, 6]
+    assert list(distribution.probabilities) == pytest.approx([third, 1 - third], abs=1e-7)
+    assert (message.timing.queue_ns, message.timing.row_count) == (1, 4)

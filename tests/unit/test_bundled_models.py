@@ -1,0 +1,55 @@
+"""The bundled models are what their card says, and their training script does what it claims."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from card import replace_tables
+from corpus import is_held_out
+from growth import build_model, grow
+
+MODELS = Path(__file__).parents[2] / "models"
+SIZE_LIMIT_BYTES = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def training():
+    return json.loads((MODELS / "training.json").read_text())
+
+
+def test_the_cards_tables_are_those_of_its_measurements():
+    text = (MODELS / "README.md").read_text()
+    assert replace_tables(text, json.loads((MODELS / "card.json").read_text())) == text
+
+
+def test_what_was_held_out_is_what_the_rule_holds_out(training):
+    assert training["held_out_files"]
+    assert all(map(is_held_out, training["held_out_files"]))
+
+
+def test_prompts_are_of_the_promised_length_and_from_held_out_files(training):
+    tokenizer = Tokenizer.from_file(str(MODELS / "python-target" / "tokenizer.json"))
+    lines = (MODELS / "prompts.jsonl").read_text().splitlines()
+    prompts = [json.loads(line) for line in lines]
+    assert len(prompts) >= 100
+    assert {prompt["file"] for prompt in prompts} <= set(training["held_out_files"])
+    assert all(60 <= len(tokenizer.encode(prompt["text"]).ids) <= 200 for prompt in prompts)
+
+
+def test_the_pair_shares_a_tokenizer_and_is_small():
+    folders = [MODELS / "python-target", MODELS / "python-drafter"]
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in folders}) == 1
+    weights = [folder / "model.safetensors" for folder in folders]
+    assert sum(path.stat().st_size for path in weights) < SIZE_LIMIT_BYTES
+
+
+def test_growing_a_model_changes_no_logit():
+    torch.manual_seed(0)
+    small = build_model(layers=2)
+    large = grow(small, layers=6, seed=0)
+    token_ids = torch.arange(40).unsqueeze(0)
+    with torch.inference_mode():
+        assert torch.equal(small(token_ids).logits, large(token_ids).logits)

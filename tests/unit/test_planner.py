@@ -1,0 +1,146 @@
+"""Plans: Equation 1, closed forms, and what AUTO makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline_orchestrator.planner import (
+    Measurements,
+    Planner,
+    needed_target_count,
+    smallest_lookahead,
+)
+from paceline_orchestrator.protocol.strategy import Strategy
+
+MS = 1_000_000
+VICUNA = Measurements(
+    target_step_ns=37_700_000,
+    target_first_ns=202_000_000,
+    drafter_step_ns=2_500_000,
+    acceptance_rate=0.63,
+    target_count=7,
+)
+
+
+def refined(measurements: Measurements) -> Planner:
+    planner = Planner()
+    planner.refine(measurements)
+    return planner
+
+
+@pytest.mark.parametrize(
+    ("target_ns", "drafter_ns", "lookahead", "needed"),
+    [(100, 5, 5, 4), (100, 10, 2, 5), (7, 1, 1, 7), (101, 5, 5, 5), (10, 20, 1, 1)],
+)
+def test_equation_1_is_exact(target_ns, drafter_ns, lookahead, needed):
+    assert needed_target_count(target_ns, drafter_ns, lookahead=lookahead) == needed
+
+
+def test_equation_1_is_exact_where_floating_point_is_not():
+    third = 3 * 10**17 + 1
+    assert needed_target_count(3 * third, third, lookahead=1) == 3
+    assert needed_target_count(3 * third + 1, third, lookahead=1) == 4
+
+
+@pytest.mark.parametrize("target_count", range(1, 9))
+@pytest.mark.parametrize("target_ns", [1, 7, 99, 100, 101])
+def test_the_smallest_lookahead_is_the_smallest_that_fits(target_ns, target_count):
+    lookahead = smallest_lookahead(target_ns, 3, target_count=target_count)
+    assert needed_target_count(target_ns, 3, lookahead=lookahead) <= target_count
+    if lookahead > 1:
+        assert needed_target_count(target_ns, 3, lookahead=lookahead - 1) > target_count
+
+
+def test_auto_takes_dsi_with_enough_targets_and_says_why():
+    plan = Planner().choose(VICUNA)
+    assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.DISTRIBUTED, 3, 6)
+    assert plan.note.startswith("DSI with lookahead 3 on 6 target(s): ")
+    assert "SI with lookahead 4" in plan.note
+    assert "plain decoding" in plan.note
+    assert "\n" not in plan.note
+
+
+def test_a_refined_plan_has_the_lookahead_that_simulates_best():
+    plan = refined(VICUNA).choose(VICUNA)
+    assert plan.strategy is Strategy.DISTRIBUTED
+    assert plan.lookahead < 3
+    assert plan.target_count == 7
+
+
+def test_auto_takes_si_with_one_target_and_a_drafter_that_errs():
+    one = replace(VICUNA, target_count=1)
+    assert Planner().choose(one).strategy is Strategy.SPECULATIVE
+    assert refined(one).choose(one).strategy is Strategy.SPECULATIVE
+
+
+@pytest.mark.parametrize("target_count", [1, 7])
+@pytest.mark.parametrize(("drafter_step_ns", "rate"), [(36 * MS, 0.1), (60 * MS, 0.9)])
+def test_auto_decodes_plainly_where_drafting_cannot_pay(drafter_step_ns, rate, target_count):
+    slow = replace(
+        VICUNA,
+        drafter_step_ns=drafter_step_ns,
+        acceptance_rate=rate,
+        target_count=target_count,
+    )
+    plan = refined(slow).choose(slow)
+    assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.AUTOREGRESSIVE, 0, 1)
+
+
+def test_without_a_drafter_auto_decodes_plainly():
+    plan = Planner().choose(replace(VICUNA, drafter_count=0))
+    assert plan.strategy is Strategy.AUTOREGRESSIVE
+    assert "no drafter" in plan.note
+
+
+def test_speculation_asked_for_without_a_drafter_is_planned_all_the_same():
+    plan = Planner().choose(replace(VICUNA, drafter_count=0), strategy=Strategy.DISTRIBUTED)
+    assert (plan.strategy, plan.target_count) == (Strategy.DISTRIBUTED, 1)
+    assert "no drafter" in plan.note
+
+
+def test_what_is_asked_for_is_kept():
+    plan = Planner().choose(VICUNA, strategy=Strategy.DISTRIBUTED, lookahead=5, target_count=2)
+    assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.DISTRIBUTED, 5, 2)
+    plan = Planner().choose(VICUNA, strategy=Strategy.SPECULATIVE, lookahead=9)
+    assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.SPECULATIVE, 9, 1)
+
+
+def test_no_more_targets_are_used_than_there_are():
+    plan = Planner().choose(replace(VICUNA, target_count=2), target_count=64)
+    assert plan.target_count == 2
+
+
+def test_the_closed_form_of_si_is_the_papers():
+    plan = Planner().choose(VICUNA, strategy=Strategy.SPECULATIVE, lookahead=2)
+    expected = (2 * 2.5 + 37.7) / (1 + 0.63 + 0.63**2)
+    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
+
+
+def test_the_closed_form_of_dsi_with_lookahead_1_is_proposition_1():
+    even = replace(VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8)
+    plan = Planner().choose(even, strategy=Strategy.DISTRIBUTED)
+    assert plan.lookahead == 1
+    assert plan.token_ns == pytest.approx((0.8 * 1 + 0.2 * 7) * MS, rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_certain_drafters_are_no_special_case(rate):
+    certain = replace(VICUNA, acceptance_rate=rate, target_count=7, drafter_step_ns=6 * MS)
+    plan = refined(certain).choose(certain, strategy=Strategy.DISTRIBUTED)
+    assert plan.token_ns <= certain.target_step_ns
+
+
+def test_the_prompt_is_broadcast_where_prefill_costs_much_more_than_a_step():
+    assert Planner().choose(VICUNA).broadcast_prefill
+    assert not Planner().choose(replace(VICUNA, target_first_ns=40 * MS)).broadcast_prefill
+    assert not Planner().choose(VICUNA, strategy=Strategy.AUTOREGRESSIVE).broadcast_prefill
+
+
+def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
+    planner = refined(VICUNA)
+    monkeypatch.setattr(
+        "paceline_orchestrator.planner.simulate", lambda *_, **__: pytest.fail("again")
+    )
+    planner.refine(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.64))

@@ -1,0 +1,379 @@
+"""The protocol on a virtual clock: the paper's table, its theorems, and the ideal figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_orchestrator.planner import Measurements, Planner
+from paceline_orchestrator.protocol.messages import CapacityChanged
+from paceline_orchestrator.protocol.strategy import Strategy, create_method
+from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_orchestrator.simulation import (
+    AgreementOracle,
+    ServerLatency,
+    SimulationResult,
+    SpanKind,
+    Time,
+    simulate,
+)
+
+PROMPT_LENGTH = 3
+
+
+def run(
+    strategy: Strategy,
+    *,
+    acceptance_rate: float,
+    target: ServerLatency,
+    drafter: ServerLatency,
+    max_tokens: int = 50,
+    lookahead: int = 1,
+    target_count: int = 1,
+    drafter_count: int = 1,
+    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING,
+    rule: VerificationRule = VerificationRule.EXACT,
+    seed: int = 0,
+) -> SimulationResult:
+    oracle = AgreementOracle(acceptance_rate, seed=seed, length=PROMPT_LENGTH + max_tokens)
+    task = DecodingTask(
+        oracle.prompt(PROMPT_LENGTH),
+        max_tokens,
+        lookahead=lookahead,
+        rule=rule,
+        dispatch=dispatch,
+        broadcast_prefill=target.first > target.step,
+    )
+    capacity = CapacityChanged(tuple(range(target_count)), tuple(range(drafter_count)))
+    result = simulate(
+        create_method(strategy, task, capacity=capacity),
+        oracle,
+        targets=[target] * target_count,
+        drafters=[drafter] * drafter_count,
+    )
+    assert result.token_ids == [2 * (PROMPT_LENGTH + i) for i in range(max_tokens)]
+    return result
+
+
+def steady(latency: Time) -> ServerLatency:
+    return ServerLatency(latency, latency)
+
+
+# --- Table 1 of the paper ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "acceptance_rate", "expected"),
+    [
+        pytest.param(Strategy.AUTOREGRESSIVE, 0, [2, 4, 8, 9], id="non-SI"),
+        pytest.param(Strategy.SPECULATIVE, 0, [1, 4, 7, 8], id="SI-worst"),
+        pytest.param(Strategy.SPECULATIVE, 1, [2, 8, 14, 16], id="SI-best"),
+        pytest.param(Strategy.DISTRIBUTED, 0, [2, 4, 8, 9], id="DSI-worst"),
+        pytest.param(Strategy.DISTRIBUTED, 1, [8, 26, 50, 58], id="DSI-best"),
+    ],
+)
+def test_table_1_of_the_paper_is_exact(strategy, acceptance_rate, expected):
+    result = run(
+        strategy,
+        acceptance_rate=acceptance_rate,
+        target=steady(Fraction(1)),
+        drafter=steady(Fraction(1, 7)),
+        max_tokens=80,
+        target_count=7,
+        dispatch=DispatchPolicy.BLOCKS,
+    )
+    moments = [Fraction(2), Fraction(32, 7), Fraction(8), Fraction(64, 7)]
+    assert [sum(t <= moment for t in result.token_times) for moment in moments] == expected
+
+
+def test_with_every_draft_right_token_k_is_final_after_k_minus_1_drafts_and_a_forward():
+    result = run(
+        Strategy.DISTRIBUTED,
+        acceptance_rate=1,
+        target=steady(Fraction(1)),
+        drafter=steady(Fraction(1, 7)),
+        target_count=7,
+        dispatch=DispatchPolicy.BLOCKS,
+    )
+    assert result.token_times == [1 + Fraction(k, 7) for k in range(50)]
+
+
+# --- the theorems -----------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    acceptance_rate=st.sampled_from([0.0, 0.2, 0.6, 0.9, 1.0]),
+    target=st.integers(1, 40),
+    prefill=st.integers(0, 100),
+    drafter=st.integers(1, 60),
+    drafter_prefill=st.integers(0, 100),
+    lookahead=st.integers(1, 12),
+    target_count=st.integers(1, 4),
+    drafter_count=st.integers(0, 2),
+    dispatch=st.sampled_from(DispatchPolicy),
+    seed=st.integers(0, 1000),
+)
+def test_dsi_is_never_slower_than_plain_decoding(
+    acceptance_rate,
+    target,
+    prefill,
+    drafter,
+    drafter_prefill,
+    lookahead,
+    target_count,
+    drafter_count,
+    dispatch,
+    seed,
+):
+    """Theorem 1, token by token, also for drafters slower than the target."""
+    result = run(
+        Strategy.DISTRIBUTED,
+        acceptance_rate=acceptance_rate,
+        target=ServerLatency(target + prefill, target),
+        drafter=ServerLatency(drafter + drafter_prefill, drafter),
+        max_tokens=25,
+        lookahead=lookahead,
+        target_count=target_count,
+        drafter_count=drafter_count,
+        dispatch=dispatch,
+        seed=seed,
+    )
+    for index, time in enumerate(result.token_times):
+        assert time <= prefill + (index + 1) * target
+
+
+@pytest.mark.parametrize("acceptance_rate", [0.1, 0.5, 0.9])
+def test_the_mean_time_keeps_the_bound_of_proposition_1(acceptance_rate):
+    """30 means of 100 tokens; false alarm: the bound is an expectation, 4 standard errors."""
+    times = [
+        float(
+            run(
+                Strategy.DISTRIBUTED,
+                acceptance_rate=acceptance_rate,
+                target=steady(40),
+                drafter=steady(10),
+                max_tokens=100,
+                target_count=4,
+                dispatch=DispatchPolicy.BLOCKS,
+                seed=seed,
+            ).total_time
+        )
+        for seed in range(30)
+    ]
+    bound = 10 * acceptance_rate * 99 + 40 * ((1 - acceptance_rate) * 99 + 1)
+    error = statistics.stdev(times) / math.sqrt(len(times))
+    assert statistics.mean(times) <= bound + 4 * error
+
+
+# --- against SI, over paired seeds ------------------------------------------------------------
+
+
+def paired_advantage(
+    *, drafter: int, acceptance_rate: float, target_count: int, seeds: range
+) -> tuple[float, float]:
+    """Return how much faster DSI is than the better of SI and non-SI, and its standard error."""
+    planner = Planner()
+    measured = Measurements(1000, 1000, drafter, acceptance_rate, target_count)
+    planner.refine(measured)
+    plans = {s: planner.choose(measured, strategy=s) for s in Strategy}
+    times: dict[Strategy, list[float]] = {strategy: [] for strategy in Strategy}
+    for strategy, plan in plans.items():
+        for seed in seeds:
+            result = run(
+                strategy,
+                acceptance_rate=acceptance_rate,
+                target=steady(1000),
+                drafter=steady(drafter),
+                lookahead=plan.lookahead or 1,
+                target_count=plan.target_count,
+                seed=seed,
+            )
+            times[strategy].append(float(result.total_time))
+    rivals = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
+    rival = min(rivals, key=lambda strategy: statistics.mean(times[strategy]))
+    gains = [a - b for a, b in zip(times[rival], times[Strategy.DISTRIBUTED], strict=True)]
+    return statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+
+
+@pytest.mark.parametrize("target_count", [2, 7])
+@pytest.mark.parametrize("acceptance_rate", [0.3, 0.8, 0.95])
+@pytest.mark.parametrize("drafter", [50, 200, 700])
+def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding(
+    drafter, acceptance_rate, target_count
+):
+    gain, error = paired_advantage(
+        drafter=drafter,
+        acceptance_rate=acceptance_rate,
+        target_count=target_count,
+        seeds=range(5000, 5008),
+    )
+    assert gain >= -error
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target_count", [2, 4, 7])
+@pytest.mark.parametrize("acceptance_rate", [0.05, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("drafter", [20, 50, 100, 200, 350, 500, 750, 950])
+def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_seeds(
+    drafter, acceptance_rate, target_count
+):
+    gain, error = paired_advantage(
+        drafter=drafter,
+        acceptance_rate=acceptance_rate,
+        target_count=target_count,
+        seeds=range(5000, 6000),
+    )
+    assert gain >= -error
+
+
+def test_si_is_slower_than_plain_decoding_where_the_drafter_is_bad():
+    times = {
+        strategy: run(strategy, acceptance_rate=0, target=steady(10), drafter=steady(1)).total_time
+        for strategy in (Strategy.SPECULATIVE, Strategy.AUTOREGRESSIVE)
+    }
+    assert times[Strategy.SPECULATIVE] > times[Strategy.AUTOREGRESSIVE] == 500
+
+
+# --- ideal figures: bench/ has where they come from -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lookahead", "target_count", "ideal_ms"),
+    [
+        pytest.param(Strategy.SPECULATIVE, 4, 1, 1156, id="SI"),
+        pytest.param(Strategy.DISTRIBUTED, 1, 7, 976, id="DSI-SP7"),
+        pytest.param(Strategy.DISTRIBUTED, 4, 2, 1048, id="DSI-SP2"),
+    ],
+)
+def test_the_vicuna_13b_row_of_table_2_is_near_its_exact_expectation(
+    strategy, lookahead, target_count, ideal_ms
+):
+    """Vicuna-13B and -68M on CNN-DM, 50 tokens; within 3 % and 3 standard errors of the mean."""
+    check_mean(
+        strategy,
+        lookahead,
+        target_count,
+        ideal_ms,
+        acceptance_rate=0.63,
+        target=ServerLatency(37.7 * 5.36, 37.7),
+        drafter=ServerLatency(2.5 * 1.04, 2.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lookahead", "target_count", "ideal_ms"),
+    [
+        pytest.param(Strategy.SPECULATIVE, 6, 1, 552, id="SI"),
+        pytest.param(Strategy.DISTRIBUTED, 1, 5, 404, id="DSI-SP5"),
+        pytest.param(Strategy.DISTRIBUTED, 1, 2, 415, id="DSI-SP2"),
+    ],
+)
+def test_the_starcoder_row_of_table_2_is_near_its_exact_expectation(
+    strategy, lookahead, target_count, ideal_ms
+):
+    """Starcoder-15B and -168M on HumanEval; as above."""
+    check_mean(
+        strategy,
+        lookahead,
+        target_count,
+        ideal_ms,
+        acceptance_rate=0.93,
+        target=ServerLatency(20.6 * 1.35, 20.6),
+        drafter=ServerLatency(6.8 * 1.19, 6.8),
+    )
+
+
+def check_mean(
+    strategy: Strategy,
+    lookahead: int,
+    target_count: int,
+    ideal_ms: float,
+    *,
+    acceptance_rate: float,
+    target: ServerLatency,
+    drafter: ServerLatency,
+) -> None:
+    times = [
+        float(
+            run(
+                strategy,
+                acceptance_rate=acceptance_rate,
+                target=target,
+                drafter=drafter,
+                lookahead=lookahead,
+                target_count=target_count,
+                seed=seed,
+            ).total_time
+        )
+        for seed in range(50)
+    ]
+    error = statistics.stdev(times) / math.sqrt(len(times))
+    assert statistics.mean(times) == pytest.approx(ideal_ms, abs=0.03 * ideal_ms + 3 * error)
+
+
+# --- the simulator itself ---------------------------------------------------------------------
+
+
+def test_prefill_is_paid_once_and_not_once_per_target():
+    result = run(
+        Strategy.DISTRIBUTED,
+        acceptance_rate=1,
+        target=ServerLatency(100, 10),
+        drafter=steady(5),
+        max_tokens=20,
+        target_count=3,
+    )
+    first_three = [span for span in result.spans if span.kind is SpanKind.VERIFY][:3]
+    assert [(span.server, span.start, span.end) for span in first_three] == [
+        (0, 0, 100),
+        (1, 0, 100),
+        (2, 0, 100),
+    ]
+    assert result.token_times[0] == 100
+    assert result.total_time <= 120
+
+
+def test_a_rejection_withdraws_the_draft_and_what_was_verified_ahead():
+    result = run(
+        Strategy.DISTRIBUTED,
+        acceptance_rate=0,
+        target=steady(10),
+        drafter=steady(2),
+        max_tokens=10,
+        target_count=4,
+    )
+    withdrawn = {(s.kind, s.server) for s in result.spans if s.withdrawn and s.end == 10}
+    verified_ahead = {(SpanKind.VERIFY, target) for target in (1, 2, 3)}
+    assert withdrawn == {(SpanKind.DRAFT, 0)} | verified_ahead
+    restarted = {(s.kind, s.start) for s in result.spans if s.position == PROMPT_LENGTH + 1}
+    assert {(SpanKind.DRAFT, 10), (SpanKind.VERIFY, 10)} <= restarted
+
+
+def test_runs_of_different_strategies_meet_the_same_agreements():
+    """Without overlap the same positions are right, whatever is asked first."""
+    oracle, other = (AgreementOracle(0.5, seed=9, length=30) for _ in range(2))
+    text = oracle.prompt(10)
+    later = other.prompt(20)
+    assert other.draft(0, later) == oracle.draft(0, later)
+    assert other.draft(0, text) == oracle.draft(0, text)
+    assert {oracle.draft(0, oracle.prompt(n)) % 2 for n in range(1, 30)} == {0, 1}
+    assert [oracle.draft(1, oracle.prompt(n)) for n in range(1, 30)] != [
+        oracle.draft(0, oracle.prompt(n)) for n in range(1, 30)
+    ]
+
+
+def test_a_method_that_waits_for_ever_is_an_error():
+    oracle = AgreementOracle(1, seed=0, length=10)
+    method = create_method(
+        Strategy.AUTOREGRESSIVE,
+        DecodingTask(oracle.prompt(1), 3),
+        capacity=CapacityChanged(targets=(), drafters=()),
+    )
+    with pytest.raises(RuntimeError, match="never come"):
+        simulate(method, oracle, targets=[])
