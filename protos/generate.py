@@ -1,6 +1,6 @@
 """Generate the Python code from the protos, or check that the committed code is fresh.
 
-The proto path is the Python path, so the output needs no patching.
+protoc is told proto paths that are Python paths, so the output needs no patching.
 """
 
 from __future__ import annotations
@@ -11,17 +11,41 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 PROTO_ROOT = Path(__file__).parent
-PACKAGE = Path("paceline/v1")
 
 
-def generate(output: Path) -> None:
+@dataclass(frozen=True)
+class Package:
+    """One directory of protos.
+
+    Attributes:
+        protos: Where they are, below protos/.
+        python: The Python package that is generated.
+        root: The source root that holds it.
+    """
+
+    protos: str
+    python: str
+    root: str
+
+
+PACKAGES = (
+    Package("paceline/v1", "paceline/v1", "clients/python"),
+    # In the orchestrator's own package: a stranger's may be called as KEDA's.
+    Package("externalscaler", "paceline_orchestrator/externalscaler", "orchestrator"),
+)
+
+
+def generate(package: Package, output: Path) -> None:
     """Write *_pb2 modules, gRPC stubs and their type stubs below `output`."""
-    sources = sorted((PROTO_ROOT / PACKAGE).glob("*.proto"))
-    services = [source for source in sources if source.stem.endswith("_service")]
-    common = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO_ROOT}"]
+    directory = PROTO_ROOT / package.protos
+    sources = sorted(directory.glob("*.proto"))
+    services = [source for source in sources if "\nservice " in source.read_text()]
+    path_of = f"-I{package.python}={directory}"
+    common = [sys.executable, "-m", "grpc_tools.protoc", path_of]
     # protoc finds the mypy plugins of this environment on PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for command in (
@@ -34,31 +58,33 @@ def generate(output: Path) -> None:
         ],
     ):
         subprocess.run(command, check=True, env={**os.environ, "PATH": path})  # noqa: S603
-    (output / PACKAGE / "__init__.py").write_text('"""Generated from protos/paceline/v1."""\n')
+    init = output / package.python / "__init__.py"
+    init.write_text(f'"""Generated from protos/{package.protos}."""\n')
 
 
-def stale_files(committed: Path) -> list[str]:
+def stale_files(package: Package, committed: Path) -> list[str]:
     """Name the files below `committed` that differ from freshly generated ones."""
     with tempfile.TemporaryDirectory() as scratch:
-        generate(Path(scratch))
-        fresh = Path(scratch) / PACKAGE
-        names = {path.name for root in (fresh, committed / PACKAGE) for path in root.glob("*.py*")}
-        _, different, missing = filecmp.cmpfiles(
-            fresh, committed / PACKAGE, sorted(names), shallow=False
-        )
-        return sorted(different + missing)
+        generate(package, Path(scratch))
+        fresh, old = Path(scratch) / package.python, committed / package.python
+        names = {path.name for directory in (fresh, old) for path in directory.glob("*.py*")}
+        _, different, missing = filecmp.cmpfiles(fresh, old, sorted(names), shallow=False)
+        return [str(old / name) for name in sorted(different + missing)]
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path, help="the source root that holds paceline/v1")
+    parser.add_argument("tree", type=Path, help="the tree that holds the source roots")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
     if not arguments.check:
-        generate(arguments.output)
+        for package in PACKAGES:
+            generate(package, arguments.tree / package.root)
         return 0
-    stale = stale_files(arguments.output)
+    stale = [
+        name for package in PACKAGES for name in stale_files(package, arguments.tree / package.root)
+    ]
     if stale:
         print("Generated code is stale; run `make protos`:", *stale, sep="\n  ")
     return 1 if stale else 0

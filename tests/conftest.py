@@ -16,6 +16,17 @@ from support.waiting import eventually  # noqa: E402
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("paceline")
+    for role in ("target", "drafter"):
+        group.addoption(
+            f"--{role}",
+            metavar="HOST:PORT",
+            help=f"hold this {role} (in plaintext) to the contract of tests/contract/"
+            "test_model_servers.py, instead of our own servers",
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left():
     yield

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import secrets
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoTargetError, PacelineError
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
+from paceline_orchestrator.autoscaler import Autoscaler
 from paceline_orchestrator.discovery import StaticDiscovery
+from paceline_orchestrator.discovery.dns import DnsDiscovery
+from paceline_orchestrator.external_scaler import ScalerServer
 from paceline_orchestrator.keeper import SessionKeeper
-from paceline_orchestrator.metrics import RequestMetrics
+from paceline_orchestrator.metrics import (
+    DiscoveryMetrics,
+    RequestMetrics,
+    WatchMetrics,
+    count_ready_servers,
+)
+from paceline_orchestrator.peers import Peers
 from paceline_orchestrator.planning import Planning
 from paceline_orchestrator.pool import ServerPool
+from paceline_orchestrator.scaling import DemandMeter
 from paceline_orchestrator.servicer import OrchestratorServicer
 from paceline_orchestrator.tokenizer import Codecs
 from paceline_serving.security import channel_credentials
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     import grpc
     from prometheus_client import CollectorRegistry
 
-    from paceline_orchestrator.discovery import Discovery, Endpoint
+    from paceline_orchestrator.discovery import Discovery, Endpoint, Service
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.lifecycle import ServerProcess
 
@@ -43,7 +55,7 @@ class OrchestratorApplication:
         settings: The operator's.
         process: Told whether there is a target.
         registry: Where metrics are kept.
-        discovery: Where model servers are; None is the settings' list.
+        discovery: Where model servers are; None is as the settings say.
     """
 
     options: Sequence[tuple[str, int]] = CLIENT_SERVER_OPTIONS
@@ -60,16 +72,32 @@ class OrchestratorApplication:
         self._exit = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._credentials = channel_credentials(settings.pool_tls)
+        self._settings = settings
+        self._watches = DiscoveryMetrics(registry)
         self._pool = ServerPool(
-            discovery or StaticDiscovery(settings.endpoints), open_channel=self._open_channel
+            discovery or self._discovery(settings.services, of="models"),
+            open_channel=self._open_channel,
+            draw_lot=random.random,
         )
+        count_ready_servers(registry, self._pool)
         self._keeper = SessionKeeper()
         self._codecs = Codecs()
+        demand = DemandMeter(self._pool, lookahead=settings.verifier_lookahead)
+        self._replica_id = secrets.randbits(53)
+        self._peers = self._find_peers(settings.peers)
+        self._autoscaler = Autoscaler(
+            demand,
+            settings=settings,
+            registry=registry,
+            replica_id=self._replica_id,
+            peers=self._peers,
+        )
         self._servicer = OrchestratorServicer(
             pool=self._pool,
             keeper=self._keeper,
             codecs=self._codecs,
             planning=Planning(self._pool),
+            demand=demand,
             metrics=RequestMetrics(registry),
             settings=settings,
             tasks=self._tasks,
@@ -86,6 +114,7 @@ class OrchestratorApplication:
         await self._exit.enter_async_context(self._pool)
         await self._exit.enter_async_context(self._keeper)
         await self._exit.enter_async_context(self._tasks)
+        await self._begin_scaling()
         ready = asyncio.Event()
         self._watching = self._tasks.create_task(self._watch(ready), name="watch readiness")
         await ready.wait()
@@ -109,7 +138,41 @@ class OrchestratorApplication:
         return {}
 
     def _open_channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        return pod_channel(endpoint.address, credentials=self._credentials)
+        return pod_channel(
+            endpoint.address, credentials=self._credentials, tls_name=endpoint.tls_name
+        )
+
+    def _discovery(self, services: Sequence[Service], *, of: str) -> Discovery:
+        metrics = WatchMetrics(self._watches, of=of)
+        match self._settings.discovery:
+            case "static":
+                return StaticDiscovery(self._settings.endpoints)
+            case "dns":
+                return DnsDiscovery(services, metrics=metrics)
+            case "kubernetes":
+                from paceline_orchestrator.discovery.kubernetes import KubernetesDiscovery
+
+                return KubernetesDiscovery(services, metrics=metrics)
+
+    def _find_peers(self, service: Service | None) -> Peers | None:
+        if service is None:
+            return None
+        return Peers(
+            self._discovery([service], of="orchestrators"),
+            open_channel=self._open_channel,
+            replica_id=self._replica_id,
+        )
+
+    async def _begin_scaling(self) -> None:
+        """Say how many targets are wanted, also while there is none."""
+        if self._peers is not None:
+            await self._exit.enter_async_context(self._peers)
+        await self._exit.enter_async_context(self._autoscaler)
+        if self._settings.scaler_listen:
+            server = ScalerServer(self._autoscaler, self._settings)
+            await self._exit.enter_async_context(server)
+            self._process.addresses["scaler_address"] = server.address
+            _log.info("the external scaler listens on %s", server.address)
 
     async def _watch(self, ready: asyncio.Event) -> None:
         """Let health follow whether there is a target and its tokenizer."""

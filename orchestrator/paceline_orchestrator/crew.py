@@ -2,6 +2,11 @@
 
 A decoding method names servers by index. Behind an index is a seat; in a seat is a session at some
 server, and after that server is lost, at another one, or at none.
+
+The target in the first seat taken is the request's home. At the others it is a guest: where another
+request is at home it begins nothing. So speculation that runs ahead uses targets that would idle,
+and every request has the target that plain decoding would have. As requests come and go, DSI
+shrinks and grows with the targets that are nobody's home.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
     from paceline.v1.session_pb2 import SessionSpec
     from paceline_orchestrator.deadline import Deadline
+    from paceline_orchestrator.growth import Growth
     from paceline_orchestrator.keeper import SessionKeeper
     from paceline_orchestrator.pool import ServerPool
     from paceline_orchestrator.server import ModelServer
@@ -49,6 +55,7 @@ class Crew:
         keeper: Opens and closes sessions.
         deadline: The request's.
         note_fallback: Told of everything that did not go as planned, by its kind.
+        growth: How many more targets it takes if they come while it runs; None takes no more.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Crew:
         keeper: SessionKeeper,
         deadline: Deadline,
         note_fallback: Callable[[str], None],
+        growth: Growth | None = None,
     ) -> None:
         self._pool = pool
         self._model = model
@@ -69,17 +77,31 @@ class Crew:
         self._keeper = keeper
         self._deadline = deadline
         self._note_fallback = note_fallback
+        self._growth = growth
+        self._since = time.monotonic()
+        self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
+        self._has_grown = False
+        self._lookahead: int | None = None  # as planned
         self._barred_until: dict[ModelServer, float] = {}
         self.targets: list[Session | None] = [None] * target_count
         self.drafters: list[Session | None] = [None] * drafter_count
+        self._home: ModelServer | None = None
+        self._known = CapacityChanged((), ())
         self.fill()
         if drafter_count and not self.capacity.drafters:
             note_fallback("no_drafter")
 
     @property
     def capacity(self) -> CapacityChanged:
-        """The seats that are taken: the method can give work to these."""
-        return CapacityChanged(targets=_taken(self.targets), drafters=_taken(self.drafters))
+        """The seats that the method can give work to."""
+        taken = _taken(self.targets)
+        usable = tuple(index for index in taken if self._is_usable(index))
+        return CapacityChanged(
+            targets=usable,
+            drafters=_taken(self.drafters),
+            leaving=tuple(sorted(self._given_up.union(taken).difference(usable))),
+            lookahead=self._lookahead,
+        )
 
     @property
     def sessions(self) -> list[Session]:
@@ -92,11 +114,27 @@ class Crew:
         return all(it.server.session_count == 1 for it in self.targets if it is not None)
 
     def fill(self) -> bool:
-        """Put servers that are ready into empty seats; tell whether there were some."""
-        return self._fill(self.targets, Role.TARGET) | self._fill(self.drafters, Role.DRAFTER)
+        """Seat servers that are ready; tell whether the capacity has changed.
+
+        In this order: sessions move away from servers that are about to end; empty seats are
+        filled; targets that came after the request are used, too.
+        """
+        for seats, role in ((self.targets, Role.TARGET), (self.drafters, Role.DRAFTER)):
+            servers = self._unseated(seats, role)
+            self._move(seats, servers)
+            for index, session in enumerate(seats):
+                if session is None and servers:
+                    self._seat(seats, index, servers.pop(0))
+            if role is Role.TARGET:
+                self._spread(servers)
+        self._settle()
+        before, self._known = self._known, self.capacity
+        return before != self._known
 
     def vacate(self, session: Session, error: PacelineError) -> float | None:
         """Take a session out of its seat after a call of it failed.
+
+        The caller is to pass on the capacity that is left.
 
         Returns:
             After how many seconds the same server may be seated again, if that is known.
@@ -121,6 +159,7 @@ class Crew:
             self._note_fallback("deadline" if is_late else f"{server.role}_lost")
         if server.role is Role.DRAFTER and not _taken(self.drafters):
             self._note_fallback("no_drafter")
+        self._known = self.capacity
         return pause
 
     def close(self) -> None:
@@ -129,25 +168,86 @@ class Crew:
             session.close()
         self.targets = [None] * len(self.targets)
         self.drafters = [None] * len(self.drafters)
+        self._settle()
 
-    def _fill(self, seats: list[Session | None], role: Role) -> bool:
-        seated = {session.server for session in seats if session is not None}
-        filled = False
-        for server in self._candidates(role):
-            if None not in seats:
-                break
-            is_barred = time.monotonic() < self._barred_until.get(server, 0.0)
-            if server in seated or is_barred or server.facts is None:
+    def _settle(self) -> None:
+        """Be at home at the target in the first seat taken."""
+        home = next((it.server for it in self.targets if it is not None), None)
+        if home is not self._home:
+            origin, self._home = self._home, home
+            self._pool.move_home(origin, home)
+
+    def _is_usable(self, index: int) -> bool:
+        """Whether a target is the request's home, or nobody's."""
+        session = self.targets[index]
+        assert session is not None
+        return session.server is self._home or not session.server.home_count
+
+    def _move(self, seats: list[Session | None], servers: list[ModelServer]) -> None:
+        """Replace sessions at servers that are about to end; each finishes its call.
+
+        Where there is no other server the request does with its other seats, if it has some.
+        """
+        for index, session in enumerate(seats):
+            if session is None or not session.server.leaving:
                 continue
-            seats[seats.index(None)] = Session(
-                server,
-                self._make_spec(server.facts.fingerprint),
-                keeper=self._keeper,
-                deadline=self._deadline,
-                note_repair=self._note_fallback,
+            if servers:
+                self._seat(seats, index, servers.pop(0))
+            elif any(other is not None and not other.server.leaving for other in seats):
+                seats[index] = None
+                if seats is self.targets:
+                    self._given_up.add(index)
+            else:
+                continue
+            session.retire()
+
+    def _spread(self, servers: list[ModelServer]) -> None:
+        """Use targets that came later: as a home that is less crowded, and to run further ahead."""
+        newer = [server for server in servers if server.ready_since > self._since]
+        home = next(iter(_taken(self.targets)), None)
+        if newer and home is not None and (session := self.targets[home]) is not None:
+            crowd = session.server.home_count - newer[0].home_count
+            if session.server is self._home and crowd > 1:
+                self._seat(self.targets, home, newer.pop(0))
+                session.retire()
+        self._grow([server for server in newer if not server.home_count])
+
+    def _grow(self, servers: list[ModelServer]) -> None:
+        """Take more targets, as far as Equation 1 says, and shorter blocks to go with them."""
+        target_ns, drafter_ns = _step_ns(self.targets), _step_ns(self.drafters)
+        if self._growth is None or not (target_ns and drafter_ns):
+            return
+        limit = self._growth.target_limit(target_ns, drafter_ns)
+        for server in servers[: max(0, limit - len(self.targets))]:
+            self.targets.append(None)
+            self._seat(self.targets, len(self.targets) - 1, server)
+            self._has_grown = True
+        if self._has_grown:
+            self._lookahead = self._growth.lookahead_with(
+                len(_taken(self.targets)), target_ns=target_ns, drafter_ns=drafter_ns
             )
-            filled = True
-        return filled
+
+    def _seat(self, seats: list[Session | None], index: int, server: ModelServer) -> None:
+        assert server.facts is not None, "a server that is ready has said what it is"
+        if seats is self.targets:
+            self._given_up.discard(index)
+        seats[index] = Session(
+            server,
+            self._make_spec(server.facts.fingerprint),
+            keeper=self._keeper,
+            deadline=self._deadline,
+            note_repair=self._note_fallback,
+        )
+
+    def _unseated(self, seats: list[Session | None], role: Role) -> list[ModelServer]:
+        """Return the servers that can be seated, the least loaded first."""
+        seated = {session.server for session in seats if session is not None}
+        now = time.monotonic()
+        return [
+            server
+            for server in self._candidates(role)
+            if server not in seated and now >= self._barred_until.get(server, 0.0)
+        ]
 
     def _candidates(self, role: Role) -> list[ModelServer]:
         if role is Role.TARGET:
@@ -156,6 +256,11 @@ class Crew:
             return self._pool.drafters(self._model)
         except TokenizerMismatchError:
             return []
+
+
+def _step_ns(seats: list[Session | None]) -> int:
+    """Return a decoding step of the first server seated; 0 while it is not known."""
+    return next((it.server.latency.step_ns for it in seats if it is not None), 0)
 
 
 def _taken(seats: list[Session | None]) -> tuple[int, ...]:

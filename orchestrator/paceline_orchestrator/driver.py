@@ -1,17 +1,19 @@
 """Runs a decoding method over gRPC: commands become calls, answers and failures become events.
 
-One loop takes events from one inbox and executes the method's commands in the same turn, without
-waiting in between: a rejection cancels what it made worthless and restarts both models at once.
-Every draft and every verification is a task that owns its RPC: cancelling the task cancels the RPC,
-and the server hears of it.
+An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
+in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits
+until those calls were sent: cancelling what became worthless, and delivering tokens. Every draft
+and every verification is a task that owns its RPC; withdrawn, the server hears of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import (
     DeadlineError,
@@ -45,12 +47,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.v1.sampling_pb2 import SparseDistribution
+    from paceline_orchestrator.call import CallUnderWay
     from paceline_orchestrator.crew import Crew
     from paceline_orchestrator.deadline import Deadline
     from paceline_orchestrator.pool import ServerPool
     from paceline_orchestrator.protocol.messages import Command, DecodingMethod, FinishReason
     from paceline_orchestrator.recorder import CallRecord, Recorder
-    from paceline_orchestrator.session import Drafted, Session
+    from paceline_orchestrator.session import Drafted, Judged, Session
 
 __all__ = ["Driver"]
 
@@ -61,17 +64,25 @@ _RENEW_SECONDS = 5.0
 _QUEUEING_NS = 1_000_000
 
 _Call: TypeAlias = StartDraft | StartVerify
-_Order: TypeAlias = _Call | StopDraft | AbandonVerify | PromoteVerify
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A draft or a verification in flight."""
+    """A draft or a verification in flight, and the same one that it replaced, if it did."""
 
     call: _Call
     session: Session
+    sent: CallUnderWay[Any]
     task: asyncio.Task[None]
     record: CallRecord
+    replaced: _Running | None = None
+
+    def withdraw(self) -> None:
+        """Cancel it; its task first, for that is how the task knows that it was meant."""
+        self.task.cancel()
+        self.sent.cancel()
+        if self.replaced is not None:
+            self.replaced.withdraw()
 
 
 class Driver:
@@ -112,14 +123,18 @@ class Driver:
         self._ledger = Ledger(prompt_length)
         self._logprobs = logprobs
         self._deliver = deliver
-        self._inbox: asyncio.Queue[Event | PacelineError] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
+        self._questions: deque[Callable[[], Sequence[Command]]] = deque()
+        self._deciding = False
+        self._turned = asyncio.Event()
         self._drafts: dict[int, _Running] = {}
         self._verifies: dict[int, _Running] = {}
-        self._stale: list[asyncio.Task[None]] = []
+        self._stale: list[_Running] = []
+        self._final: deque[EmitTokens] = deque()
         self._timers: list[asyncio.TimerHandle] = []
         self._patience: asyncio.TimerHandle | None = None
         self._finish: Finish | None = None
+        self._failure: PacelineError | None = None
 
     async def run(self) -> FinishReason:
         """Run the method to its end.
@@ -132,68 +147,83 @@ class Driver:
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
                 with self._pool.listening(self._refill):
-                    failure = await self._process()
+                    await self._work()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
             for timer in self._timers:
                 timer.cancel()
             self._crew.close()
-        if failure is not None:
-            raise failure
+        # Raised here, because a task group would wrap it.
+        if self._failure is not None:
+            raise self._failure
         assert self._finish is not None
         return self._finish.reason
 
-    async def _process(self) -> PacelineError | None:
-        """Take events until the method finishes; return what ended it early, if something did.
-
-        Returned and not raised, because a task group would wrap it.
-        """
+    async def _work(self) -> None:
+        """Begin, and do in each turn what can wait until the calls it made were sent."""
         renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
         try:
-            self._execute(self._method.start())
-            while self._finish is None:
-                event = await self._inbox.get()
-                if isinstance(event, PacelineError):
-                    return event
-                self._execute(self._method.handle(event))
-        except PacelineError as error:
-            return error
+            self._decide(self._method.start)
+            while self._final or not self._is_over:
+                await self._turned.wait()
+                self._turned.clear()
+                for running in self._stale:
+                    running.withdraw()
+                self._stale.clear()
+                self._deliver_final()
         finally:
             renewing.cancel()
-            for running in (*self._drafts.values(), *self._verifies.values()):
-                running.task.cancel()
-        return None
+            for running in (*self._drafts.values(), *self._verifies.values(), *self._stale):
+                running.withdraw()
 
-    def _execute(self, commands: Sequence[Command]) -> None:
-        """Carry out commands; nothing here waits.
+    @property
+    def _is_over(self) -> bool:
+        return self._finish is not None or self._failure is not None
 
-        Calls are cancelled after the new ones were started: a newer call of a session supersedes
-        the older at the server, so a restart need not wait for what it replaces.
+    def _post(self, event: Event) -> None:
+        self._decide(partial(self._method.handle, event))
+
+    def _decide(self, question: Callable[[], Sequence[Command]]) -> None:
+        """Ask the method, and carry out its answer: now, or after the one under way."""
+        self._questions.append(question)
+        if self._deciding:
+            return
+        self._deciding = True
+        while self._questions and not self._is_over:
+            self._carry_out(self._questions.popleft())
+        self._deciding = False
+        self._turned.set()
+
+    def _carry_out(self, question: Callable[[], Sequence[Command]]) -> None:
+        """Do what the method commands; nothing here waits.
+
+        New calls are made before stale ones are cancelled and before tokens are delivered: a newer
+        call of a session supersedes the older at the server, so a restart need not wait for what it
+        replaces.
         """
-        if commands and isinstance(commands[-1], Finish):
-            self._finish = commands[-1]
-        final: list[EmitTokens] = []
-        for command in commands:
-            match command:
-                case EmitTokens():
-                    self._ledger.settle(command.token_ids)
-                    final.append(command)
-                case Finish():
-                    pass
-                case _:
-                    self._order(command)
-        for task in self._stale:
-            task.cancel()
-        self._stale.clear()
-        for emission in final:
+        try:
+            commands = question()
+            if commands and isinstance(commands[-1], Finish):
+                self._finish = commands[-1]
+            for command in commands:
+                self._obey(command)
+        except PacelineError as error:
+            self._failure = error
+
+    def _deliver_final(self) -> None:
+        while self._final:
+            emission = self._final.popleft()
             self._recorder.emitted(emission)
             if self._deliver(emission):
-                self._execute(self._method.stop())
-                break
+                self._final.clear()
+                self._decide(self._method.stop)
 
-    def _order(self, command: _Order) -> None:
+    def _obey(self, command: Command) -> None:
         match command:
+            case EmitTokens():
+                self._ledger.settle(command.token_ids)
+                self._final.append(command)
             case AbandonVerify(verify_id=call_id):
                 self._withdraw(self._verifies.pop(call_id, None))
             case StopDraft(draft_id=call_id):
@@ -204,27 +234,58 @@ class Driver:
                 self._start(command, self._crew.drafters[command.drafter])
             case PromoteVerify():
                 self._promote(command)
+            case Finish():
+                pass
 
     def _start(self, call: _Call, session: Session | None) -> None:
         if session is None:
             self._post(_failed(call))
-            return
-        if isinstance(call, StartVerify):
-            record = self._recorder.verifying(session.server.name, call)
-            task = self._tasks.create_task(
-                self._verify(call, session), name=f"verify {call.verify_id}"
-            )
-            self._verifies[call.verify_id] = _Running(call, session, task, record)
+        elif isinstance(call, StartVerify):
+            self._verifies[call.verify_id] = self._start_verify(call, session)
         else:
-            record = self._recorder.drafting(session.server.name, call)
-            task = self._tasks.create_task(
-                self._draft(call, session, record), name=f"draft {call.draft_id}"
+            self._drafts[call.draft_id] = self._start_draft(call, session)
+
+    def _start_verify(self, call: StartVerify, session: Session) -> _Running:
+        sent = session.verify(
+            call.prefix,
+            call.block,
+            distributions=cast("Sequence[SparseDistribution]", call.distributions),
+            depth=call.depth,
+            logprobs=self._logprobs,
+            final_length=self._ledger.final_length,
+        )
+        task = self._tasks.create_task(
+            self._take_verdict(call, session, sent), name=f"verify {call.verify_id}"
+        )
+        return _Running(
+            call, session, sent, task, self._recorder.verifying(session.server.name, call)
+        )
+
+    def _start_draft(self, call: StartDraft, session: Session) -> _Running:
+        record = self._recorder.drafting(session.server.name, call)
+
+        def report(drafted: Drafted) -> None:
+            if not record.is_running:
+                return  # withdrawn a moment before
+            self._recorder.drafted(record, drafted)
+            self._post(
+                TokensDrafted(call.draft_id, drafted.token_ids, distributions=drafted.distributions)
             )
-            self._drafts[call.draft_id] = _Running(call, session, task, record)
+
+        sent = session.draft(
+            call.prefix,
+            max_tokens=call.max_tokens,
+            final_length=self._ledger.final_length,
+            report=report,
+        )
+        task = self._tasks.create_task(
+            self._take_draft(call, session, sent), name=f"draft {call.draft_id}"
+        )
+        return _Running(call, session, sent, task, record)
 
     def _withdraw(self, running: _Running | None) -> None:
         if running is not None:
-            self._stale.append(running.task)
+            self._stale.append(running)
             self._end(running)
             self._recorder.cancelled(running.record, by_rejection=self._finish is None)
 
@@ -238,6 +299,7 @@ class Driver:
         """Send a call that still waits in a server's queue again, with its new depth.
 
         Only where it surely waits: a forward under way is worth more than its place in a queue.
+        The server takes its work over, and ends it. A cancel would be there before the new call is.
         """
         running = self._verifies.get(command.verify_id)
         if running is None:
@@ -246,27 +308,22 @@ class Driver:
         waited_ns = time.perf_counter_ns() - running.record.started_ns
         if queue_ns < _QUEUEING_NS or waited_ns > queue_ns / 2:
             return
-        self._withdraw(self._verifies.pop(command.verify_id))
-        call = cast("StartVerify", running.call)
-        self._start(replace(call, depth=command.depth), running.session)
+        self._end(running)
+        call = replace(cast("StartVerify", running.call), depth=command.depth)
+        again = self._start_verify(call, running.session)
+        self._verifies[call.verify_id] = replace(again, replaced=running)
 
-    async def _verify(self, call: StartVerify, session: Session) -> None:
+    async def _take_verdict(
+        self, call: StartVerify, session: Session, sent: CallUnderWay[Judged]
+    ) -> None:
         try:
-            judged = await session.verify(
-                call.prefix,
-                call.block,
-                distributions=cast("Sequence[SparseDistribution]", call.distributions),
-                depth=call.depth,
-                logprobs=self._logprobs,
-                final_length=self._ledger.final_length,
-            )
+            judged = await sent
         except PacelineError as error:
-            self._end(self._verifies.pop(call.verify_id))
-            self._take_failure(call, session, error)
+            if self._retire(self._verifies, call.verify_id, sent=sent):
+                self._take_failure(call, session, error)
             return
-        self._end(self._verifies.pop(call.verify_id))
-        self._recorder.judged(judged)
-        self._pool.report_success(session.server)
+        if not self._retire(self._verifies, call.verify_id, sent=sent):
+            return
         decided = (*call.block[: judged.accepted_count], judged.next_token)
         self._ledger.note(len(call.prefix), decided)
         self._post(
@@ -274,28 +331,32 @@ class Driver:
                 call.verify_id, judged.accepted_count, judged.next_token, logprobs=judged.logprobs
             )
         )
-
-    async def _draft(self, call: StartDraft, session: Session, record: CallRecord) -> None:
-        def report(drafted: Drafted) -> None:
-            self._recorder.drafted(record, drafted)
-            self._post(
-                TokensDrafted(call.draft_id, drafted.token_ids, distributions=drafted.distributions)
-            )
-
-        try:
-            await session.draft(
-                call.prefix,
-                max_tokens=call.max_tokens,
-                final_length=self._ledger.final_length,
-                report=report,
-            )
-        except PacelineError as error:
-            self._end(self._drafts.pop(call.draft_id))
-            self._take_failure(call, session, error)
-            return
-        self._end(self._drafts.pop(call.draft_id))
+        await asyncio.sleep(0)  # the calls just made are sent first
+        self._recorder.judged(judged)
         self._pool.report_success(session.server)
-        self._post(DraftEnded(call.draft_id))
+
+    async def _take_draft(
+        self, call: StartDraft, session: Session, sent: CallUnderWay[None]
+    ) -> None:
+        try:
+            await sent
+        except PacelineError as error:
+            if self._retire(self._drafts, call.draft_id, sent=sent):
+                self._take_failure(call, session, error)
+            return
+        if self._retire(self._drafts, call.draft_id, sent=sent):
+            self._post(DraftEnded(call.draft_id))
+            self._pool.report_success(session.server)
+
+    def _retire(self, calls: dict[int, _Running], call_id: int, *, sent: CallUnderWay[Any]) -> bool:
+        """Take a call that has ended off the list; False if it was withdrawn a moment before."""
+        running = calls.get(call_id)
+        if running is None or running.sent is not sent:
+            return False
+        self._end(calls.pop(call_id))
+        if running.replaced is not None:
+            self._stale.append(running.replaced)
+        return True
 
     def _take_failure(self, call: _Call, session: Session, error: PacelineError) -> None:
         """Tell the method, and find another server if this one is to blame."""
@@ -305,7 +366,7 @@ class Driver:
         if is_target and isinstance(
             error, InvalidFieldError | MalformedRequestError | UnsupportedError
         ):
-            self._inbox.put_nowait(InternalError(f"a target refused a call: {error.message}"))
+            self._fail(InternalError(f"a target refused a call: {error.message}"))
             return
         if isinstance(error, SessionError):
             self._post(_failed(call))
@@ -329,9 +390,11 @@ class Driver:
         self._post(self._crew.capacity)
 
     def _give_up(self) -> None:
-        self._inbox.put_nowait(
-            NoTargetError("no target is left for this request", retry_after_seconds=1.0)
-        )
+        self._fail(NoTargetError("no target is left for this request", retry_after_seconds=1.0))
+
+    def _fail(self, failure: PacelineError) -> None:
+        self._failure = self._failure or failure
+        self._turned.set()
 
     async def _renew_sessions(self) -> None:
         """Keep the sessions that a long request does not use for a while."""
@@ -339,9 +402,6 @@ class Driver:
             await asyncio.sleep(_RENEW_SECONDS)
             for session in self._crew.sessions:
                 await session.renew(idle_seconds=_RENEW_SECONDS)
-
-    def _post(self, event: Event) -> None:
-        self._inbox.put_nowait(event)
 
     def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         timer = asyncio.get_running_loop().call_later(seconds, action)

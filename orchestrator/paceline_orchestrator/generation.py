@@ -10,8 +10,9 @@ from paceline.errors import InvalidFieldError
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.crew import Crew
 from paceline_orchestrator.driver import Driver
+from paceline_orchestrator.order import NUMBER_OF_STRATEGY
 from paceline_orchestrator.protocol.messages import FinishReason
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
+from paceline_orchestrator.protocol.strategy import create_method
 from paceline_orchestrator.recorder import Recorder
 from paceline_orchestrator.text import FinalToken, StreamedText
 
@@ -19,21 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from paceline_orchestrator.keeper import SessionKeeper
+    from paceline_orchestrator.metrics import RequestMetrics
     from paceline_orchestrator.order import Order
     from paceline_orchestrator.pool import ServerPool
-    from paceline_orchestrator.protocol.commitment import DraftStatistics
     from paceline_orchestrator.protocol.messages import EmitTokens
 
 __all__ = ["Generation"]
 
-_STRATEGIES = {
-    Strategy.AUTOREGRESSIVE: pb.STRATEGY_AUTOREGRESSIVE,
-    Strategy.SPECULATIVE: pb.STRATEGY_SPECULATIVE,
-    Strategy.DISTRIBUTED: pb.STRATEGY_DISTRIBUTED,
-}
-# So many turns of the event loop pass before gRPC has sent a call. Writing to the client takes as
-# long as sending one, and is in less of a hurry: calls that were started with a token go first.
-_TURNS_OF_A_CALL = 3
 _FINISH_REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -51,7 +44,9 @@ class Generation:
         InvalidFieldError: The resumed tokens are past a stop string.
     """
 
-    def __init__(self, order: Order, *, pool: ServerPool, keeper: SessionKeeper) -> None:
+    def __init__(
+        self, order: Order, *, pool: ServerPool, keeper: SessionKeeper, metrics: RequestMetrics
+    ) -> None:
         self._outbox: asyncio.Queue[pb.GenerateResponse | Exception | None] = asyncio.Queue()
         self._text = StreamedText(order.codec, order.request.stop_strings)
         self._text.resume(order.resumed)
@@ -64,6 +59,7 @@ class Generation:
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
             prompt_length=len(order.prefix),
+            metrics=metrics,
             keep_timeline=order.request.include_timeline,
             show=self._show if order.request.stream_timeline else None,
         )
@@ -76,6 +72,7 @@ class Generation:
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
+            growth=order.growth,
         )
         self._method = create_method(
             order.plan.strategy,
@@ -113,8 +110,6 @@ class Generation:
             Exception: What `run` failed with.
         """
         while (item := await self._outbox.get()) is not None:
-            for _ in range(_TURNS_OF_A_CALL):
-                await asyncio.sleep(0)
             if isinstance(item, Exception):
                 raise item
             yield item
@@ -124,9 +119,9 @@ class Generation:
         self._crew.close()
 
     @property
-    def draft_statistics(self) -> DraftStatistics:
-        """What became of the draft tokens so far."""
-        return self._method.statistics
+    def targets_used(self) -> int:
+        """The most targets that verified at the same time."""
+        return self._recorder.targets_used
 
     def statistics(self) -> pb.GenerationStatistics:
         """Return what it took so far."""
@@ -177,7 +172,7 @@ class Generation:
             request_id=order.request_id,
             seed=order.seed,
             model_fingerprint=order.model.fingerprint,
-            strategy=_STRATEGIES[order.plan.strategy],
+            strategy=NUMBER_OF_STRATEGY[order.plan.strategy],
             promise=order.rule,
             prompt_token_count=len(order.prompt),
             lookahead=order.plan.lookahead,

@@ -1,13 +1,15 @@
-"""What an orchestrator counts of its requests."""
+"""What an orchestrator counts: of its requests, and of the discovery of servers."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from paceline_orchestrator.discovery import Role
 from paceline_serving.telemetry import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
@@ -16,10 +18,14 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline_orchestrator.generation import Generation
+    from paceline_orchestrator.pool import ServerPool
 
-__all__ = ["RequestMetrics"]
+__all__ = ["DiscoveryMetrics", "RequestMetrics", "WatchMetrics", "count_ready_servers"]
 
 _RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
+# Seconds. On one machine a hop takes 0.3 ms.
+_HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)
+_TARGET_BUCKETS = (*range(1, 9), 12, 16, 24, 32, 64)
 
 
 class RequestMetrics:
@@ -43,6 +49,25 @@ class RequestMetrics:
             "From a request's arrival to its first token",
             registry=registry,
             buckets=LATENCY_BUCKETS,
+        )
+        self._token_gap = Histogram(
+            "paceline_inter_token_latency_seconds",
+            "From one final token to the next; those that became final together share the time",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
+        self._hop = Histogram(
+            "paceline_rpc_hop_seconds",
+            "From a call to its first answer, less its server's queue and forwards",
+            ["rpc"],
+            registry=registry,
+            buckets=_HOP_BUCKETS,
+        )
+        self._parallelism = Histogram(
+            "paceline_speculation_parallelism",
+            "The most targets that verified for a request at the same time",
+            registry=registry,
+            buckets=_TARGET_BUCKETS,
         )
         self._acceptance_rate = Histogram(
             "paceline_request_spec_decode_acceptance_rate",
@@ -80,6 +105,15 @@ class RequestMetrics:
         """Count a request that was not admitted."""
         self._incoming.inc()
 
+    def tokens(self, count: int, *, gap_ns: int) -> None:
+        """Measure tokens that became final together, `gap_ns` after those before them."""
+        for _ in range(count):
+            self._token_gap.observe(gap_ns / count / 1e9)
+
+    def hop(self, rpc: str, hop_ns: int) -> None:
+        """Measure a call's way to its server and back."""
+        self._hop.labels(rpc).observe(hop_ns / 1e9)
+
     @contextmanager
     def request(self, generation: Generation) -> Iterator[None]:
         """Count a request that is being served, and in the end what it took."""
@@ -99,6 +133,8 @@ class RequestMetrics:
             self._first_token.observe(took.time_to_first_token_ns / 1e9)
         if took.accepted_token_count + took.rejected_token_count:
             self._acceptance_rate.observe(took.acceptance_rate)
+        if generation.targets_used:
+            self._parallelism.observe(generation.targets_used)
         self._drafted.inc(took.drafted_token_count)
         self._accepted.inc(took.accepted_token_count)
         self._wasted.labels("rejected").inc(took.rejected_token_count)
@@ -106,3 +142,74 @@ class RequestMetrics:
         self._cancelled.inc(took.cancelled_rpc_count)
         for fallback in took.fallbacks:
             self._fallbacks.labels(fallback.kind).inc(fallback.count)
+
+
+class DiscoveryMetrics:
+    """What becomes of looking for servers, by what is looked for.
+
+    Args:
+        registry: Where metrics are kept.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.age = Gauge(
+            "paceline_discovery_last_event_age_seconds",
+            "Since the cluster's API or DNS last told anything: the view may be as old as this",
+            ["of"],
+            registry=registry,
+        )
+        self.relists = Counter(
+            "paceline_discovery_relists",
+            "Times that all endpoints were listed anew, the first included",
+            ["of"],
+            registry=registry,
+        )
+        self.failures = Counter(
+            "paceline_discovery_failures",
+            "Attempts that brought nothing, by HTTP status or kind",
+            ["of", "reason"],
+            registry=registry,
+        )
+
+
+class WatchMetrics:
+    """What becomes of looking for one kind of servers.
+
+    Args:
+        metrics: Where it is counted.
+        of: What is looked for: "models" or "orchestrators".
+    """
+
+    def __init__(self, metrics: DiscoveryMetrics, *, of: str) -> None:
+        self._metrics = metrics
+        self._of = of
+        self._heard_at = time.monotonic()
+        metrics.age.labels(of).set_function(lambda: time.monotonic() - self._heard_at)
+
+    def heard(self) -> None:
+        """Note a sign of life."""
+        self._heard_at = time.monotonic()
+
+    def listed(self) -> None:
+        """Count a list."""
+        self._metrics.relists.labels(self._of).inc()
+
+    def failed(self, reason: str) -> None:
+        """Count a failure."""
+        self._metrics.failures.labels(self._of, reason).inc()
+
+
+def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
+    """Show how many servers of each role take work."""
+    gauge = Gauge(
+        "paceline_ready_servers",
+        "Servers that this orchestrator gives work to",
+        ["role"],
+        registry=registry,
+    )
+
+    def count(role: Role) -> int:
+        return sum(it.ready for it in pool.servers if it.role is role)
+
+    for role in (Role.DRAFTER, Role.TARGET):
+        gauge.labels(role).set_function(partial(count, role))

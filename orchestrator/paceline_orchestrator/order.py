@@ -10,6 +10,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.session_pb2 import SessionSpec
 from paceline_orchestrator.admission import is_greedy
+from paceline_orchestrator.growth import Growth
 from paceline_orchestrator.protocol.strategy import Strategy
 from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
@@ -19,7 +20,19 @@ if TYPE_CHECKING:
     from paceline_orchestrator.tokenizer import Codec
     from paceline_orchestrator.wire import ModelFacts
 
-__all__ = ["Order"]
+__all__ = ["MOST_TARGETS", "NUMBER_OF_STRATEGY", "STRATEGY_BY_NUMBER", "Order"]
+
+STRATEGY_BY_NUMBER = {
+    pb.STRATEGY_AUTOREGRESSIVE: Strategy.AUTOREGRESSIVE,
+    pb.STRATEGY_SPECULATIVE: Strategy.SPECULATIVE,
+    pb.STRATEGY_DISTRIBUTED: Strategy.DISTRIBUTED,
+}
+"""Those on the wire that are a method; the others leave the choice to the planner."""
+NUMBER_OF_STRATEGY = {strategy: number for number, strategy in STRATEGY_BY_NUMBER.items()}
+
+
+MOST_TARGETS = 64
+"""As in GenerateRequest.target_count."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +96,34 @@ class Order:
         return self.plan.target_count if self._missing else 0
 
     @property
+    def growth(self) -> Growth | None:
+        """How it takes more targets if they come while it runs; None if it does not."""
+        if (
+            self.plan.strategy is not Strategy.DISTRIBUTED
+            or self.request.HasField("target_count")
+            or self.request.dispatch_policy == pb.DISPATCH_POLICY_BLOCKS
+        ):
+            return None
+        return Growth(self.plan.lookahead, is_fixed=self.request.HasField("lookahead"))
+
+    @property
     def drafter_count(self) -> int:
         """Drafters to use at most."""
         speculates = self.plan.strategy is not Strategy.AUTOREGRESSIVE
         return max(1, self.request.drafter_count) if speculates and self._missing else 0
+
+    @property
+    def asked_lookahead(self) -> int | None:
+        """Draft tokens in a verification, if the client said how many."""
+        return self.request.lookahead if self.request.HasField("lookahead") else None
+
+    @property
+    def verifier_limit(self) -> int:
+        """Targets that it could use if there were as many: one where nothing runs ahead."""
+        asked = STRATEGY_BY_NUMBER.get(self.request.strategy)
+        if Strategy.AUTOREGRESSIVE is self.plan.strategy or asked is Strategy.SPECULATIVE:
+            return 1
+        return self.request.target_count or MOST_TARGETS
 
     def session_spec(self, fingerprint: str) -> SessionSpec:
         """Say what a session for it is opened for, at a server with this model."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline_orchestrator.discovery import Role
-from paceline_orchestrator.server import ModelServer
+from paceline_orchestrator.server import NOT_SERVING, ModelServer
 from paceline_orchestrator.wire import answer, answers, read_facts
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from paceline_orchestrator.wire import ModelFacts
 
 __all__ = ["ServerPool"]
+
+_MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
+_Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
 _log = logging.getLogger(__name__)
 
@@ -47,16 +52,23 @@ class ServerPool:
     Args:
         discovery: Where the servers are.
         open_channel: How to reach one.
+        draw_lot: Breaks ties between servers; with the smallest one comes first. Without it several
+            orchestrators, which know nothing of each other, would choose the same servers.
     """
 
     def __init__(
-        self, discovery: Discovery, *, open_channel: Callable[[Endpoint], grpc.aio.Channel]
+        self,
+        discovery: Discovery,
+        *,
+        open_channel: Callable[[Endpoint], grpc.aio.Channel],
+        draw_lot: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._discovery = discovery
         self._open_channel = open_channel
-        self._servers: dict[Endpoint, ModelServer] = {}
-        self._watches: dict[Endpoint, asyncio.Task[None]] = {}
-        self._listeners: set[Callable[[], None]] = set()
+        self._draw_lot = draw_lot
+        self._servers: dict[_Key, ModelServer] = {}
+        self._watches: dict[_Key, asyncio.Task[None]] = {}
+        self._listeners: dict[Callable[[], None], Context] = {}
         self._refused: set[tuple[str, str]] = set()
         self._tasks = asyncio.TaskGroup()
 
@@ -112,12 +124,15 @@ class ServerPool:
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener`, inside the block, after every change of who is ready."""
-        self._listeners.add(listener)
+        """Call `listener`, inside the block, after every change of who is ready or who lives where.
+
+        It is called in the caller's context, so that its logs and calls bear the caller's name.
+        """
+        self._listeners[listener] = copy_context()
         try:
             yield
         finally:
-            self._listeners.discard(listener)
+            del self._listeners[listener]
 
     async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
         """Return `model()`, as soon as there is one.
@@ -135,9 +150,21 @@ class ServerPool:
                     await changed.wait()
         return self.model()
 
+    def move_home(self, origin: ModelServer | None, destination: ModelServer | None) -> None:
+        """Note where a request is at home from now on; None is nowhere."""
+        if origin is not None:
+            origin.home_count -= 1
+        if destination is not None:
+            destination.home_count += 1
+        was_left = origin is not None and origin.home_count == 0
+        if was_left or (destination is not None and destination.home_count == 1):
+            # Soon, not now: whoever moves is in the middle of something.
+            asyncio.get_running_loop().call_soon(self._call_listeners)
+
     def report_failure(self, server: ModelServer, error: PacelineError) -> None:
         """Take a server out for a while after a call to it failed."""
-        pause = min(_FIRST_PAUSE_SECONDS * 2**server.failure_count, _LAST_PAUSE_SECONDS)
+        doublings = min(server.failure_count, 20)
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
         server.failure_count += 1
         server.pause_status = error.reason or "CONNECTION_LOST"
         server.pause_count += 1
@@ -156,7 +183,7 @@ class ServerPool:
     def _ready(self, role: Role, fits: Callable[[ModelFacts], bool]) -> list[ModelServer]:
         ready = [it for it in self.servers if it.role is role and it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
-        return sorted(found, key=lambda it: it.session_count)
+        return sorted(found, key=lambda it: (it.load, self._draw_lot()))
 
     def _refuse(self, server: ModelServer, model: ModelFacts) -> None:
         assert server.facts is not None
@@ -171,20 +198,30 @@ class ServerPool:
             )
 
     async def _follow(self) -> None:
+        """Let servers come, change and go with their endpoints; each has one channel for life."""
         async for endpoints in self._discovery.endpoints():
-            for endpoint in endpoints - self._servers.keys():
-                server = ModelServer(endpoint, self._open_channel(endpoint))
-                self._servers[endpoint] = server
-                self._watches[endpoint] = self._tasks.create_task(
-                    self._watch(server), name=f"pool: watch {server.name}"
-                )
-            await self._remove(self._servers.keys() - endpoints)
+            found = {(*it.key, it.address): it for it in endpoints}
+            counts = Counter(it.role for it in endpoints)
+            _log.info("found: %s", ", ".join(f"{counts[it]} {it}s" for it in _MODEL_ROLES))
+            for key in found.keys() - self._servers.keys():
+                self._add(key, found[key])
+            for key in found.keys() & self._servers.keys():
+                self._servers[key].endpoint = found[key]
+                self._tell(self._servers[key])
+            await self._remove(self._servers.keys() - found.keys())
 
-    async def _remove(self, endpoints: Collection[Endpoint]) -> None:
+    def _add(self, key: _Key, endpoint: Endpoint) -> None:
+        server = ModelServer(endpoint, self._open_channel(endpoint))
+        self._servers[key] = server
+        self._watches[key] = self._tasks.create_task(
+            self._watch(server), name=f"pool: watch {server.name}"
+        )
+
+    async def _remove(self, keys: Collection[_Key]) -> None:
         """Forget servers; what still runs there fails, as with any server that goes away."""
-        for endpoint in endpoints:
-            self._watches.pop(endpoint).cancel()
-            server = self._servers.pop(endpoint)
+        for key in keys:
+            self._watches.pop(key).cancel()
+            server = self._servers.pop(key)
             server.health_status = "REMOVED"
             self._tell(server)
             await server.channel.close(None)
@@ -213,17 +250,23 @@ class ServerPool:
                 server.adopt(read_facts(await answer(info)))
                 server.health_status = ""
             else:
-                server.health_status = "NOT_SERVING"
+                server.health_status = NOT_SERVING
             self._tell(server)
 
     def _tell(self, server: ModelServer) -> None:
-        """Tell the listeners, if this server's readiness changed."""
-        if server.told_ready == server.ready:
+        """Tell the listeners, if what this server may be used for changed."""
+        if server.told == (server.ready, server.leaving):
             return
-        server.told_ready = server.ready
+        if server.ready and not server.told[0]:
+            server.ready_since = time.monotonic()
+        server.told = server.ready, server.leaving
         _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
-        for listener in tuple(self._listeners):
-            listener()
+        self._call_listeners()
+
+    def _call_listeners(self) -> None:
+        for listener, context in tuple(self._listeners.items()):
+            if listener in self._listeners:  # still, after those before it
+                context.run(listener)
 
 
 def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:

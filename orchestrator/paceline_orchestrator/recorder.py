@@ -15,6 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_orchestrator.metrics import RequestMetrics
     from paceline_orchestrator.protocol.commitment import DraftStatistics
     from paceline_orchestrator.protocol.messages import EmitTokens, StartDraft, StartVerify
     from paceline_orchestrator.session import Drafted, Judged
@@ -57,6 +58,7 @@ class Recorder:
     Args:
         arrived_ns: The request's arrival; perf_counter_ns.
         prompt_length: Tokens before the first new one.
+        metrics: Where tokens and calls are measured, when nothing waits for it.
         keep_timeline: Whether to remember events.
         show: Takes each event as it happens; None if nobody wants them.
 
@@ -69,11 +71,15 @@ class Recorder:
         *,
         arrived_ns: int,
         prompt_length: int,
+        metrics: RequestMetrics,
         keep_timeline: bool = False,
         show: Callable[[pb.TimelineEvent], None] | None = None,
     ) -> None:
         self._arrived_ns = arrived_ns
         self._position = prompt_length
+        self._metrics = metrics
+        self._emitted_ns = arrived_ns
+        self._draft_hops_ns: list[int] = []
         self._keep_timeline = keep_timeline
         self._show = show
         self._timeline: list[pb.TimelineEvent] = []
@@ -97,7 +103,9 @@ class Recorder:
 
     def drafted(self, record: CallRecord, drafted: Drafted) -> None:
         """A draft found tokens."""
-        self._count(drafted.timing, drafted.elapsed_ns)
+        hop_ns = self._count(drafted.timing, drafted.elapsed_ns)
+        if not record.token_ids:
+            self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
         self._statistics.drafter_forward_count += drafted.timing.forward_count
         self._tell(
             pb.TIMELINE_EVENT_KIND_DRAFTED,
@@ -123,7 +131,7 @@ class Recorder:
 
     def judged(self, judged: Judged) -> None:
         """A verification was answered."""
-        self._count(judged.timing, judged.elapsed_ns)
+        self._metrics.hop("Verify", self._count(judged.timing, judged.elapsed_ns))
         self._statistics.target_forward_count += judged.timing.forward_count
 
     def verification_ended(self, record: CallRecord) -> None:
@@ -146,8 +154,7 @@ class Recorder:
 
     def emitted(self, emission: EmitTokens) -> None:
         """Tokens became final."""
-        if not self._statistics.time_to_first_token_ns:
-            self._statistics.time_to_first_token_ns = self._since_arrival(time.perf_counter_ns())
+        self._measure(len(emission.token_ids))
         for token_id, accepted in zip(emission.token_ids, emission.accepted, strict=True):
             kind = pb.TIMELINE_EVENT_KIND_ACCEPTED if accepted else pb.TIMELINE_EVENT_KIND_CORRECTED
             self._tell(kind, position=self._position, token_ids=(token_id,))
@@ -174,6 +181,19 @@ class Recorder:
     def timeline(self) -> list[pb.TimelineEvent]:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
+
+    def _measure(self, token_count: int) -> None:
+        """Measure final tokens, and what calls took up to them."""
+        now_ns = time.perf_counter_ns()
+        if not self._statistics.time_to_first_token_ns:
+            self._statistics.time_to_first_token_ns = self._since_arrival(now_ns)
+            self._emitted_ns = now_ns
+            token_count -= 1
+        self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
+        self._emitted_ns = now_ns
+        for hop_ns in self._draft_hops_ns:
+            self._metrics.hop("Draft", hop_ns)
+        self._draft_hops_ns.clear()
 
     def _discard_what_contradicts(self, token_id: int) -> None:
         """Drop drafts that are on another path than the token now final at this position."""
@@ -240,10 +260,13 @@ class Recorder:
                 event.token_ids.extend(record.token_ids)
         return event
 
-    def _count(self, timing: Timing, elapsed_ns: int) -> None:
+    def _count(self, timing: Timing, elapsed_ns: int) -> int:
+        """Count where an answer's time went, and return what was neither queue nor forward."""
+        hop_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
         self._statistics.queue_ns += timing.queue_ns
         self._statistics.forward_ns += timing.forward_ns
-        self._statistics.network_ns += max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
+        self._statistics.network_ns += hop_ns
+        return hop_ns
 
     def _since_arrival(self, at_ns: int) -> int:
         return max(0, at_ns - self._arrived_ns)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.v1.drafter_service_pb2_grpc import DrafterServiceStub
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline_orchestrator.discovery import Availability
 from paceline_orchestrator.latency import LatencyMeter
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.discovery import Endpoint, Role
     from paceline_orchestrator.wire import ModelFacts
 
-__all__ = ["ModelServer"]
+__all__ = ["NOT_SERVING", "ModelServer"]
+
+NOT_SERVING = "NOT_SERVING"
+"""The health status of a server that can be reached, and says that it takes nothing new."""
 
 
 class ModelServer:
@@ -25,11 +29,14 @@ class ModelServer:
         facts: What it said of its model; None before it was reached.
         latency: What its calls cost.
         session_count: Sessions that this orchestrator has open there.
+        call_count: Verifications or drafts of this orchestrator that run or wait there.
+        home_count: Requests of this orchestrator that are at home there; see Crew.
         health_status: Empty if the server says that it is well, else why not.
         pause_status: Empty, or why it gets no work for a while, though it may be well.
         pause_count: Pauses so far; the newest one counts.
         failure_count: Failed calls since the last good one.
-        told_ready: What the pool's listeners know.
+        ready_since: When it became ready, on the monotonic clock.
+        told: Whether it was ready, and leaving, when the pool's listeners were last told.
     """
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
@@ -41,11 +48,14 @@ class ModelServer:
         self.facts: ModelFacts | None = None
         self.latency = LatencyMeter()
         self.session_count = 0
+        self.call_count = 0
+        self.home_count = 0
         self.health_status = "NOT_REACHED"
         self.pause_status = ""
         self.pause_count = 0
         self.failure_count = 0
-        self.told_ready = False
+        self.told = (False, False)
+        self.ready_since = 0.0
 
     @property
     def name(self) -> str:
@@ -65,7 +75,20 @@ class ModelServer:
     @property
     def status(self) -> str:
         """Empty if it is ready, else the reason why not."""
+        if self.endpoint.availability is not Availability.READY:
+            return self.endpoint.availability.name
         return self.health_status or self.pause_status
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is about to end, though it still serves: what runs there shall move."""
+        is_terminating = self.endpoint.availability is Availability.TERMINATING
+        return is_terminating or self.health_status == NOT_SERVING
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """What servers are chosen by, the smallest first: who works there, and who may come."""
+        return self.home_count + self.latency.calls_ahead, self.session_count
 
     def adopt(self, facts: ModelFacts) -> None:
         """Take over what it says of itself."""

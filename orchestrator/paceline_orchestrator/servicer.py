@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.metrics import RequestMetrics
     from paceline_orchestrator.planning import Planning
     from paceline_orchestrator.pool import ServerPool
+    from paceline_orchestrator.scaling import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_orchestrator.tokenizer import Codec, Codecs
 
@@ -48,6 +49,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         keeper: Opens and closes sessions.
         codecs: The tokenizers.
         planning: Chooses how to decode.
+        demand: Told which streams run.
         metrics: Where requests are counted.
         settings: Limits.
         tasks: Owns what runs for requests.
@@ -63,6 +65,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         keeper: SessionKeeper,
         codecs: Codecs,
         planning: Planning,
+        demand: DemandMeter,
         metrics: RequestMetrics,
         settings: OrchestratorSettings,
         tasks: asyncio.TaskGroup,
@@ -71,6 +74,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._keeper = keeper
         self._codecs = codecs
         self._planning = planning
+        self._demand = demand
         self._metrics = metrics
         self._settings = settings
         self._tasks = tasks
@@ -102,12 +106,19 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             Leaving the stream withdraws every call; sessions are closed behind the client's back.
         """
         arrived_ns = time.perf_counter_ns()
+        self._demand.arrived()
         with self._admitted():
             check(request)
             deadline = Deadline.after(self._allowed_seconds(context))
             order = await self._order(request, arrived_ns=arrived_ns, deadline=deadline)
-            generation = Generation(order, pool=self._pool, keeper=self._keeper)
-            with closing(generation), self._metrics.request(generation):
+            generation = Generation(
+                order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
+            )
+            with (
+                closing(generation),
+                self._metrics.request(generation),
+                self._demand.stream(order),
+            ):
                 run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
                 try:
                     async for message in generation.messages():
@@ -115,7 +126,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 finally:
                     run.cancel()
                     await asyncio.wait((run,))
-                    self._planning.learn(generation.draft_statistics)
+                    self._planning.learn(generation.statistics())
         if not self.running_count:
             self._planning.refine_soon(self._tasks)
 

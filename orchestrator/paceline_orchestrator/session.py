@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
     DeadlineError,
@@ -17,12 +17,14 @@ from paceline.errors import (
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.session_pb2 import SessionCall
 from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_orchestrator.call import CallUnderWay, Sent
 from paceline_orchestrator.held_tokens import HeldTokens
 from paceline_orchestrator.wire import answer, answers, read_timing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from paceline.errors import SessionError
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import SparseDistribution
     from paceline.v1.session_pb2 import SessionSpec
@@ -33,11 +35,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.wire import Timing
 
 __all__ = ["Drafted", "Judged", "Session"]
-
-_T = TypeVar("_T")
-
-# What a server lost is sent again so often; then the server is at fault.
-_REPAIRS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,6 @@ class Drafted:
 
 class Session:
     """A session that is opened at once, repaired when it must be, and closed behind its owner.
-
-    A lost session is opened anew, and a prefix that is not held is sent again. What cannot be
-    repaired so is raised.
 
     Concurrency:
         One call at a time. The next may begin while the one before is being cancelled: its higher
@@ -97,12 +91,34 @@ class Session:
         self._held = HeldTokens()
         self._sequence = 0
         self._last_call_at = time.monotonic()
+        self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
+        self._is_retired = False
         server.session_count += 1
 
     def close(self) -> None:
         """End it. Its calls must have been withdrawn."""
         self.server.session_count -= 1
         self._keeper.close(self.server, self._opening)
+
+    def retire(self) -> None:
+        """End it as soon as the call that is under way, if one is, has ended."""
+        self._is_retired = True
+        if not self._calls:
+            self.close()
+
+    def begin(self, call: CallUnderWay[Any]) -> None:
+        """Note that a call is under way."""
+        self._calls.add(call)
+        self.server.call_count += 1
+
+    def end(self, call: CallUnderWay[Any]) -> None:
+        """Note that a call is answered, has failed, or was withdrawn; the first time counts."""
+        if call not in self._calls:
+            return
+        self._calls.remove(call)
+        self.server.call_count -= 1
+        if self._is_retired and not self._calls:
+            self.close()
 
     async def renew(self, *, idle_seconds: float) -> None:
         """Give it another lease if its last call began longer ago than that."""
@@ -111,7 +127,7 @@ class Session:
             if opening.error is None:
                 await self._keeper.renew(self.server, opening.session_id)
 
-    async def verify(
+    def verify(
         self,
         prefix: Sequence[int],
         block: Sequence[int],
@@ -120,7 +136,7 @@ class Session:
         depth: int = 0,
         logprobs: bool = False,
         final_length: int,
-    ) -> Judged:
+    ) -> CallUnderWay[Judged]:
         """Judge a block after a prefix; see TargetService.Verify.
 
         Args:
@@ -130,13 +146,10 @@ class Session:
             depth: How far this runs ahead.
             logprobs: Whether they are wanted.
             final_length: How many tokens of the prefix can never change again.
-
-        Raises:
-            PacelineError: What could not be repaired.
         """
 
-        async def attempt() -> Judged:
-            call = await self._call(prefix)
+        def send() -> Sent:
+            call = self._next_call(prefix)
             request = VerifyRequest(
                 call=call,
                 draft_token_ids=block,
@@ -145,9 +158,11 @@ class Session:
                 logprobs=logprobs,
             )
             timeout = self._patience(call, block_length=len(block))
-            started_ns = time.perf_counter_ns()
-            response = await answer(self.server.target.Verify(request, timeout=timeout))
-            judged = self._judged(response, time.perf_counter_ns() - started_ns)
+            return Sent(call, self.server.target.Verify(request, timeout=timeout))
+
+        async def read(sent: Sent) -> Judged:
+            call, response = sent.call, await answer(sent.rpc)
+            judged = self._judged(response, time.perf_counter_ns() - sent.at_ns)
             if (response.sequence, response.prefix_length) != (call.sequence, len(prefix)) or not (
                 response.accepted_count <= len(block) and self._is_token(response.next_token_id)
             ):
@@ -156,45 +171,49 @@ class Session:
                 self._held.believe(prefix, block, final_length=final_length)
             return judged
 
-        return await self._repaired(attempt, is_repeatable=lambda: True)
+        return CallUnderWay(self, send, read, is_repeatable=lambda: True)
 
-    async def draft(
+    def draft(
         self,
         prefix: Sequence[int],
         *,
         max_tokens: int,
         final_length: int,
         report: Callable[[Drafted], None],
-    ) -> None:
+    ) -> CallUnderWay[None]:
         """Draft after a prefix, and report tokens as they come; see DrafterService.Draft.
 
         Args:
             prefix: The tokens assumed right.
             max_tokens: The window.
             final_length: How many tokens of the prefix can never change again.
-            report: Told of each message.
-
-        Raises:
-            PacelineError: What could not be repaired.
+            report: Told of each message, while the call is awaited.
         """
         length = len(prefix)
 
-        async def attempt() -> None:
+        def send() -> Sent:
+            call = self._next_call(prefix)
+            request = DraftRequest(call=call, max_tokens=max_tokens)
+            timeout = self._deadline.remaining_seconds
+            return Sent(call, self.server.drafter.Draft(request, timeout=timeout))
+
+        async def read(sent: Sent) -> None:
             nonlocal length
-            call = await self._call(prefix)
-            loop = asyncio.get_running_loop()
-            stream = self.server.drafter.Draft(
-                DraftRequest(call=call, max_tokens=max_tokens),
-                timeout=self._deadline.remaining_seconds,
-            )
+            loop, call, last_ns = asyncio.get_running_loop(), sent.call, sent.at_ns
             try:
                 async with asyncio.timeout(self._patience(call)) as silence:
-                    last_ns = time.perf_counter_ns()
-                    async for message in answers(stream):
+                    async for message in answers(sent.rpc):
                         now_ns = time.perf_counter_ns()
-                        drafted = self._drafted(message, call.sequence, length, now_ns - last_ns)
+                        is_first = length == len(prefix)
+                        drafted = self._drafted(
+                            message,
+                            call.sequence,
+                            length,
+                            elapsed_ns=now_ns - last_ns,
+                            is_first=is_first,
+                        )
                         if call.sequence == self._sequence:
-                            if length == len(prefix):
+                            if is_first:
                                 self._held.believe(prefix, final_length=final_length)
                             self._held.extend(drafted.token_ids)
                         length += len(drafted.token_ids)
@@ -203,55 +222,56 @@ class Session:
                         silence.reschedule(loop.time() + self._patience())
             except TimeoutError:
                 raise DeadlineError(f"{self.server.name} is silent") from None
-            finally:
-                stream.cancel()
 
-        await self._repaired(attempt, is_repeatable=lambda: length == len(prefix))
+        return CallUnderWay(self, send, read, is_repeatable=lambda: length == len(prefix))
 
-    async def _repaired(
-        self, attempt: Callable[[], Awaitable[_T]], *, is_repeatable: Callable[[], bool]
-    ) -> _T:
-        """Make a call, and make it again after repairing what the server lost."""
-        for _ in range(_REPAIRS):
-            try:
-                return await attempt()
-            except SessionNotFoundError:
+    @property
+    def is_open(self) -> bool:
+        """Whether its handle is known, so that a call can be sent."""
+        return self._opening.done() and self._opening.result().error is None
+
+    async def opened(self) -> None:
+        """Wait until it is open.
+
+        Raises:
+            PacelineError: It could not be opened.
+        """
+        # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
+        opening = await asyncio.shield(self._opening)
+        if opening.error is not None:
+            raise opening.error
+
+    def repair(self, error: SessionError) -> None:
+        """Make good what the server lost, so that the same call can be sent again.
+
+        Raises:
+            SessionError: the error itself, if there is nothing to make good.
+        """
+        if self._is_retired:
+            raise error
+        match error:
+            case SessionNotFoundError():
                 self._note_repair("session_lost")
-                self._held.forget()
                 self._opening = self._keeper.open(self.server, self._spec)
-                if not is_repeatable():
-                    raise
-            except (PrefixNotHeldError, PrefixMismatchError):
+            case PrefixNotHeldError() | PrefixMismatchError():
                 self._note_repair("prefix_resent")
-                self._held.forget()
-                if not is_repeatable():
-                    raise
-            finally:
-                self._last_call_at = time.monotonic()
-        raise InternalError(f"{self.server.name} keeps losing what it holds")
+            case _:
+                raise error
+        self._held.forget()
 
-    async def _call(self, prefix: Sequence[int]) -> SessionCall:
+    def _next_call(self, prefix: Sequence[int]) -> SessionCall:
         """Say what the session shall hold, in as few tokens as it takes."""
-        session_id = await self._session_id()
         base_length, digest = self._held.begin(prefix)
         self._sequence += 1
+        self._last_call_at = time.monotonic()
         return SessionCall(
-            session_id=session_id,
+            session_id=self._opening.result().session_id,
             sequence=self._sequence,
             base_length=base_length,
             base_digest=digest,
             token_ids=prefix[base_length:],
             expected_model_fingerprint=self._spec.expected_model_fingerprint,
         )
-
-    async def _session_id(self) -> str:
-        # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
-        opening = (
-            self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
-        )
-        if opening.error is not None:
-            raise opening.error
-        return opening.session_id
 
     def _patience(self, call: SessionCall | None = None, *, block_length: int = 0) -> float:
         """How many seconds an answer may take: a prefill has all the time there is."""
@@ -273,14 +293,20 @@ class Session:
         )
 
     def _drafted(
-        self, message: DraftResponse, sequence: int, length: int, elapsed_ns: int
+        self,
+        message: DraftResponse,
+        sequence: int,
+        length: int,
+        *,
+        elapsed_ns: int,
+        is_first: bool,
     ) -> Drafted:
         if (message.sequence, message.start_length) != (sequence, length) or not all(
             map(self._is_token, message.token_ids)
         ):
             raise InternalError(f"{self.server.name} answered what it was not asked")
         timing = read_timing(message.timing)
-        self.server.latency.observe(timing, elapsed_ns=elapsed_ns)
+        self.server.latency.observe(timing, elapsed_ns=elapsed_ns, is_first=is_first)
         return Drafted(
             token_ids=tuple(message.token_ids),
             distributions=tuple(message.distributions),

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.errors import InvalidFieldError
-from paceline_orchestrator.discovery import Endpoint, Role, parse_endpoints
+from paceline_orchestrator.discovery import (
+    DEFAULT_PORT,
+    Endpoint,
+    Role,
+    Service,
+    parse_endpoints,
+    parse_services,
+)
 from paceline_serving.security import TlsFiles, refuse_plaintext
 from paceline_serving.settings import (
     LISTEN_DESCRIPTION,
@@ -16,19 +23,45 @@ from paceline_serving.settings import (
     ServerSettings,
     Settings,
     StringList,
+    option,
 )
 
-__all__ = ["OrchestratorSettings"]
+__all__ = ["OrchestratorSettings", "ScalingSettings"]
+
+
+def _split_each(value: object) -> object:
+    """Take a list from a flag that is given again and again, or from strings with commas."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple):
+        return value
+    return [part.strip() for each in values for part in str(each).split(",") if part.strip()]
+
+
+ServiceList = Annotated[tuple[str, ...], BeforeValidator(_split_each)]
 
 
 class PoolSettings(Settings):
     """Model servers."""
 
+    discovery: Literal["static", "dns", "kubernetes"] = Field(
+        "static",
+        description="how they are found: listed in --targets and --drafters; or as the pods behind"
+        " --target-service and --drafter-service, by looking the names up in DNS, or by watching"
+        " their EndpointSlices in the pod's namespace (needs get, list and watch on them)",
+    )
     targets: StringList = Field(
         (), description="targets, each HOST:PORT or NAME=HOST:PORT, separated by commas"
     )
     drafters: StringList = Field(
         (), description="drafters, in the same way; without one there is plain decoding"
+    )
+    target_service: ServiceList = option(
+        (),
+        kind="repeated",
+        description="a headless Service of targets, NAME or NAME:PORT; can be given again",
+    )
+    drafter_service: ServiceList = option(
+        (), kind="repeated", description="a headless Service of drafters, in the same way"
     )
     pool_tls_authority: Path | None = Field(
         None, description="PEM file: speak TLS to model servers, and trust these"
@@ -47,27 +80,88 @@ class PoolSettings(Settings):
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """All model servers."""
+        """All model servers that are listed."""
         return (
             *parse_endpoints(self.drafters, Role.DRAFTER),
             *parse_endpoints(self.targets, Role.TARGET),
         )
 
+    @property
+    def services(self) -> tuple[Service, ...]:
+        """All Services with model servers behind them."""
+        return (
+            *parse_services(self.drafter_service, Role.DRAFTER),
+            *parse_services(self.target_service, Role.TARGET),
+        )
+
     @model_validator(mode="after")
     def _is_a_pool(self) -> Self:
-        if not self.targets:
-            raise ValueError("--targets is needed: where the large model is")
+        if self.discovery == "static":
+            if self.target_service or self.drafter_service:
+                raise ValueError("services are looked for with --discovery=dns or kubernetes")
+            if not self.targets:
+                raise ValueError("--targets is needed: where the large model is")
+        else:
+            if self.targets or self.drafters:
+                raise ValueError("--targets and --drafters are for --discovery=static")
+            if not self.target_service:
+                raise ValueError("--target-service is needed: where the large model is")
         if (self.pool_tls_certificate is None) != (self.pool_tls_key is None):
             raise ValueError("pool_tls_certificate and pool_tls_key go together")
         if self.pool_tls_certificate is not None and self.pool_tls_authority is None:
             raise ValueError("pool_tls_certificate needs pool_tls_authority")
         try:
-            endpoints = self.endpoints
+            names = [it.name for it in self.endpoints] + [it.name for it in self.services]
         except InvalidFieldError as error:
             raise ValueError(error.message) from None
-        names = [endpoint.name for endpoint in endpoints]
         if len(set(names)) < len(names):
             raise ValueError("a drafter and a target have the same name")
+        return self
+
+
+class ScalingSettings(Settings):
+    """Autoscaling."""
+
+    scaler_listen: Address | Literal[""] = Field(
+        "",
+        description="HOST:PORT for KEDA's external scaler (gRPC), and for --peer-service. Empty:"
+        " none; the gauge paceline_desired_verifiers is there all the same",
+    )
+    peer_service: str = Field(
+        "",
+        description="the orchestrators' own headless Service, NAME:PORT with the port of"
+        " --scaler-listen: then each of them answers for all. Empty: this one is alone",
+    )
+    verifier_lookahead: int = Field(
+        5,
+        ge=1,
+        le=64,
+        description="draft tokens in a verification that targets are provided for: a stream wants"
+        " ceil(target latency / (this * drafter latency)) of them",
+    )
+    least_verifiers: int = Field(1, ge=0, le=10_000, description="targets to want at least")
+    most_verifiers: int = Field(64, ge=1, le=10_000, description="targets to want at most")
+    scale_down_seconds: float = Field(
+        60.0, ge=0, le=86_400, description="seconds for which the largest wish stands"
+    )
+
+    @property
+    def peers(self) -> Service | None:
+        """Where the other orchestrators are."""
+        if not self.peer_service:
+            return None
+        return parse_services((self.peer_service,), Role.ORCHESTRATOR)[0]
+
+    @model_validator(mode="after")
+    def _can_scale(self) -> Self:
+        if self.least_verifiers > self.most_verifiers:
+            raise ValueError("least_verifiers must not be more than most_verifiers")
+        try:
+            peers = self.peers
+        except InvalidFieldError as error:
+            raise ValueError(error.message) from None
+        if peers is not None and (peers.port is None or not self.scaler_listen):
+            raise ValueError("peer_service needs the port of --scaler-listen, as NAME:PORT")
         return self
 
 
@@ -82,7 +176,7 @@ class RequestSettings(Settings):
     )
 
 
-class OrchestratorSettings(PoolSettings, RequestSettings, ServerSettings):
+class OrchestratorSettings(PoolSettings, ScalingSettings, RequestSettings, ServerSettings):
     """Decode for clients with the drafters and targets of a pool."""
 
     listen: Address = Field("127.0.0.1:50050", description=LISTEN_DESCRIPTION)
@@ -90,6 +184,16 @@ class OrchestratorSettings(PoolSettings, RequestSettings, ServerSettings):
     @model_validator(mode="after")
     def _is_not_sent_in_plaintext(self) -> Self:
         if self.pool_tls is None and not self.insecure:
-            for endpoint in self.endpoints:
-                refuse_plaintext(endpoint.address, flag="--insecure")
+            addresses = [endpoint.address for endpoint in self.endpoints]
+            addresses += [f"{it.name}:{it.port or DEFAULT_PORT}" for it in self.services]
+            for address in addresses:
+                refuse_plaintext(address, flag="--insecure")
+        if self.scaler_listen and self.tls_certificate is None and not self.insecure:
+            refuse_plaintext(self.scaler_listen, flag="--insecure")
+        return self
+
+    @model_validator(mode="after")
+    def _finds_its_peers(self) -> Self:
+        if self.peers is not None and self.discovery == "static":
+            raise ValueError("peer_service needs --discovery=dns or kubernetes")
         return self

@@ -53,10 +53,12 @@ class ServerLatency:
     Attributes:
         first: Until its first one is finished (TTFT: the prompt's prefill).
         step: Each later one (TPOT), whatever its number of rows.
+        call: What a call takes besides: its first answer comes so much later.
     """
 
     first: Time
     step: Time
+    call: Time = 0
 
 
 class TokenOracle(Protocol):
@@ -96,9 +98,12 @@ class AgreementOracle:
     def draft(self, drafter: int, text: Sequence[int]) -> int:
         """Return the right token, an even number, or a wrong one; see TokenOracle."""
         position = len(text)
-        on_track = text[-1] % 2 == 0
-        agrees = self._draw(drafter)[position] < self._acceptance_rate
-        return 2 * position if on_track and agrees else 2 * position + 1
+        is_right = text[-1] % 2 == 0 and self.agrees(drafter, position)
+        return 2 * position if is_right else 2 * position + 1
+
+    def agrees(self, drafter: int, position: int) -> bool:
+        """Whether a drafter on the right text finds the token of a position, from 0 on."""
+        return self._draw(drafter)[position] < self._acceptance_rate
 
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Accept right tokens; see TokenOracle."""
@@ -267,12 +272,13 @@ class _Run:
         self._result.spans.append(span)
         work = _Work(command, span)
         self._working[kind, call_id] = work
-        self._schedule(work)
+        self._schedule(work, delay=self._latencies[kind][server].call)
 
-    def _schedule(self, work: _Work) -> None:
+    def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
         kind, server = work.span.kind, work.span.server
         latency = self._latencies[kind][server]
-        end = self._now + (latency.step if (kind, server) in self._warm else latency.first)
+        forward = latency.step if (kind, server) in self._warm else latency.first
+        end = self._now + delay + forward
         self._scheduled_count += 1
         heapq.heappush(self._due, (end, kind is SpanKind.VERIFY, self._scheduled_count, work))
 

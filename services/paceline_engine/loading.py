@@ -25,6 +25,7 @@ class ModelSettings:
         dtype: What to compute in: bfloat16, float16, float32 or float64.
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
+        capture: On CUDA, record forwards of one row and replay them.
         simulated: What to simulate.
     """
 
@@ -34,6 +35,7 @@ class ModelSettings:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
+    capture: bool = False
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
 
@@ -62,6 +64,7 @@ def _load_transformers(settings: ModelSettings) -> Backend:
         dtype=settings.dtype,
         device=settings.device,
         threads=settings.threads,
+        capture=settings.capture,
     )
 
 

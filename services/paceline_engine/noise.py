@@ -13,14 +13,16 @@ Specification, for whoever writes it again (vectors: tests/contract/vectors/nois
 A position is the number of tokens before the token that is chosen, the prompt counted.
 
 There is one implementation. `philox` uses nothing but integer operators, so it takes Python ints,
-NumPy int64 arrays and torch int64 tensors alike: what wraps around in 64 bits is masked away.
+NumPy int64 arrays and torch int64 tensors alike: what wraps around in 64 bits is masked away. The
+words of a counter may be of different shapes that broadcast, and ints among arrays: the first
+rounds then cost less, because what does not depend on a position is computed once for all.
 """
 
 from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 __all__ = ["Purpose", "gumbel", "noise_bits", "pair_bits", "philox", "uniform"]
 
@@ -29,7 +31,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
-_Word = TypeVar("_Word", bound=Any)
+_Word: TypeAlias = Any
 """An int, or an int64 array or tensor, of values in [0, 2^32)."""
 
 
@@ -48,20 +50,21 @@ def philox(
     """Encrypt one 128-bit counter, or many at once.
 
     Args:
-        counter: Four words of one kind and shape.
+        counter: Four words that broadcast; they stay as they are.
         key: Two words.
 
-    Cost: 100 integer operations on the whole shape.
+    Cost: 100 integer operations, most of them on the whole shape and half of them in place.
     """
     left_0, right_0, left_1, right_1 = counter
     key_0, key_1 = key
     for _ in range(_ROUNDS):
         product_0, product_1 = left_0 * _MULTIPLIERS[0], left_1 * _MULTIPLIERS[1]
-        # The right words keep the whole product: the mask below takes what is above 32 bits away.
-        left_0, left_1 = (
-            ((product_1 >> 32) ^ right_0 ^ key_0) & _WORD,
-            ((product_0 >> 32) ^ right_1 ^ key_1) & _WORD,
-        )
+        # The right words keep the whole product: the mask takes what is above 32 bits away.
+        left_0, left_1 = (product_1 >> 32) ^ right_0, (product_0 >> 32) ^ right_1
+        left_0 ^= key_0
+        left_0 &= _WORD
+        left_1 ^= key_1
+        left_1 &= _WORD
         right_0, right_1 = product_1, product_0
         key_0, key_1 = (key_0 + _KEY_STEPS[0]) & _WORD, (key_1 + _KEY_STEPS[1]) & _WORD
     return left_0, right_0 & _WORD, left_1, right_1 & _WORD
@@ -70,16 +73,19 @@ def philox(
 def pair_bits(seed: int, counter: tuple[_Word, _Word, _Word, _Word]) -> tuple[_Word, _Word]:
     """Return the 53 noise bits of token ids 2n and 2n + 1, where n is the counter's first word."""
     words = philox(counter, (seed & _WORD, seed >> 32))
-    return (
-        (words[0] << 21) | (words[1] >> 11) | 1,
-        (words[2] << 21) | (words[3] >> 11) | 1,
-    )
+    even, odd = words[0] << 21, words[2] << 21
+    even |= words[1] >> 11
+    even |= 1
+    odd |= words[3] >> 11
+    odd |= 1
+    return even, odd
 
 
 def noise_bits(seed: int, position: int, *, token_id: int, purpose: Purpose) -> int:
     """Return the noise of one token id at one position: an odd number in [1, 2^53)."""
     counter = (token_id >> 1, position & _WORD, position >> 32, int(purpose))
-    return pair_bits(seed, counter)[token_id & 1]
+    bits: int = pair_bits(seed, counter)[token_id & 1]
+    return bits
 
 
 def uniform(bits: int) -> float:

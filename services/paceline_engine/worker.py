@@ -281,8 +281,9 @@ class ModelWorker:
             self._refusal, self._running = lost, None
             jobs = [job, *self._queue]
             self._queue.clear()
-        self._tell(_fail, jobs, lost)
+        # Who hears of it through a job finds that it has been told.
         self._tell(self._on_device_lost, error)
+        self._tell(_fail, jobs, lost)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None

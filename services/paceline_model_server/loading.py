@@ -44,6 +44,7 @@ def new_host(
         dtype=settings.dtype,
         device=settings.device,
         threads=settings.threads,
+        capture=settings.capture,
         simulated=simulated,
     )
 

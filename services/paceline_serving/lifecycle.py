@@ -6,6 +6,9 @@
     drain delay    over: nothing new is accepted, running work may end             "draining"
     drain          over: calls are cut, sessions are gone, exit 0
 
+Health also knows the name `liveness`: it is SERVING until SIGTERM, since a server that loads, or
+waits for others, is alive.
+
 A second signal, or the parent's death if asked for, ends the process at once. The words on the
 right are printed on standard output as JSON lines with the bound addresses, for whoever started it;
 logs go to standard error.
@@ -14,6 +17,7 @@ logs go to standard error.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -36,9 +40,11 @@ if TYPE_CHECKING:
 
     from paceline_serving.settings import ServerSettings
 
-__all__ = ["Application", "ServerProcess", "run"]
+__all__ = ["Application", "ServerProcess", "bind", "run"]
 
 _log = logging.getLogger(__name__)
+
+_LIVENESS = "liveness"
 
 # For answers that are on their way when the drain ends. Health watchers never end by themselves, so
 # every stop with a watcher takes this long.
@@ -180,15 +186,16 @@ class ServerProcess:
         if settings.reflection:
             _add_reflection(main, self._services)
         await self.set_serving(False)
+        await self._health.set(_LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._servers.append(main)
         credentials = server_credentials(settings.server_tls)
-        self.addresses["address"] = _bind(main, settings.listen, credentials=credentials)
+        self.addresses["address"] = bind(main, settings.listen, credentials=credentials)
         if settings.health_listen:
             # Plaintext, as probes want it, and harmless: it tells a status and nothing else.
             probes = grpc.aio.server(options=self._application.options)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, probes)
             self._servers.append(probes)
-            self.addresses["health_address"] = _bind(
+            self.addresses["health_address"] = bind(
                 probes, settings.health_listen, credentials=None
             )
         for server in self._servers:
@@ -243,6 +250,9 @@ async def _serve(
         print(f"failed to start: {reason}", file=sys.stderr)
         # Loading may go on in a thread that cannot be stopped.
         _exit_at_once(1)
+    # What was loaded stays. No collection has to look at it again, which takes longer than a token.
+    gc.collect()
+    gc.freeze()
     _on_signals(loop, process.stop_soon)
     failure = await process.stopping()
     _on_signals(loop, lambda: _exit_at_once(1))
@@ -252,10 +262,14 @@ async def _serve(
     return 0 if failure is None else 1
 
 
-def _bind(
+def bind(
     server: grpc.aio.Server, address: str, *, credentials: grpc.ServerCredentials | None
 ) -> str:
-    """Bind a port; return the address with the port that it got."""
+    """Bind a port; return the address with the port that it got.
+
+    Raises:
+        OSError: It cannot be had.
+    """
     try:
         port = (
             server.add_insecure_port(address)

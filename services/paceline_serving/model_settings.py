@@ -34,6 +34,10 @@ class ModelSettings(Settings):
     )
     device: str = Field("cpu", description="where: cpu, cuda, cuda:1, ...")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
+    capture: bool = Field(
+        False,
+        description="on CUDA, record forwards of one row and replay them: small models gain",
+    )
 
 
 class LimitSettings(Settings):

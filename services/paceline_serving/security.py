@@ -27,6 +27,7 @@ ROLES = frozenset({"client", "operator", "orchestrator"})
 
 # Who may call which service. What is not here, nobody may call.
 _ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
+    "externalscaler.ExternalScaler": frozenset({"operator", "orchestrator"}),
     "grpc.health.v1.Health": ROLES,
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
     "paceline.v1.DrafterService": frozenset({"operator", "orchestrator"}),

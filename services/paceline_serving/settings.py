@@ -282,9 +282,10 @@ def load(
     from_environment = _read_environment(environment, known=known)
     values = {**from_file, **from_environment, **flags}
     names = {
+        **{key: _option_name(key, field) for key, field in known.items()},
         **{key: f"{file}: {key}" for key in from_file},
         **{key: _PREFIX + key.upper() for key in from_environment},
-        **{key: _flag(key, known[key]) for key in flags},
+        **{key: _option_name(key, known[key]) for key in flags},
     }
     try:
         return settings_class.model_validate(values)
@@ -443,6 +444,12 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 def _flag(name: str, field: FieldInfo | None = None) -> str:
     own = _extra(field, "flag") if field else ""
     return "--" + (own or name).replace("_", "-")
+
+
+def _option_name(name: str, field: FieldInfo) -> str:
+    """Return what an option is called on a command line."""
+    is_argument = _extra(field, "kind") in {"argument", "arguments"}
+    return name.upper() if is_argument else _flag(name, field)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -92,11 +92,12 @@ class RpcMetrics:
         name = method.lstrip("/")
         outcome = _Outcome()
         started = time.perf_counter()
-        self._in_flight.labels(name).inc()
+        in_flight = self._in_flight.labels(name)
+        in_flight.inc()
         try:
             yield outcome
         finally:
-            self._in_flight.labels(name).dec()
+            in_flight.dec()
             self._seconds.labels(name).observe(time.perf_counter() - started)
             self._calls.labels(name, outcome.code, outcome.reason).inc()
             cancel_reason = _CANCEL_REASONS.get(outcome.reason) or _CANCEL_REASONS.get(outcome.code)

@@ -7,14 +7,11 @@ to belong together: a server drops a client that pings more often than it allows
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import cast
 
 import grpc
 
-from paceline_serving.interceptors import client_interceptors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from paceline_serving.interceptors import TracedChannel
 
 __all__ = [
     "CLIENT_SERVER_OPTIONS",
@@ -87,19 +84,21 @@ CLIENT_SERVER_OPTIONS: _Options = (
 
 
 def pod_channel(
-    address: str,
-    *,
-    credentials: grpc.ChannelCredentials | None,
-    interceptors: Sequence[Any] = (),
+    address: str, *, credentials: grpc.ChannelCredentials | None, tls_name: str = ""
 ) -> grpc.aio.Channel:
-    """Open the one long-lived channel to a model server.
+    """Open the one long-lived channel to a model server: a `TracedChannel`.
 
     Args:
         address: `host:port` or `unix:PATH`.
         credentials: What `security.channel_credentials` gave; None is plaintext.
-        interceptors: Further ones, after those that every channel has.
+        tls_name: The name that the server's certificate is for; empty: the address's host.
     """
-    chain = [*client_interceptors(), *interceptors]
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, POD_CHANNEL_OPTIONS, interceptors=chain)
-    return grpc.aio.secure_channel(address, credentials, POD_CHANNEL_OPTIONS, interceptors=chain)
+    options: list[tuple[str, int | str]] = [*POD_CHANNEL_OPTIONS]
+    if tls_name:
+        options.append(("grpc.ssl_target_name_override", tls_name))
+    channel = (
+        grpc.aio.insecure_channel(address, POD_CHANNEL_OPTIONS)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options)
+    )
+    return cast("grpc.aio.Channel", TracedChannel(channel))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb2_grpc
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
 from paceline_model_server.servicers import SessionServicer
+
+if TYPE_CHECKING:
+    from paceline_engine.calls import PrefixCall, Verdict
+    from paceline_model_server.records import CallRecord
 
 __all__ = ["ROLE", "TargetServicer"]
 
@@ -41,12 +45,18 @@ class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServi
         rows = len(call.token_ids) + len(block)
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
             verdict = await self._host.verify(call, block, options=options)
+        # Counted when the answer is on its way.
+        asyncio.get_running_loop().call_soon(self._count, record, call, len(block), verdict)
+        return translation.verify_response(call.sequence, verdict)
+
+    def _count(
+        self, record: CallRecord, call: PrefixCall, drafted_count: int, verdict: Verdict
+    ) -> None:
         phase = "verify" if call.base_length else "prefill"
         self._recorder.count_answer(record, verdict.timing, phase=phase)
         self._recorder.count_verdict(
-            record, drafted_count=len(block), accepted_count=verdict.accepted_count
+            record, drafted_count=drafted_count, accepted_count=verdict.accepted_count
         )
-        return translation.verify_response(call.sequence, verdict)
 
 
 ROLE = ModelRole(

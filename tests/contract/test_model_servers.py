@@ -1,7 +1,8 @@
 """The promises of drafter_service.proto, target_service.proto and model_service.proto.
 
 Each test runs against a fake host and the real one with the simulated backend, both behind the real
-servicers, interceptors and gRPC.
+servicers, interceptors and gRPC. With --target or --drafter it runs against a server at an address
+instead, if it needs to know no more of it than what the wire says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import urllib.request
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -54,8 +56,28 @@ PROMPT = (5, 6, 7, 8)
 NEVER_SECONDS = 600.0
 
 
-@pytest.fixture(params=["fake", "simulated"])
-def new_host(request) -> Callable[..., Any]:
+ROLES = {"target": TARGET, "drafter": DRAFTER}
+KINDS = ["fake", "simulated"]
+
+
+def pytest_generate_tests(metafunc):
+    """Let `target` and `drafter` be one of each kind, or the one that is at an address."""
+    for role in ROLES.keys() & metafunc.fixturenames:
+        address = metafunc.config.getoption(f"--{role}")
+        metafunc.parametrize(role, [address] if address else KINDS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _only_what_can_be_tested_at_an_address(request):
+    asked_for = {role for role in ROLES if request.config.getoption(f"--{role}")}
+    used = ROLES.keys() & set(request.fixturenames)
+    if asked_for and not used:
+        pytest.skip("it needs the inside of a server")
+    if asked_for and not used <= asked_for:
+        pytest.skip(f"no address was given for a {', '.join(used - asked_for)}")
+
+
+def host_maker(kind: str) -> Callable[..., Any]:
     """Make hosts of one kind; a stalling one answers each session's first forward only."""
 
     def fake(*, stalls: bool = False, **limits: Any) -> Host:
@@ -69,28 +91,52 @@ def new_host(request) -> Callable[..., Any]:
             lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0, **limits)
         )
 
-    return fake if request.param == "fake" else simulated
+    return fake if kind == "fake" else simulated
+
+
+@pytest.fixture(params=KINDS)
+def new_host(request) -> Callable[..., Any]:
+    return host_maker(request.param)
 
 
 @asynccontextmanager
 async def connected(role: Any, host: Any, **settings: Any) -> AsyncIterator[ModelClient]:
     async with serving(role, host, **settings) as process:
         client = await ModelClient(role, process.addresses["address"]).learn()
+        client.host = host
         try:
             yield client
         finally:
             await client.channel.close()
 
 
+@asynccontextmanager
+async def found(role: Any, kind_or_address: str) -> AsyncIterator[ModelClient]:
+    """Connect to a new server of a kind, or to the one at an address, and leave nothing there."""
+    if kind_or_address in KINDS:
+        async with connected(role, host_maker(kind_or_address)()) as client:
+            yield client
+        return
+    client = await ModelClient(role, kind_or_address).learn()
+    if client.info.role != role.wire:
+        pytest.fail(f"{kind_or_address} is no {role.name}", pytrace=False)
+    try:
+        yield client
+    finally:
+        for session in client.opened:
+            await client.close(session)
+        await client.channel.close()
+
+
 @pytest.fixture
-async def target(new_host) -> AsyncIterator[ModelClient]:
-    async with connected(TARGET, new_host()) as client:
+async def target(request) -> AsyncIterator[ModelClient]:
+    async with found(TARGET, request.param) as client:
         yield client
 
 
 @pytest.fixture
-async def drafter(new_host) -> AsyncIterator[ModelClient]:
-    async with connected(DRAFTER, new_host()) as client:
+async def drafter(request) -> AsyncIterator[ModelClient]:
+    async with found(DRAFTER, request.param) as client:
         yield client
 
 
@@ -157,7 +203,7 @@ async def test_a_model_without_a_tokenizer_says_so():
 async def test_a_verdict_is_the_targets_own_continuation_whatever_was_drafted(target):
     oracle = await continuation(target, PROMPT, 6)
     session = await target.open()
-    wrong = (oracle[2] + 1) % 300
+    wrong = (oracle[2] + 1) % target.info.vocabulary_size
     answer = await target.verify(
         target.call(session, 1, new=PROMPT), [*oracle[:2], wrong, *oracle[3:5]]
     )
@@ -178,7 +224,7 @@ async def test_a_whole_block_is_accepted_with_one_more_token(target):
 async def test_keep_and_append_is_rollback_catching_up_and_repetition(target):
     oracle = await continuation(target, PROMPT, 5)
     session = await target.open()
-    wrong = [(token + 1) % 300 for token in oracle[:3]]
+    wrong = [(token + 1) % target.info.vocabulary_size for token in oracle[:3]]
     await target.verify(target.call(session, 1, new=PROMPT), wrong)
     rollback = await target.verify(target.call(session, 2, held=PROMPT, new=oracle[:2]))
     assert rollback.next_token_id == oracle[2]
@@ -326,15 +372,42 @@ async def test_a_full_server_says_when_to_come_back(new_host):
 
 # --- limits ---------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class Told:
+    """A limit that the server tells, and so much more or less."""
+
+    name: str
+    more: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.name}{self.more:+}" if self.more else self.name
+
+    @staticmethod
+    def put_in(value: Any, info: model_service_pb2.GetModelInfoResponse) -> Any:
+        """Return a value with the limits in it known."""
+        match value:
+            case Told(name, more):
+                return getattr(info, name) + more
+            case list():
+                return [Told.put_in(each, info) for each in value]
+            case _:
+                return value
+
+
+VOCABULARY = Told("vocabulary_size")
+LAST_TOKEN = Told("vocabulary_size", -1)
+CONTEXT = Told("context_length")
+
 SPEC_FIELDS = [
     # field, values at its limits, values past them
     ("sampling.temperature", [0.0, 100.0], [-0.1, 100.1, math.nan, math.inf, -math.inf]),
-    ("sampling.top_k", [0, 300], [301, 2**32 - 1]),
+    ("sampling.top_k", [0, VOCABULARY], [Told("vocabulary_size", 1), 2**32 - 1]),
     ("sampling.top_p", [1e-300, 1.0], [0.0, 1.0000001, -1.0, math.nan, math.inf]),
     ("sampling.min_p", [0.0, 1.0], [-0.1, 1.1, math.nan]),
     ("seed", [0, 2**53 - 1], [2**53, 2**64 - 1]),
     ("verification_rule", [0, 1], [3, 99]),
-    ("reserve_length", [1, 4096], [0, 1 << 18, 2**32 - 1]),
+    ("reserve_length", [1, CONTEXT], [0, Told("context_length", 1), 2**32 - 1]),
     ("lease.seconds", [1, 300], [0, 301, -1, 2**63 - 1, -(2**63)]),
     ("lease.nanos", [], [999_999_999, -1]),
     ("request_id", ["", "a.b_c-9", "x" * 64], ["x" * 65, "a b", "ü", "a/b"]),
@@ -345,12 +418,20 @@ CALL_FIELDS = [
     ("sequence", [1, 2**64 - 1], [0]),
     ("base_length", [0], [65, 2**32 - 1]),
     ("base_digest", [b""], [b"x", b"x" * 15, b"x" * 17]),
-    ("token_ids", [[0], [299], [1] * 64], [[], [300], [2**31], [2**32 - 1], [1] * 65]),
+    (
+        "token_ids",
+        [[0], [LAST_TOKEN], [1] * 64],
+        [[], [VOCABULARY], [2**31], [2**32 - 1], [1] * 65],
+    ),
     ("expected_model_fingerprint", [], [""]),
 ]
 
 VERIFY_FIELDS = [
-    ("draft_token_ids", [[0], [299], [1] * 60], [[300], [2**32 - 1], [1] * 61, [1] * 1025]),
+    (
+        "draft_token_ids",
+        [[0], [LAST_TOKEN], [1] * 60],
+        [[VOCABULARY], [2**32 - 1], [1] * 61, [1] * 1025],
+    ),
     ("speculation_depth", [0, 65535], [65536, 2**32 - 1]),
 ]
 
@@ -368,7 +449,8 @@ def cases(prefix: str, table: list[tuple[str, list[Any], list[Any]]], *, good: b
     ]
 
 
-def put(message: Any, path: str, value: Any) -> None:
+def put(message: Any, path: str, value: Any, *, to: ModelClient) -> None:
+    value = Told.put_in(value, to.info)
     *parents, name = path.split(".")
     for parent in parents:
         message = getattr(message, parent)
@@ -387,10 +469,15 @@ def assert_names(error: PacelineError, path: str) -> None:
     assert violation.description
 
 
+def assert_no_forward(client: ModelClient) -> None:
+    if client.host is not None:  # else it cannot be seen
+        assert client.host.statistics().forwards == 0
+
+
 @pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=False))
 async def test_a_session_with_a_field_past_its_limits_is_refused(target, path, value):
     request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
-    put(request, path, value)
+    put(request, path, value, to=target)
     if path == "spec.lease.nanos":
         request.spec.lease.seconds = 0
     assert_names(await target.error_of(target.open_with(request.spec)), path)
@@ -399,7 +486,7 @@ async def test_a_session_with_a_field_past_its_limits_is_refused(target, path, v
 @pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=True))
 async def test_a_session_with_a_field_at_its_limits_is_opened(target, path, value):
     request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
-    put(request, path, value)
+    put(request, path, value, to=target)
     assert (await target.open_with(request.spec)).session_id
 
 
@@ -407,16 +494,14 @@ async def test_a_session_with_a_field_at_its_limits_is_opened(target, path, valu
     ("path", "value"),
     cases("call.", CALL_FIELDS, good=False) + cases("", VERIFY_FIELDS, good=False),
 )
-async def test_a_verification_with_a_field_past_its_limits_runs_no_forward(new_host, path, value):
-    host = new_host()
-    async with connected(TARGET, host) as target:
-        session = await target.open()
-        call = target.call(session, 1, new=PROMPT)
-        request = target_service_pb2.VerifyRequest(call=call)
-        put(request, path, value)
-        assert_names(await target.error_of(target.verify_with(request)), path)
-        assert host.statistics().forwards == 0
-        assert (await target.verify(target.call(session, 2, new=PROMPT))).held_length == 4
+async def test_a_verification_with_a_field_past_its_limits_runs_no_forward(target, path, value):
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    request = target_service_pb2.VerifyRequest(call=call)
+    put(request, path, value, to=target)
+    assert_names(await target.error_of(target.verify_with(request)), path)
+    assert_no_forward(target)
+    assert (await target.verify(target.call(session, 2, new=PROMPT))).held_length == 4
 
 
 @pytest.mark.parametrize(
@@ -425,23 +510,21 @@ async def test_a_verification_with_a_field_past_its_limits_runs_no_forward(new_h
 async def test_a_verification_with_a_field_at_its_limits_is_answered(target, path, value):
     session = await target.open()
     request = target_service_pb2.VerifyRequest(call=target.call(session, 1, new=PROMPT))
-    put(request, path, value)
-    assert (await target.verify_with(request)).next_token_id < 300
+    put(request, path, value, to=target)
+    assert (await target.verify_with(request)).next_token_id < target.info.vocabulary_size
 
 
 @pytest.mark.parametrize(
     ("path", "value"), cases("call.", CALL_FIELDS, good=False) + cases("", DRAFT_FIELDS, good=False)
 )
-async def test_a_draft_with_a_field_past_its_limits_runs_no_forward(new_host, path, value):
-    host = new_host()
-    async with connected(DRAFTER, host) as drafter:
-        session = await drafter.open()
-        call = drafter.call(session, 1, new=PROMPT)
-        request = drafter_service_pb2.DraftRequest(call=call, max_tokens=1)
-        put(request, path, value)
-        error = await drafter.error_of(drafter.draft_with(request))
-        assert_names(error, path)
-        assert host.statistics().forwards == 0
+async def test_a_draft_with_a_field_past_its_limits_runs_no_forward(drafter, path, value):
+    session = await drafter.open()
+    call = drafter.call(session, 1, new=PROMPT)
+    request = drafter_service_pb2.DraftRequest(call=call, max_tokens=1)
+    put(request, path, value, to=drafter)
+    error = await drafter.error_of(drafter.draft_with(request))
+    assert_names(error, path)
+    assert_no_forward(drafter)
 
 
 @pytest.mark.parametrize(("path", "value"), cases("", DRAFT_FIELDS, good=True))
@@ -449,7 +532,7 @@ async def test_a_draft_with_a_field_at_its_limits_is_answered(drafter, path, val
     session = await drafter.open()
     call = drafter.call(session, 1, new=PROMPT)
     request = drafter_service_pb2.DraftRequest(call=call, max_tokens=1)
-    put(request, path, value)
+    put(request, path, value, to=drafter)
     assert await drafter.draft_with(request)
 
 
@@ -460,7 +543,7 @@ DISTRIBUTION = {"token_ids": [1, 2], "probabilities": [0.25, 0.75]}
     "change",
     [
         {"token_ids": [1, 1]},
-        {"token_ids": [1, 300]},
+        {"token_ids": [1, VOCABULARY]},
         {"token_ids": [2, 3]},
         {"token_ids": [1]},
         {"token_ids": []},
@@ -477,6 +560,7 @@ DISTRIBUTION = {"token_ids": [1, 2], "probabilities": [0.25, 0.75]}
 async def test_what_is_no_distribution_is_refused(target, change):
     # At temperature 0 every server takes this rule.
     session = await target.open(verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION)
+    change = {name: Told.put_in(value, target.info) for name, value in change.items()}
     given = sampling_pb2.SparseDistribution(**{**DISTRIBUTION, **change})
     call = target.call(session, 1, new=PROMPT)
     error = await target.error_of(target.verify(call, [1], draft_distributions=[given]))
@@ -505,6 +589,8 @@ async def test_what_is_not_there_yet_is_unsupported(target, fields):
 
 async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):
     rule = sampling_pb2.VERIFICATION_RULE_REJECTION
+    if rule in target.info.verification_rules:
+        pytest.skip("this model knows every rule")
     sampling = sampling_pb2.SamplingParameters(temperature=1.0)
     error = await target.error_of(target.open(verification_rule=rule, sampling=sampling))
     assert isinstance(error, UnsupportedError)
@@ -623,9 +709,10 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
         beginning = asyncio.create_task(process.begin())
         await until(lambda: "address" in process.addresses)
         client = ModelClient(TARGET, process.addresses["address"])
-        await client.channel.channel_ready()
         watch = health_pb2_grpc.HealthStub(client.channel).Watch(
-            health_pb2.HealthCheckRequest(service="paceline.v1.TargetService"), timeout=20
+            health_pb2.HealthCheckRequest(service="paceline.v1.TargetService"),
+            timeout=20,
+            wait_for_ready=True,
         )
         seen = aiter(watch)
         assert (await anext(seen)).status == NOT_SERVING
@@ -633,6 +720,7 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
             error = await client.error_of(attempt)
             assert isinstance(error, LoadingError | SessionNotFoundError)
         assert isinstance(await client.error_of(client.learn()), LoadingError)
+        assert await health_of(client, "liveness") == SERVING
         host.finish_loading.set()
         await beginning
         assert (await anext(seen)).status == SERVING

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import grpc
 import pytest
-import trustme
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, PermissionDeniedError
 from paceline_serving.security import (
@@ -18,53 +14,10 @@ from paceline_serving.security import (
     refuse_plaintext,
     server_credentials,
 )
+from paceline_serving.transport import pod_channel
+from support.certificates import CLIENT, ORCHESTRATOR, Certificates
 from support.fake_host import FakeHost
 from support.model_servers import TARGET, ModelClient, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-ORCHESTRATOR = "spiffe://paceline/orchestrator"
-CLIENT = "spiffe://paceline/client"
-
-
-class Certificates:
-    """A throw-away authority, and files of the certificates that it issues."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._authority = trustme.CA()
-        self.authority = directory / "authority.pem"
-        self._authority.cert_pem.write_to_path(str(self.authority))
-
-    def issue(self, identity: str) -> TlsFiles:
-        """Issue a certificate for a host name, or for a SPIFFE id."""
-        spiffe = identity.startswith("spiffe://")
-        issued = self._authority.issue_cert("peer.invalid" if spiffe else identity)
-        chain = issued.cert_chain_pems[0].bytes()
-        if spiffe:
-            chain = self._with_uri(chain, identity)
-        name = identity.rpartition("/")[2]
-        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        certificate.write_bytes(chain)
-        issued.private_key_pem.write_to_path(str(key))
-        return TlsFiles(certificate, key, self.authority)
-
-    def _with_uri(self, pem: bytes, identity: str) -> bytes:
-        """Sign a certificate again with a URI as its name, which trustme does not know."""
-        issued = x509.load_pem_x509_certificate(pem)
-        authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
-        key = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
-        name = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity)])
-        builder = x509.CertificateBuilder(
-            issuer_name=authority.subject,
-            subject_name=issued.subject,
-            public_key=issued.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=issued.not_valid_before_utc,
-            not_valid_after=issued.not_valid_after_utc,
-        ).add_extension(name, critical=False)
-        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 @pytest.fixture
@@ -199,3 +152,18 @@ def test_plaintext_to_another_machine_is_refused():
 def test_no_certificate_is_plaintext():
     assert server_credentials(TlsFiles()) is None
     assert channel_credentials(None) is None
+
+
+async def test_a_pod_is_called_by_its_address_and_known_by_its_services_name(certificates):
+    name = "target.paceline.svc"
+    settings = {**server_settings(certificates.issue(name), mutual=False), "listen": "127.0.0.1:0"}
+    credentials = channel_credentials(TlsFiles(authority=certificates.authority))
+    async with serving(TARGET, FakeHost(), **settings) as process:
+        address = process.addresses["address"]
+        channel = pod_channel(address, credentials=credentials, tls_name=name)
+        request = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        await channel.close(None)
+        with pytest.raises(ConnectionLostError):
+            await ask(process, TlsFiles(authority=certificates.authority))

@@ -60,7 +60,7 @@ def models(sixteen_token_model, drafter_model):
 def host(directory, *, pause_seconds=0.0):
     """Serve a model; a target pauses in its forwards, so that the drafter gets ahead of it."""
     backend = TransformersBackend(str(directory))
-    backend.model.register_forward_pre_hook(lambda *_: time.sleep(pause_seconds))
+    backend.decoder.layers[0].register_forward_pre_hook(lambda *_: time.sleep(pause_seconds))
     return ModelHost(lambda: backend, limits=HostLimits(warm_up_rounds=0))
 
 

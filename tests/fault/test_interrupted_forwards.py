@@ -44,7 +44,7 @@ class Gate:
 async def gated_target(directory):
     """Serve a model; yield its client, its host, and the gate in one of its layers."""
     backend = TransformersBackend(str(directory))
-    gate = Gate(backend.model.model.layers[STOPPED_AT])
+    gate = Gate(backend.decoder.layers[STOPPED_AT])
     host = ModelHost(lambda: backend, limits=HostLimits(warm_up_rounds=0))
     async with serving(TARGET, host) as process:
         client = await ModelClient(TARGET, process.addresses["address"]).learn()

@@ -21,10 +21,10 @@ def begin(client, strategy):
 
 
 def at_work(servers):
-    """Return a server that has a session: the one whose loss matters."""
+    """Return a server that has a call just now: one whose loss matters."""
     return eventually(
-        lambda: next((it for it in servers if it.metric("paceline_sessions_active")), None),
-        what="a server has a session",
+        lambda: next((it for it in servers if it.metric("paceline_calls_live")), None),
+        what="a server has a call",
     )
 
 

@@ -165,6 +165,11 @@ class FakeModelServer:
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
 
+    @property
+    def forward_ns(self) -> int:
+        """What a forward is said to take."""
+        return round(self.latency_seconds * 1e9)
+
     async def kill(self) -> None:
         """Vanish: connections break, sessions are lost."""
         server, self._server = self._server, None
@@ -348,7 +353,9 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             accepted_count=accepted,
             next_token_id=fake.token_after(prefix + block[:accepted]),
             held_length=len(prefix) + len(block),
-            timing=session_pb2.CallTiming(forward_count=1, forward_ns=1000, row_count=1),
+            timing=session_pb2.CallTiming(
+                forward_count=1, forward_ns=fake.forward_ns or 1000, row_count=1
+            ),
         )
         if request.logprobs:
             response.logprobs.extend(-float(index) for index in range(accepted + 1))
@@ -389,7 +396,9 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - 1,
                         token_ids=[token_id],
-                        timing=session_pb2.CallTiming(forward_count=1, row_count=1),
+                        timing=session_pb2.CallTiming(
+                            forward_count=1, forward_ns=fake.forward_ns, row_count=1
+                        ),
                     )
         finally:
             await fake.note()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from paceline_engine.host import ModelHost
+    from paceline_orchestrator.server import ModelServer
 
 __all__ = ["InProcessSystem", "in_process_system"]
 
@@ -28,10 +29,15 @@ class InProcessSystem:
     drafters: Sequence[ModelHost]
     targets: Sequence[ModelHost]
     client: AsyncClient
+    application: OrchestratorApplication
 
     @property
     def hosts(self) -> list[ModelHost]:
         return [*self.drafters, *self.targets]
+
+    def server(self, name: str) -> ModelServer:
+        """Return what the orchestrator knows of a server, such as "target-0"."""
+        return next(it for it in self.application._pool.servers if it.name == name)
 
     async def settled(self) -> None:
         """Return once nothing of any request is left at the model servers."""
@@ -45,26 +51,31 @@ async def in_process_system(
 ) -> AsyncIterator[InProcessSystem]:
     async with AsyncExitStack() as stack:
 
-        async def start(role: Any, host: ModelHost) -> str:
-            process = await stack.enter_async_context(serving(role, host))
-            return process.addresses["address"]
+        async def start(role: Any, hosts: Sequence[ModelHost]) -> tuple[str, ...]:
+            processes = [await stack.enter_async_context(serving(role, host)) for host in hosts]
+            return tuple(
+                f"{role.name}-{index}={process.addresses['address']}"
+                for index, process in enumerate(processes)
+            )
 
         settings = OrchestratorSettings(
             listen="127.0.0.1:0",
             health_listen="",
-            drafters=tuple([await start(DRAFTER, host) for host in drafters]),
-            targets=tuple([await start(TARGET, host) for host in targets]),
+            drafters=await start(DRAFTER, drafters),
+            targets=await start(TARGET, targets),
         )
         registry = CollectorRegistry()
-        orchestrator = ServerProcess(
-            lambda process: OrchestratorApplication(settings, process=process, registry=registry),
-            settings,
-            registry=registry,
-        )
+        made = []
+
+        def application(process: ServerProcess) -> OrchestratorApplication:
+            made.append(OrchestratorApplication(settings, process=process, registry=registry))
+            return made[0]
+
+        orchestrator = ServerProcess(application, settings, registry=registry)
         await orchestrator.begin()
         stack.push_async_callback(orchestrator.finish)
         client = await stack.enter_async_context(AsyncClient(orchestrator.addresses["address"]))
-        system = InProcessSystem(drafters, targets, client)
+        system = InProcessSystem(drafters, targets, client, made[0])
         await until_ready(system)
         yield system
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTER", "TARGET", "ModelClient", "decoded", "serving"]
 
-_TIMEOUT_SECONDS = 20.0
+_TIMEOUT_SECONDS = 60.0
 
 
 @asynccontextmanager
@@ -66,7 +66,13 @@ def decoded() -> Iterator[None]:
 
 
 class ModelClient:
-    """Calls of one drafter or target, with everything valid unless said otherwise."""
+    """Calls of one drafter or target, with everything valid unless said otherwise.
+
+    Attributes:
+        info: What the server said of itself.
+        opened: Every session that was opened.
+        host: The server's model, where that is within reach.
+    """
 
     def __init__(self, role: Any, address: str, *, credentials: Any = None) -> None:
         self.channel = pod_channel(address, credentials=credentials)
@@ -81,6 +87,8 @@ class ModelClient:
         )
         self.stub: Any = stub(self.channel)
         self.info = model_service_pb2.GetModelInfoResponse()
+        self.opened: list[str] = []
+        self.host: Host | None = None
 
     async def learn(self) -> ModelClient:
         with decoded():
@@ -101,7 +109,9 @@ class ModelClient:
         request = getattr(self._pb, f"{self._prefix}OpenSessionRequest")(spec=spec)
         with decoded():
             answer = await self.stub.OpenSession(request, timeout=_TIMEOUT_SECONDS)
-        return answer.grant
+        self.opened.append(answer.grant.session_id)
+        grant: session_pb2.SessionGrant = answer.grant
+        return grant
 
     async def open(self, **spec: Any) -> str:
         return (await self.open_with(self.spec(**spec))).session_id

@@ -21,6 +21,8 @@ from support.fake_models import FakeModelServer, byte_tokenizer, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from paceline_orchestrator.discovery import Discovery
+
 __all__ = ["Received", "System", "orchestrating"]
 
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
@@ -102,9 +104,17 @@ async def orchestrating(
     *,
     drafters: list[FakeModelServer] | None = None,
     targets: list[FakeModelServer],
+    discovery: Discovery | None = None,
     **settings: Any,
 ) -> AsyncIterator[System]:
-    """Run fake models and an orchestrator; in the end nothing of a request may be left."""
+    """Run fake models and an orchestrator; in the end nothing of a request may be left.
+
+    Args:
+        drafters: All there are.
+        targets: All there are.
+        discovery: Which of them the orchestrator knows; None is all.
+        settings: The orchestrator's.
+    """
     drafters = drafters or []
     async with serving(*drafters, *targets):
         values = OrchestratorSettings(
@@ -119,7 +129,11 @@ async def orchestrating(
         made = []
 
         def application(process: ServerProcess) -> OrchestratorApplication:
-            made.append(OrchestratorApplication(values, process=process, registry=registry))
+            made.append(
+                OrchestratorApplication(
+                    values, process=process, registry=registry, discovery=discovery
+                )
+            )
             return made[0]
 
         process = ServerProcess(application, values, registry=registry)

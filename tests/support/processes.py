@@ -34,18 +34,26 @@ _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of 
 class ServerProcess:
     """One server, run as `python -m paceline_<role>`.
 
+    Args:
+        role: "drafter", "target" or "orchestrator".
+        flags: More of them.
+        name: In logs; the role by default.
+        tls: Whether it speaks TLS, so that its health is asked on a port of its own.
+
     Attributes:
         address: Its gRPC address, which it keeps over restarts.
     """
 
-    def __init__(self, role: str, *flags: str, name: str = "") -> None:
+    def __init__(self, role: str, *flags: str, name: str = "", tls: bool = False) -> None:
         self.role = role
         self.name = name or role
         self.address = _free_address()
         self._metrics_address = _free_address()
+        self._health_address = _free_address() if tls else self.address
         self._command = [
             *(sys.executable, "-m", f"paceline_{role}"),
             *(f"--listen={self.address}", f"--metrics-listen={self._metrics_address}"),
+            f"--health-listen={self._health_address if tls else ''}",
             *("--exit-with-parent", "--log-level=info", *flags),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +87,7 @@ class ServerProcess:
             assert self._process.poll() is None, (
                 f"{self} ended with {self._process.poll()}:\n{self.log}"
             )
-            if _is_serving(self.address):
+            if _is_serving(self._health_address):
                 return
         raise AssertionError(f"{self} is not ready after {_READY_SECONDS:g} s:\n{self.log}")
 
@@ -130,12 +138,12 @@ class ServerProcess:
 
     def calls(self) -> list[dict[str, Any]]:
         """Return what the server noted of each call, the oldest first."""
-        return json.loads(self._page("/debug/calls"))
+        return json.loads(self.page("/debug/calls"))
 
     def metric(self, name: str, **labels: str) -> float:
         """Add up a metric's samples with these labels; 0 where there is none."""
         total = 0.0
-        for line in self._page("/metrics").splitlines():
+        for line in self.page("/metrics").splitlines():
             found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
             if found is None or found[1] != name:
                 continue
@@ -144,7 +152,8 @@ class ServerProcess:
                 total += float(found[3])
         return total
 
-    def _page(self, path: str) -> str:
+    def page(self, path: str) -> str:
+        """Return what its metrics port shows there."""
         with urllib.request.urlopen(f"http://{self._metrics_address}{path}", timeout=10) as page:
             return page.read().decode()
 
@@ -162,14 +171,19 @@ def running(*servers: ServerProcess) -> Iterator[None]:
 
 
 def leftovers() -> Sequence[str]:
-    """Name the living processes that this test run started, but for the run itself."""
+    """Name the living processes that this test run started, but for the run itself.
+
+    And but for multiprocessing's resource tracker, which is Python's own and ends with the run.
+    """
     run = os.environ[RUN_VARIABLE]
     found = []
     for process in psutil.process_iter():
         try:
             of_this_run = process.environ().get(RUN_VARIABLE) == run
             if of_this_run and process.pid != os.getpid() and process.status() != "zombie":
-                found.append(" ".join(process.cmdline()))
+                command = " ".join(process.cmdline())
+                if "multiprocessing.resource_tracker" not in command:
+                    found.append(command)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found

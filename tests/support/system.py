@@ -76,13 +76,13 @@ def bundled_system(*, target_count: int) -> System:
 
 
 def simulated_model(
-    role: str, index: int = 0, *, seconds: float = 0.005, **settings: Any
+    role: str, index: int = 0, *, seconds: float = 0.005, tls: bool = False, **settings: Any
 ) -> ServerProcess:
     """Return a server of a model that waits; settings are named as the server's flags."""
     latencies = {"simulated_ttft_seconds": seconds, "simulated_tpot_seconds": seconds}
     flags = {"backend": "simulated", **latencies, **settings}
     arguments = (f"--{name.replace('_', '-')}={value}" for name, value in flags.items())
-    return ServerProcess(role, *arguments, "--debug-calls", name=f"{role}-{index}")
+    return ServerProcess(role, *arguments, "--debug-calls", name=f"{role}-{index}", tls=tls)
 
 
 def simulated_system(

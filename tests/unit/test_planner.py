@@ -26,7 +26,8 @@ VICUNA = Measurements(
 
 def refined(measurements: Measurements) -> Planner:
     planner = Planner()
-    planner.refine(measurements)
+    planner.choose(measurements)
+    planner.refine()
     return planner
 
 
@@ -141,6 +142,97 @@ def test_the_prompt_is_broadcast_where_prefill_costs_much_more_than_a_step():
 def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     planner = refined(VICUNA)
     monkeypatch.setattr(
-        "paceline_orchestrator.planner.simulate", lambda *_, **__: pytest.fail("again")
+        "paceline_orchestrator.planner.rehearse", lambda *_, **__: pytest.fail("again")
     )
-    planner.refine(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.64))
+    planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.64))
+    planner.refine()
+
+
+def test_nothing_is_simulated_where_it_cannot_matter(monkeypatch):
+    monkeypatch.setattr(
+        "paceline_orchestrator.planner.rehearse", lambda *_, **__: pytest.fail("simulated")
+    )
+    refined(replace(VICUNA, drafter_step_ns=60 * MS))
+    refined(replace(VICUNA, request_count=8))
+
+
+def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
+    settings = []
+    monkeypatch.setattr(
+        "paceline_orchestrator.planner.rehearse",
+        lambda setting, **_: settings.append(setting) or {},
+    )
+    planner = Planner()
+    for _ in range(2):
+        for percent in range(50, 100, 10):
+            planner.choose(replace(VICUNA, acceptance_rate=percent / 100))
+    planner.refine()
+    planner.refine()
+    assert [it.acceptance_rate for it in settings] == [0.9, 0.8, 0.7, 0.6]
+
+
+# --- what a call costs -------------------------------------------------------------------------
+
+
+def test_a_call_costs_si_a_way_to_the_drafter_and_one_to_the_target():
+    far = replace(VICUNA, call_ns=3 * MS)
+    plan = Planner().choose(far, strategy=Strategy.SPECULATIVE, lookahead=2)
+    expected = (3 + 2 * 2.5 + 37.7 + 3) / (1 + 0.63 + 0.63**2)
+    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
+
+
+def test_a_call_costs_dsi_a_way_to_the_target_and_one_to_the_drafter_if_it_drafts_at_all():
+    far = replace(
+        VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8, call_ns=MS
+    )
+    plan = Planner().choose(far, strategy=Strategy.DISTRIBUTED, lookahead=2)
+    drafting = 0.8 * 1 + 2 * 1 * 0.8 / (1 - 0.8**2)
+    assert plan.token_ns == pytest.approx(0.2 * (7 + 1 + drafting) * MS, rel=1e-6)
+
+
+def test_where_calls_cost_more_than_forwards_one_target_is_best_served_by_plain_decoding():
+    quick = replace(
+        VICUNA,
+        target_step_ns=3 * MS,
+        drafter_step_ns=MS // 2,
+        acceptance_rate=0.3,
+        target_count=1,
+    )
+    assert Planner().choose(quick).strategy is Strategy.SPECULATIVE
+    assert Planner().choose(replace(quick, call_ns=5 * MS)).strategy is Strategy.AUTOREGRESSIVE
+
+
+@pytest.mark.parametrize(
+    ("dispatch_ms", "drafter_ms", "drafters", "requests", "lookahead"),
+    [
+        (0.0, 2.5, 1, 1, 1),  # costs nothing
+        (0.8, 2.5, 1, 1, 1),  # 3 x 0.8 <= 2.5
+        (1.5, 2.5, 1, 1, 2),  # 3 x 1.5 <= 2 x 2.5
+        (1.5, 0.5, 1, 1, 9),
+        (1.5, 2.5, 1, 64, 2),  # all of them verify what the one drafter drafts
+        (1.5, 2.5, 4, 1, 2),  # one request uses one drafter
+        (1.5, 2.5, 4, 3, 6),  # three times as many blocks in the same time
+    ],
+)
+def test_dispatching_takes_no_more_than_a_third_of_the_event_loop(
+    dispatch_ms, drafter_ms, drafters, requests, lookahead
+):
+    many = replace(
+        VICUNA,
+        drafter_step_ns=round(drafter_ms * MS),
+        dispatch_ns=round(dispatch_ms * MS),
+        target_count=1000,
+        drafter_count=drafters,
+        request_count=requests,
+    )
+    assert Planner().choose(many, strategy=Strategy.DISTRIBUTED).lookahead == lookahead
+
+
+def test_a_lookahead_below_the_affordable_is_not_even_simulated():
+    costly = replace(VICUNA, dispatch_ns=1_500_000)
+    planner = refined(costly)
+    plan = planner.choose(costly)
+    assert (plan.strategy, plan.lookahead) == (Strategy.DISTRIBUTED, 2)
+    assert "DSI from lookahead 2 on, at 1.5 ms of CPU for a verification" in plan.note
+    asked = planner.choose(costly, strategy=Strategy.DISTRIBUTED, lookahead=1)
+    assert asked.lookahead == 1

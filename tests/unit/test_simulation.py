@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline_bench.parallel import compute_all
+from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, total_times
+from paceline_bench.recurrences import (
+    expected_distributed_times,
+    expected_speculative_forwards,
+    stretches,
+)
 from paceline_orchestrator.planner import Measurements, Planner
 from paceline_orchestrator.protocol.messages import CapacityChanged
 from paceline_orchestrator.protocol.strategy import Strategy, create_method
@@ -171,34 +181,48 @@ def test_the_mean_time_keeps_the_bound_of_proposition_1(acceptance_rate):
     assert statistics.mean(times) <= bound + 4 * error
 
 
-# --- against SI, over paired seeds ------------------------------------------------------------
+# --- against the better of SI and plain decoding ----------------------------------------------
+
+DRAFTERS = (20, 50, 100, 200, 350, 500, 750, 950)  # a drafter's forward; a target's takes 1000
+RATES = (0.05, 0.3, 0.6, 0.8, 0.95)
+MAX_TOKENS = 50
 
 
-def paired_advantage(
-    *, drafter: int, acceptance_rate: float, target_count: int, seeds: range
-) -> tuple[float, float]:
-    """Return how much faster DSI is than the better of SI and non-SI, and its standard error."""
-    planner = Planner()
+def planned(*, drafter: int, acceptance_rate: float, target_count: int) -> Setup:
+    """Set DSI up as the planner would."""
     measured = Measurements(1000, 1000, drafter, acceptance_rate, target_count)
-    planner.refine(measured)
-    plans = {s: planner.choose(measured, strategy=s) for s in Strategy}
-    times: dict[Strategy, list[float]] = {strategy: [] for strategy in Strategy}
-    for strategy, plan in plans.items():
-        for seed in seeds:
-            result = run(
-                strategy,
-                acceptance_rate=acceptance_rate,
-                target=steady(1000),
-                drafter=steady(drafter),
-                lookahead=plan.lookahead or 1,
-                target_count=plan.target_count,
-                seed=seed,
-            )
-            times[strategy].append(float(result.total_time))
-    rivals = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
-    rival = min(rivals, key=lambda strategy: statistics.mean(times[strategy]))
-    gains = [a - b for a, b in zip(times[rival], times[Strategy.DISTRIBUTED], strict=True)]
-    return statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+    planner = Planner()
+    planner.choose(measured, strategy=Strategy.DISTRIBUTED)
+    planner.refine()
+    plan = planner.choose(measured, strategy=Strategy.DISTRIBUTED)
+    return Setup(
+        Strategy.DISTRIBUTED,
+        steady(1000),
+        steady(drafter),
+        lookahead=plan.lookahead,
+        target_count=plan.target_count,
+    )
+
+
+def best_rival(*, drafter: int, acceptance_rate: float) -> tuple[Setup, float]:
+    """Return the better of SI at its best lookahead and plain decoding, and its expected time."""
+    plain = Setup(Strategy.AUTOREGRESSIVE, steady(1000), steady(drafter))
+    rivals = [(plain, 1000.0 * MAX_TOKENS)]
+    for lookahead in range(1, MAX_TOKENS):
+        (drafts,), (rounds,) = expected_speculative_forwards(
+            np.array([acceptance_rate]), lookahead=lookahead, max_tokens=MAX_TOKENS
+        )
+        si = replace(plain, strategy=Strategy.SPECULATIVE, lookahead=lookahead)
+        rivals.append((si, drafter * drafts + 1000 * rounds))
+    return min(rivals, key=lambda rival: rival[1])
+
+
+def check_expectation(drafter: int, acceptance_rate: float, target_count: int) -> None:
+    setup = planned(drafter=drafter, acceptance_rate=acceptance_rate, target_count=target_count)
+    table = stretches(setup, max_tokens=MAX_TOKENS)
+    (expected,) = expected_distributed_times(np.array([acceptance_rate]), table)
+    _, rival = best_rival(drafter=drafter, acceptance_rate=acceptance_rate)
+    assert expected < rival
 
 
 @pytest.mark.parametrize("target_count", [2, 7])
@@ -207,29 +231,43 @@ def paired_advantage(
 def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding(
     drafter, acceptance_rate, target_count
 ):
-    gain, error = paired_advantage(
-        drafter=drafter,
-        acceptance_rate=acceptance_rate,
-        target_count=target_count,
-        seeds=range(5000, 5008),
-    )
-    assert gain >= -error
+    """In expectation, exactly: nothing is drawn."""
+    check_expectation(drafter, acceptance_rate, target_count)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("target_count", [2, 4, 7])
-@pytest.mark.parametrize("acceptance_rate", [0.05, 0.3, 0.6, 0.8, 0.95])
-@pytest.mark.parametrize("drafter", [20, 50, 100, 200, 350, 500, 750, 950])
-def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_seeds(
+@pytest.mark.parametrize("acceptance_rate", RATES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_on_a_finer_grid(
     drafter, acceptance_rate, target_count
 ):
-    gain, error = paired_advantage(
-        drafter=drafter,
-        acceptance_rate=acceptance_rate,
-        target_count=target_count,
-        seeds=range(5000, 6000),
-    )
-    assert gain >= -error
+    check_expectation(drafter, acceptance_rate, target_count)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_seeds():
+    """The same 120 cells by the protocol alone, run 1000 times each, in pairs; `-rP` shows them.
+
+    The seeds are fixed, so this passes or fails for good. With others a cell would fail with a
+    probability below 1e-9: each expected gain is more than 5 standard errors.
+    """
+    seeds = range(5000, 6000)
+    pairs = {}
+    for drafter, rate, target_count in product(DRAFTERS, RATES, (2, 4, 7)):
+        dsi = planned(drafter=drafter, acceptance_rate=rate, target_count=target_count)
+        rival, _ = best_rival(drafter=drafter, acceptance_rate=rate)
+        pairs[drafter, rate, target_count] = tuple(
+            Batch(setup, rate, MAX_TOKENS, seeds) for setup in (rival, dsi)
+        )
+    batches = list(dict.fromkeys(batch for pair in pairs.values() for batch in pair))
+    times = dict(zip(batches, compute_all(total_times, batches), strict=True))
+    for cell, (rival, dsi) in pairs.items():
+        gains = [theirs - ours for theirs, ours in zip(times[rival], times[dsi], strict=True)]
+        gain, error = mean_and_error(gains)
+        print(cell, f"{gain / statistics.mean(times[rival]):.2%}, {gain / error:.1f} errors")
+        assert gain >= -error, cell
 
 
 def test_si_is_slower_than_plain_decoding_where_the_drafter_is_bad():

@@ -22,6 +22,9 @@ _COMMANDS = {
     "info": "describe the models and servers behind an orchestrator",
     "health": "ask servers whether they serve; the exit code tells",
     "check-pair": "check that a drafter and a target fit together",
+    "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
+    "plan": "what every strategy would do for your own latencies and GPUs",
+    "bench": "measure: Table 2 of the DSI paper, your own pair of models, load",
     "serve": "run one server: a drafter, a target or an orchestrator",
 }
 
@@ -97,7 +100,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("paceline"):
             raise
-        return _fail(f"{error.name} is not installed: pip install 'paceline[cli]'")
+        extra = "bench" if error.name in {"matplotlib", "numpy"} else "cli"
+        return _fail(f"{error.name} is not installed: pip install 'paceline[{extra}]'")
     return code
 
 

@@ -30,4 +30,17 @@ def settings_classes() -> tuple[type[Settings], ...]:
         ModelServerSettings,
         OrchestratorSettings,
         UpSettings,
+        *_of_the_bench_extra(),
     )
+
+
+def _of_the_bench_extra() -> tuple[type[Settings], ...]:
+    """Return those of the commands that need the extra `bench`; none where it is not installed."""
+    try:
+        from paceline_cli.bench_load import LoadSettings
+        from paceline_cli.bench_table2 import Table2Settings
+        from paceline_cli.plan import PlanSettings
+        from paceline_cli.simulate import SimulateSettings
+    except ModuleNotFoundError:
+        return ()
+    return LoadSettings, PlanSettings, SimulateSettings, Table2Settings

@@ -62,7 +62,7 @@ class AutoregressiveDecoding:
                 self._verifying = False
             case CapacityChanged(targets=targets):
                 self._targets = targets
-                if self._verifying and self._target not in targets:
+                if self._verifying and self._target is not None and not event.has(self._target):
                     commands += self._withdraw()
             case _:
                 return []

@@ -13,7 +13,7 @@ first, restarts the drafter at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.protocol.commitment import Commitment, DraftStatistics
@@ -182,7 +182,9 @@ class DistributedDecoding:
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
         lost_drafts = [d for d in self._drafts.values() if d.drafter not in capacity.drafters]
-        lost = [v for v in self._verifications.values() if v.target not in capacity.targets]
+        lost = [v for v in self._verifications.values() if not capacity.has(v.target)]
+        if capacity.lookahead is not None:
+            self._task = replace(self._task, lookahead=capacity.lookahead)
         self._warm.intersection_update(capacity.drafters)
         commands = [self._stop_draft(draft) for draft in lost_drafts]
         commands += [self._abandon(verification) for verification in lost]
@@ -250,7 +252,7 @@ class DistributedDecoding:
         growing = self._is_growing(path[-1])
         if not any(v.decides(path[0]) for v in self._verifications.values()):
             if not self._free_targets():
-                commands.append(self._preempt(self._verifications.values()))
+                commands.append(self._preempt(self._on_usable_targets()))
             nodes = frontier_nodes(path, task=self._task, growing=growing)
             commands.append(self._start_verify(nodes))
         while nodes := due_nodes(path, task=self._task, growing=growing):
@@ -322,9 +324,13 @@ class DistributedDecoding:
         on_path = set(path)
         return [
             verification
-            for verification in self._verifications.values()
+            for verification in self._on_usable_targets()
             if on_path.isdisjoint(verification.nodes) and not verification.warms_up
         ]
+
+    def _on_usable_targets(self) -> list[Verification]:
+        """Return those whose place another one could take."""
+        return [v for v in self._verifications.values() if v.target in self._capacity.targets]
 
     def _depth(self, last: Node) -> int:
         """Return how many unfinished verifications end before this node, on its path.

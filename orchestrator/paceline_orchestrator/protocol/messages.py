@@ -96,10 +96,19 @@ class CapacityChanged:
     Attributes:
         targets: Indices of the usable targets, ascending.
         drafters: Indices of the usable drafters, ascending.
+        leaving: Indices of targets that finish what they have.
+        lookahead: Draft tokens in a verification from now on, for a method that can change it; None
+            leaves it as it is.
     """
 
     targets: tuple[int, ...]
     drafters: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
+    lookahead: int | None = None
+
+    def has(self, target: int) -> bool:
+        """Whether a verification that runs at this target may be answered."""
+        return target in self.targets or target in self.leaving
 
 
 Event: TypeAlias = (

@@ -171,7 +171,8 @@ class SpeculativeDecoding:
         if self._draft_id is not None and self._drafter not in capacity.drafters:
             commands += self._stop_draft()
             self._block_complete = True
-        if self._verify_id is not None and self._target not in capacity.targets:
+        is_lost = self._target is not None and not capacity.has(self._target)
+        if self._verify_id is not None and is_lost:
             commands += self._abandon()
         return commands
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
+import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
 from paceline.errors import OverloadedError
@@ -25,6 +27,9 @@ from paceline_engine.backends.base import (
     ModelCache,
     ModelLoadError,
 )
+from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.llama import FusedLlama, can_fuse
 from paceline_engine.backends.model_files import ModelFiles, find_model_files
 from paceline_engine.calls import (
     ModelDescription,
@@ -39,7 +44,9 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Sequence
 
-__all__ = ["TransformersBackend", "TransformersCache"]
+__all__ = ["TransformersBackend", "TransformersCache", "usable_device"]
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -66,8 +73,39 @@ def _on_device() -> Iterator[None]:
         raise
 
 
+class _Decoder(Protocol):
+    """From tokens to logits."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder layers, called as modules; none if they cannot be told."""
+
+    def __call__(self, ids: Tensor, cache: Cache, *, rows: int) -> Tensor:
+        """Append the tokens `ids`, (T,), and return the logits of the last rows: (rows, V)."""
+
+
+class _LibraryDecoder:
+    """Any model, as the library computes it."""
+
+    def __init__(self, model: Any) -> None:
+        self.layers = _decoder_layers(model)
+        self._model = model
+        self._scores_last_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def __call__(self, ids: Tensor, cache: Cache, *, rows: int) -> Tensor:
+        options = {"logits_to_keep": rows} if self._scores_last_rows else {}
+        output = self._model(ids[None], past_key_values=cache, use_cache=True, **options)
+        logits: Tensor = output.logits[0, -rows:]
+        return logits
+
+
 class TransformersBackend(Backend):
     """A model of the transformers library.
+
+    Attributes:
+        model: The library's.
+        decoder: What computes: the model itself, or a faster one with the same weights.
+        captures: Whether forwards of one row are recorded and replayed.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -82,6 +120,7 @@ class TransformersBackend(Backend):
         dtype: str = "float32",
         device: str = "cpu",
         threads: int = 1,
+        capture: bool = False,
     ) -> None:
         """Load a model.
 
@@ -91,25 +130,33 @@ class TransformersBackend(Backend):
             dtype: What to compute in; one of bfloat16, float16, float32, float64.
             device: As torch names it: "cpu", "cuda", "cuda:1".
             threads: CPU threads of one forward. More than one only helps on a quiet machine.
+            capture: On CUDA, record forwards of one row and replay them. They cannot be given up
+                half way.
 
         Raises:
             ModelLoadError: it is not there, not plain data, or its cache cannot be rolled back.
         """
         if dtype not in _DTYPES:
             raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
-        self.device = _usable_device(device)
+        self.device = usable_device(device)
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
-        self.model = _load_model(files, _DTYPES[dtype]).to(self.device)
         self.tokenizer = files.tokenizer
-        layers = _decoder_layers(self.model)
-        for layer in layers:
+        model_on_device = _load_model(files, _DTYPES[dtype]).to(self.device)
+        self._adopt(files.name, model_on_device, capture=capture)
+        self.description = _describe(files, self.model, dtype=dtype, device=str(self.device))
+
+    def _adopt(self, name: str, model: Any, *, capture: bool) -> None:
+        self.model = model
+        self.decoder = _fastest_decoder(name, model)
+        for layer in self.decoder.layers:
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
-        parameters = inspect.signature(self.model.forward).parameters
-        self._scores_last_rows = "logits_to_keep" in parameters
-        self.description = _describe(files, self.model, dtype=dtype, device=str(self.device))
+        can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
+        self.captures = capture and can_capture
+        if capture and not can_capture:
+            _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
 
     @property
     def layers_run(self) -> int:
@@ -120,13 +167,41 @@ class TransformersBackend(Backend):
         """Begin an empty text for a session."""
         return TransformersCache(self, spec)
 
-    def forward(self, token_ids: array[int], cache: DynamicCache, *, rows: int) -> Tensor:
-        """Run the model, and return the last rows' logits: (rows, V) on the device."""
-        ids = torch.tensor([token_ids.tolist()]).to(self.device, non_blocking=True)
-        options = {"logits_to_keep": rows} if self._scores_last_rows else {}
-        output = self.model(ids, past_key_values=cache, use_cache=True, **options)
-        logits: Tensor = output.logits[0, -rows:, : self.description.vocabulary_size]
-        return logits
+    def forward(self, token_ids: array[int], cache: KeyValues, *, rows: int) -> Tensor:
+        """Run the model, and return the last rows' logits: (rows, V) on the device.
+
+        They are valid until the next forward.
+        """
+        if self.captures and len(token_ids) == 1 and cache.has_room:
+            logits = self._step(token_ids, cache)
+        else:
+            logits = self._compute(token_ids, cache, rows=rows)
+        return logits[:, : self.description.vocabulary_size]
+
+    def _compute(self, token_ids: array[int], cache: KeyValues, *, rows: int) -> Tensor:
+        ids = torch.tensor(token_ids.tolist()).to(self.device, non_blocking=True)
+        return self.decoder(ids, cache, rows=rows)
+
+    def _step(self, token_ids: array[int], cache: KeyValues) -> Tensor:
+        """Replay a forward of one row; the first of a text is computed, and recorded."""
+        if cache.step is not None:
+            self._layers_run += len(self.decoder.layers)
+            return cache.step(token_ids[0])
+        position = cache.get_seq_length()
+        expected = self._compute(token_ids, cache, rows=1)
+        cache.keep(position)
+        assert isinstance(self.decoder, FusedLlama)
+        try:
+            cache.step = CapturedStep(self.decoder, cache.text_layers)
+            if _agree(expected, cache.step(token_ids[0])):
+                return expected
+            reason = "they are off"
+        except RuntimeError as error:
+            reason = str(error)
+        _log.warning("model %s: forwards are not captured: %s", self.description.name, reason)
+        self.captures, cache.step = False, None
+        cache.keep(position)
+        return self._compute(token_ids, cache, rows=1)
 
     def _before_layer(self, *_: object) -> None:
         if self.interrupt.is_set():
@@ -135,35 +210,25 @@ class TransformersBackend(Backend):
 
 
 class TransformersCache(ModelCache[Tensor]):
-    """A session's text in a transformers model; its scores are logits, (rows, V).
-
-    The cache is built without the model's configuration: then it keeps every token even for
-    sliding-window layers, which still mask by their window, and any suffix can be dropped.
-    """
+    """A session's text in a transformers model; its scores are logits, (rows, V)."""
 
     def __init__(self, backend: TransformersBackend, spec: SessionSpec) -> None:
         super().__init__()
         self._backend = backend
         self._spec = spec
-        self._state = DynamicCache()
+        self._state = self._nothing()
 
-    @property
-    def _layers(self) -> list[DynamicLayer]:
-        # They appear during the first forward, one by one.
-        return cast("list[DynamicLayer]", self._state.layers)
+    def _nothing(self) -> KeyValues:
+        return KeyValues(reserve_length=self._spec.reserve_length, is_fixed=self._backend.captures)
 
     def _length(self) -> int:
-        return min((layer.get_seq_length() for layer in self._layers), default=0)
+        return min((layer.length for layer in self._state.text_layers), default=0)
 
     def _crop(self, length: int) -> None:
         if not length:
-            # Cropped layers would keep their memory until the next forward.
-            self._state = DynamicCache()
-        # A forward that was given up leaves its first layers longer than the others.
-        for layer in self._layers:
-            surplus = layer.get_seq_length() - length
-            if surplus > 0:
-                layer.crop(-surplus)
+            # What failed may have left anything, and cropped layers keep their memory.
+            self._state = self._nothing()
+        self._state.keep(length)
 
     @_on_device()
     def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Tensor:
@@ -209,7 +274,12 @@ class TransformersCache(ModelCache[Tensor]):
         return DraftChoice(chosen[0])
 
 
-def _usable_device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """Check that a device is there.
+
+    Raises:
+        ModelLoadError: it is not.
+    """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -249,11 +319,39 @@ def _refuse_uncroppable(name: str, model: Any) -> None:
         )
 
 
-def _decoder_layers(model: Any) -> nn.ModuleList | tuple[()]:
+def _fastest_decoder(name: str, model: Any) -> _Decoder:
+    """Choose how to compute a model; a faster way has to prove that it gives the same."""
+    library = _LibraryDecoder(model)
+    if not can_fuse(model):
+        return library
+    fused = FusedLlama(model)
+    expected, actual = (_sample_logits(each, model) for each in (library, fused))
+    if _agree(expected, actual):
+        return fused
+    _log.warning("model %s: its layers are not fused: their logits are off", name)
+    return library
+
+
+def _agree(expected: Tensor, actual: Tensor) -> bool:
+    """Tell a difference of rounding from an error; NaN agrees with nothing."""
+    difference = float((actual - expected).abs().max() / expected.abs().max())
+    return difference <= math.sqrt(torch.finfo(expected.dtype).eps)
+
+
+@_on_device()
+def _sample_logits(decoder: _Decoder, model: Any) -> Tensor:
+    """Return the logits of a first forward and of two after it: of several rows, and of one."""
+    count = 16
+    ids = torch.arange(count, device=model.device) * 7919 % model.config.vocab_size
+    cache = KeyValues(reserve_length=count)
+    return torch.cat([decoder(part, cache, rows=len(part)) for part in ids.split([8, 7, 1])])
+
+
+def _decoder_layers(model: Any) -> Sequence[nn.Module]:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+            return list(module)
     return ()
 
 

@@ -15,7 +15,7 @@ from paceline_serving.settings import Settings, parse
 
 ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-COMMANDS = ("check-pair", "demo", "generate", "health", "info", "up")
+COMMANDS = ("check-pair", "demo", "generate", "health", "info", "plan", "simulate", "up")
 ROLES = {
     "drafter": ModelServerSettings,
     "orchestrator": OrchestratorSettings,

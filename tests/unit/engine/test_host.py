@@ -403,7 +403,7 @@ async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is
         await host.verify(asked(session), oracle[:2])
         before = host.statistics().layers_run
         hook = target._before_layer
-        target.model.model.layers[2].register_forward_pre_hook(
+        target.decoder.layers[2].register_forward_pre_hook(
             lambda *_: target.interrupt.wait(5), prepend=True
         )
         try:
@@ -414,7 +414,7 @@ async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is
             await asyncio.wait([task])
             await until(lambda: host.statistics().forwards_interrupted == 1)
         finally:
-            hooks = target.model.model.layers[2]._forward_pre_hooks
+            hooks = target.decoder.layers[2]._forward_pre_hooks
             hooks.popitem(last=False)
             assert list(hooks.values()) == [hook]
         assert host.statistics().layers_run == before + 2

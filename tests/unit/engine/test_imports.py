@@ -9,7 +9,14 @@ import pytest
 
 import paceline_engine
 
-TORCH_MODULES = {"sampling", "verification", "backends.transformers"}
+TORCH_MODULES = {
+    "sampling",
+    "verification",
+    "backends.captured",
+    "backends.key_values",
+    "backends.llama",
+    "backends.transformers",
+}
 MODULES = sorted(
     module.name.removeprefix("paceline_engine.")
     for module in pkgutil.walk_packages(paceline_engine.__path__, "paceline_engine.")

@@ -62,6 +62,20 @@ def test_arrays_and_tensors_give_the_same_bits_as_ints():
     assert in_numpy[1].tolist() == in_torch[1].tolist() == expected[1::2]
 
 
+def test_words_of_different_shapes_broadcast_and_stay_as_they_are():
+    pairs, positions = np.arange(5, dtype=np.int64), np.array([[3], [900]], dtype=np.int64)
+    before = pairs.copy(), positions.copy()
+    even, odd = pair_bits(99, (pairs, positions, 0, int(Purpose.EXACT)))
+    assert even.shape == odd.shape == (2, 5)
+    for row, position in enumerate((3, 900)):
+        for pair in range(5):
+            for token, bits in ((2 * pair, even), (2 * pair + 1, odd)):
+                expected = noise_bits(99, position, token_id=token, purpose=Purpose.EXACT)
+                assert bits[row, pair] == expected
+    assert np.array_equal(pairs, before[0])
+    assert np.array_equal(positions, before[1])
+
+
 def test_every_part_of_the_key_matters():
     arguments = [
         (0, 0, 0, Purpose.EXACT),

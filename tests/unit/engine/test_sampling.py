@@ -51,6 +51,23 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     assert survivors(logits, top_p=1.0) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("top_k", [0, 900])
+def test_a_nucleus_is_the_same_however_many_tokens_it_takes(top_k):
+    # The first row needs a few tokens, the second more than half of them.
+    spread = torch.tensor([[6.0], [0.1]])
+    logits = torch.randn(2, 2000, generator=torch.Generator().manual_seed(4)) * spread
+    parameters = SamplingParameters(temperature=1.0, top_k=top_k, top_p=0.9)
+    together = filtered_scores(logits, parameters)
+    for row in range(2):
+        assert torch.equal(together[row], filtered_scores(logits[row : row + 1], parameters)[0])
+        ordered, order = logits[row].double().sort(descending=True)
+        kept = ordered[: top_k or 2000]
+        needed = 1 + int((kept.softmax(-1).cumsum(-1) < 0.9).sum())
+        found = (together[row] > -math.inf).nonzero()[:, 0].tolist()
+        assert found == sorted(order[:needed].tolist())
+    assert (together > -math.inf).sum(-1).tolist()[0] < 256 < (together > -math.inf).sum(-1)[1]
+
+
 def test_top_p_looks_at_what_top_k_has_left():
     # Of 0.4, 0.3 | 0.3: renormalised the first has 4/7 > 0.55, alone it would not reach 0.55.
     assert survivors(log(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.55) == {0}
@@ -92,6 +109,17 @@ def test_noise_is_the_specified_one_for_survivors_only(vocabulary):
             bits = noise_bits(99, first + row, token_id=token, purpose=Purpose.RESIDUAL)
             expected = gumbel(bits) if scores[row, token] == 0 else -math.inf
             assert noisy[row, token].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_noise_for_a_few_survivors_is_that_which_they_have_among_all():
+    everybody = torch.zeros(3, 101, dtype=torch.float64)
+    few = torch.full_like(everybody, -math.inf)
+    for row, token in ((0, 7), (0, 100), (1, 6), (2, 0), (2, 1)):
+        few[row, token] = 0
+    settings = {"first_position": 1 << 33, "seed": 5, "purpose": Purpose.EXACT}
+    noisy = add_noise(few, **settings)
+    assert torch.equal(noisy > -math.inf, few == 0)
+    assert torch.equal(noisy[few == 0], add_noise(everybody, **settings)[few == 0])
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():

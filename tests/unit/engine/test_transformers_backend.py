@@ -16,6 +16,7 @@ from paceline_engine.backends.base import (
     Interrupt,
     ModelLoadError,
 )
+from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.transformers import TransformersBackend, TransformersCache
 from paceline_engine.calls import (
     SamplingParameters,
@@ -42,6 +43,17 @@ class StopAtLayer(Interrupt):
         return self._left < 0
 
 
+@pytest.fixture(scope="module", params=["fused", "library"])
+def either(request, tiny_pair):
+    """The target, computed in both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "library":
+            patch.setattr("paceline_engine.backends.transformers.can_fuse", lambda _: False)
+        backend = TransformersBackend(str(tiny_pair.target))
+    assert isinstance(backend.decoder, FusedLlama) == (request.param == "fused")
+    return backend
+
+
 def text(*token_ids: int) -> array[int]:
     return array("I", token_ids)
 
@@ -66,11 +78,11 @@ def test_drafter_and_target_share_a_tokenizer_and_nothing_else(target, drafter):
     assert target.description.fingerprint != drafter.description.fingerprint
 
 
-def test_chunks_give_the_logits_of_one_forward(target):
+def test_chunks_give_the_logits_of_one_forward(either):
     tokens = list(range(20, 60))
-    whole = target.new_cache(SPEC).scores(text(20), tokens[1:], interrupt=NEVER)
+    whole = either.new_cache(SPEC).scores(text(20), tokens[1:], interrupt=NEVER)
     assert whole.row_count == 40
-    cache, rows = target.new_cache(SPEC), []
+    cache, rows = either.new_cache(SPEC), []
     for start, end in [(0, 1), (1, 9), (9, 10), (10, 33), (33, 40)]:
         scored = cache.scores(text(*tokens[: start + 1]), tokens[start + 1 : end], interrupt=NEVER)
         assert scored.row_count == end - start
@@ -79,11 +91,11 @@ def test_chunks_give_the_logits_of_one_forward(target):
     assert torch.allclose(torch.cat(rows), whole.value, atol=1e-4)
 
 
-def test_logits_are_those_of_the_bare_model(target):
+def test_logits_are_those_of_the_bare_model(either):
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
-        expected = target.model(ids).logits[0, -1, :300]
-    ours = target.new_cache(SPEC).scores(text(*PROMPT), (), interrupt=NEVER).value
+        expected = either.model(ids).logits[0, -1, :300]
+    ours = either.new_cache(SPEC).scores(text(*PROMPT), (), interrupt=NEVER).value
     assert torch.allclose(ours[0], expected, atol=1e-5)
 
 
@@ -97,9 +109,9 @@ def test_a_token_beyond_the_tokenizer_is_never_chosen(tiny_pair, tmp_path):
 
 
 @pytest.mark.parametrize("spec", [SPEC, SAMPLED])
-def test_a_block_is_judged_as_plain_decoding_would(target, spec):
-    oracle = continuation(target.new_cache(spec), PROMPT, 12)
-    cache, done = target.new_cache(spec), 0
+def test_a_block_is_judged_as_plain_decoding_would(either, spec):
+    oracle = continuation(either.new_cache(spec), PROMPT, 12)
+    cache, done = either.new_cache(spec), 0
     for wrong_at in (3, 0, 2, 5):
         block = oracle[done : done + 4]
         if wrong_at < 4:
@@ -122,13 +134,13 @@ def test_log_probabilities_belong_to_the_decided_tokens(target):
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
-def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(target, layer):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
-    for cache in (target.new_cache(SPEC), target.new_cache(SPEC)):
+def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(either, layer):
+    oracle = continuation(either.new_cache(SPEC), PROMPT, 6)
+    for cache in (either.new_cache(SPEC), either.new_cache(SPEC)):
         prefix = PROMPT + oracle[:2]
         judge(cache, prefix, oracle[2:4])
         held = cache.token_ids
-        layers_before = target.layers_run
+        layers_before = either.layers_run
         with pytest.raises(ForwardInterrupted):
             cache.judge(
                 text(*PROMPT, *oracle[:3]),
@@ -136,33 +148,32 @@ def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(target, 
                 options=VerifyOptions(),
                 interrupt=StopAtLayer(layer),
             )
-        assert target.layers_run - layers_before == layer
+        assert either.layers_run - layers_before == layer
         # What is still common stays; every layer is cropped by its own length.
         assert cache.token_ids == held[: len(PROMPT) + 2]
-        assert {x.get_seq_length() for x in cache._layers} == {len(PROMPT) + 2}
+        assert {x.get_seq_length() for x in cache._state.text_layers} == {len(PROMPT) + 2}
         assert judge(cache, PROMPT + oracle[:3], oracle[3:5]).accepted_count == 2
 
 
-def test_an_interrupted_first_forward_leaves_an_empty_cache(target):
-    cache = target.new_cache(SPEC)
+def test_an_interrupted_first_forward_leaves_an_empty_cache(either):
+    cache = either.new_cache(SPEC)
     with pytest.raises(ForwardInterrupted):
         cache.draft(text(*PROMPT), interrupt=StopAtLayer(2))
     assert (cache._length(), len(cache.token_ids)) == (0, 0)
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 5)
+    oracle = continuation(either.new_cache(SPEC), PROMPT, 5)
     assert continuation(cache, PROMPT, 5) == oracle
 
 
-def test_a_forward_without_memory_says_so_and_leaves_nothing_half_done(target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 4)
-    cache = target.new_cache(SPEC)
+def test_a_forward_without_memory_says_so_and_leaves_nothing_half_done(either):
+    oracle = continuation(either.new_cache(SPEC), PROMPT, 4)
+    cache = either.new_cache(SPEC)
     judge(cache, PROMPT, oracle[:2])
 
     def run_out(*_):
-        layer = cache._layers[1]
-        layer.values = layer.values[..., :-1, :]
+        cache._state.text_layers[1].length -= 1
         raise torch.OutOfMemoryError("out of memory")
 
-    hook = target.model.model.layers[1].register_forward_hook(run_out)
+    hook = either.decoder.layers[1].register_forward_hook(run_out)
     try:
         with pytest.raises(OverloadedError) as caught:
             judge(cache, PROMPT + oracle[:2], oracle[2:3])
@@ -188,9 +199,9 @@ def test_a_device_that_fails_late_is_lost_all_the_same(target, monkeypatch, wher
         (judging if where == "accept_exact" else drafting)()
 
 
-def test_what_the_cache_still_has_is_computed_once(target):
-    cache = target.new_cache(SPEC)
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 8)
+def test_what_the_cache_still_has_is_computed_once(either):
+    cache = either.new_cache(SPEC)
+    oracle = continuation(either.new_cache(SPEC), PROMPT, 8)
     options = VerifyOptions()
     prompt = text(*PROMPT)
     first = cache.judge(prompt, oracle[:4], options=options, interrupt=NEVER)
@@ -203,11 +214,11 @@ def test_what_the_cache_still_has_is_computed_once(target):
     assert other.row_count == 2
 
 
-def test_a_cache_that_lost_keys_and_values_computes_them_again(target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
-    cache = target.new_cache(SPEC)
+def test_a_cache_that_lost_keys_and_values_computes_them_again(either):
+    oracle = continuation(either.new_cache(SPEC), PROMPT, 6)
+    cache = either.new_cache(SPEC)
     judge(cache, PROMPT, oracle[:3])
-    cache._layers[1].crop(-4)
+    cache._state.text_layers[1].crop(-4)
     assert judge(cache, PROMPT + oracle[:3], oracle[3:6]).accepted_count == 3
 
 

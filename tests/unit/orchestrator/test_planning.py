@@ -1,7 +1,8 @@
-"""Plans follow what the servers are doing now."""
+"""Plans follow what the servers are doing now, for this orchestrator's requests and for others'."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -10,32 +11,112 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.latency import LatencyMeter
 from paceline_orchestrator.planning import Planning
 from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_orchestrator.wire import Timing
+
+MS = 1_000_000
 
 
-def _server(step_ns: int, *, session_count: int) -> SimpleNamespace:
-    latency = LatencyMeter()
-    latency.adopt(((1, step_ns),), prefill_fixed_ns=step_ns, prefill_ns_per_token=0)
-    return SimpleNamespace(latency=latency, session_count=session_count)
+def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0):
+    """A server with so many of our requests, whose queue holds so many calls."""
+    latency = LatencyMeter(clock=lambda: 0.0)
+    latency.adopt(((1, step_ms * MS),), prefill_fixed_ns=step_ms * MS, prefill_ns_per_token=0)
+    queue_ns = round(calls_ahead * step_ms * MS)
+    for _ in range(80 if calls_ahead else 0):
+        timing = Timing(queue_ns=queue_ns, forward_ns=step_ms * MS, forward_count=1, row_count=1)
+        latency.observe(timing, elapsed_ns=queue_ns + (step_ms + 1) * MS)
+    return SimpleNamespace(latency=latency, home_count=homes, session_count=sessions)
 
 
-def _plan(*, busy: int, idle: int):
-    targets = [_server(30_000_000, session_count=0) for _ in range(idle)]
-    targets += [_server(30_000_000, session_count=1) for _ in range(busy)]
-    pool = SimpleNamespace(
-        targets=lambda _: targets, drafters=lambda _: [_server(3_000_000, session_count=0)]
+def a_planning(targets, *, drafter=None, **options):
+    drafter = drafter or a_server(3)
+    pool = SimpleNamespace(targets=lambda _: targets, drafters=lambda _: [drafter])
+    return Planning(pool, **options)
+
+
+def a_plan(planning, **request):
+    return planning.plan(pb.GenerateRequest(text="x", **request), None, prompt_length=5)
+
+
+def took(*, forwards=0, cancelled=0, accepted=0, rejected=0):
+    return pb.GenerationStatistics(
+        target_forward_count=forwards,
+        cancelled_rpc_count=cancelled,
+        accepted_token_count=accepted,
+        rejected_token_count=rejected,
     )
-    return Planning(pool).plan(pb.GenerateRequest(text="x"), None, prompt_length=5)
 
 
-@pytest.mark.parametrize(("busy", "idle"), [(0, 7), (3, 4), (5, 2)])
-def test_a_request_spreads_over_idle_targets_only(busy, idle):
-    plan = _plan(busy=busy, idle=idle)
+def test_a_request_alone_uses_the_targets_it_needs():
+    plan = a_plan(a_planning([a_server(30) for _ in range(7)]))
     assert plan.strategy is Strategy.DISTRIBUTED
-    assert 1 < plan.target_count <= idle
+    assert 1 < plan.target_count <= 7
 
 
-@pytest.mark.parametrize(("busy", "idle"), [(7, 0), (6, 1)])
-def test_without_two_idle_targets_a_request_is_decoded_with_one(busy, idle):
-    plan = _plan(busy=busy, idle=idle)
+def test_sessions_of_guests_keep_no_target_from_being_used():
+    plan = a_plan(a_planning([a_server(30, sessions=1) for _ in range(7)]))
+    assert plan.strategy is Strategy.DISTRIBUTED
+
+
+@pytest.mark.parametrize("homes", [1, 2, 9])
+def test_where_every_target_is_a_home_a_request_is_decoded_with_one(homes):
+    plan = a_plan(
+        a_planning(
+            [a_server(30, homes=homes) for _ in range(7)], drafter=a_server(3, sessions=7 * homes)
+        )
+    )
     assert plan.strategy is Strategy.SPECULATIVE
     assert plan.target_count == 1
+    assert f"{7 * homes + 1} requests on 7 target(s), {7 * homes + 1} at the drafter" in plan.note
+
+
+def test_the_queues_tell_of_other_orchestrators_requests():
+    plan = a_plan(a_planning([a_server(30, calls_ahead=2) for _ in range(3)]))
+    assert plan.strategy is Strategy.SPECULATIVE
+    assert "6 requests on 3 target(s), 1 at the drafter" in plan.note
+
+
+def test_a_drafter_that_others_fill_is_left_to_them():
+    targets = [a_server(30, calls_ahead=2) for _ in range(3)]
+    plan = a_plan(a_planning(targets, drafter=a_server(25, calls_ahead=12)))
+    assert plan.strategy is Strategy.AUTOREGRESSIVE
+    assert "6 requests on 3 target(s), 13 at the drafter" in plan.note
+
+
+def test_a_wait_for_a_worthless_forward_is_no_other_request():
+    plan = a_plan(a_planning([a_server(30, calls_ahead=0.45) for _ in range(7)]))
+    assert "requests" not in plan.note
+
+
+def test_what_a_request_asks_for_is_not_explained():
+    plan = a_plan(a_planning([a_server(30)]), strategy=pb.STRATEGY_SPECULATIVE, lookahead=3)
+    assert (plan.strategy, plan.lookahead, plan.note) == (Strategy.SPECULATIVE, 3, "")
+
+
+def test_verdicts_change_what_a_drafter_is_worth():
+    planning = a_planning([a_server(30)])
+    assert a_plan(planning).strategy is Strategy.SPECULATIVE
+    for _ in range(40):
+        planning.learn(took(rejected=100))
+    assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
+
+
+def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications():
+    clock = SimpleNamespace(ns=0)
+    planning = a_planning([a_server(30) for _ in range(7)], cpu_clock=lambda: clock.ns)
+    clock.ns += 3_600_000 * MS  # at rest: not counted
+    for _ in range(40):
+        a_plan(planning)
+        clock.ns += 100 * 5 * MS
+        planning.learn(took(forwards=70, cancelled=30, accepted=70, rejected=30))
+    note = a_plan(planning).note
+    assert "DSI from lookahead 5 on, at 5.0 ms of CPU for a verification" in note
+
+
+async def test_what_was_asked_for_is_simulated_when_there_is_time():
+    planning = a_planning([a_server(30) for _ in range(7)])
+    before = a_plan(planning)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+    after = a_plan(planning)
+    assert before.strategy is after.strategy is Strategy.DISTRIBUTED
+    assert after.lookahead < before.lookahead

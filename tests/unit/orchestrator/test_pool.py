@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.pool import ServerPool
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
+from support.waiting import until as soon
 
 
 class ChangingDiscovery:
@@ -124,3 +125,49 @@ async def test_a_pool_that_finds_nobody_says_so():
     async with a_pool() as pool:
         with pytest.raises(errors.NoTargetError):
             await pool.wait_for_model(0.01)
+
+
+def pod(server, availability, *, uid="the pod"):
+    return Endpoint("a", server.address, Role.TARGET, uid, availability=availability)
+
+
+async def test_a_pod_is_one_server_with_one_channel_through_all_its_states():
+    target = FakeModelServer("target")
+    discovery = ChangingDiscovery()
+    async with a_pool(target, discovery=discovery) as pool:
+        await discovery.sets.put(frozenset({pod(target, Availability.NOT_READY)}))
+        await soon(lambda: pool.servers and pool.servers[0].facts, what="it was reached")
+        (server,) = pool.servers
+        assert (server.ready, server.leaving, server.status) == (False, False, "NOT_READY")
+        await discovery.sets.put(frozenset({pod(target, Availability.READY)}))
+        await until(pool, lambda: server.ready)
+        assert server.ready_since > 0
+        await discovery.sets.put(frozenset({pod(target, Availability.TERMINATING)}))
+        await until(pool, lambda: server.leaving)
+        assert (server.ready, server.status) == (False, "TERMINATING")
+        with pytest.raises(errors.NoTargetError):
+            pool.model()
+        assert pool.servers == [server]
+        await discovery.sets.put(frozenset())
+        await soon(lambda: not pool.servers, what="it is gone")
+
+
+async def test_a_pod_of_the_same_name_at_another_address_is_another_server():
+    first, second = FakeModelServer("target"), FakeModelServer("target")
+    discovery = ChangingDiscovery()
+    async with a_pool(first, second, discovery=discovery) as pool:
+        await discovery.sets.put(frozenset({pod(first, Availability.READY)}))
+        await until(pool, lambda: target_names(pool) == ["a"])
+        (old,) = pool.servers
+        await discovery.sets.put(frozenset({pod(second, Availability.READY)}))
+        await until(pool, lambda: pool.servers and pool.servers[0] is not old)
+        assert [it.endpoint.address for it in pool.servers] == [second.address]
+
+
+async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
+    async with a_pool(FakeModelServer("target")) as pool:
+        await pool.wait_for_model(10)
+        server = pool.servers[0]
+        server.failure_count = 2000
+        pool.report_failure(server, errors.DeadlineError("late"))
+        assert server.status == "DEADLINE"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+from prometheus_client import CollectorRegistry
+
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.metrics import RequestMetrics
 from paceline_orchestrator.protocol.commitment import DraftStatistics
 from paceline_orchestrator.protocol.messages import EmitTokens, StartDraft, StartVerify
 from paceline_orchestrator.recorder import Recorder
@@ -16,6 +20,7 @@ TIMING = Timing(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
 
 
 def a_recorder(**settings):
+    settings.setdefault("metrics", RequestMetrics(CollectorRegistry()))
     return Recorder(
         arrived_ns=time.perf_counter_ns(), prompt_length=len(PROMPT), keep_timeline=True, **settings
     )
@@ -43,6 +48,33 @@ def test_times_of_answered_calls_are_split():
     assert (took.target_forward_count, took.drafter_forward_count) == (1, 1)
     assert (took.accepted_token_count, took.acceptance_rate) == (1, 1.0)
     assert took.total_ns
+
+
+def test_of_each_call_the_way_to_the_server_and_back_is_measured_once():
+    registry = CollectorRegistry()
+    recorder = a_recorder(metrics=RequestMetrics(registry))
+    draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
+    recorder.drafted(draft, drafted(7))
+    recorder.drafted(draft, drafted(8))
+    recorder.judged(Judged(2, 5, (), TIMING, elapsed_ns=150))
+    recorder.emitted(EmitTokens((7, 8, 5), (True, True, False)))
+    for rpc in ("Draft", "Verify"):
+        name, labels = "paceline_rpc_hop_seconds", {"rpc": rpc}
+        assert registry.get_sample_value(f"{name}_count", labels) == 1
+        assert registry.get_sample_value(f"{name}_sum", labels) == pytest.approx(40e-9)
+
+
+def test_the_times_between_final_tokens_add_up_to_what_passed_since_the_first():
+    registry = CollectorRegistry()
+    recorder = a_recorder(metrics=RequestMetrics(registry))
+    recorder.emitted(EmitTokens((7, 8), (True, True)))
+    for token_ids in ((9,), (1, 2, 3)):
+        recorder.emitted(EmitTokens(token_ids, (False,) * len(token_ids)))
+    took = recorder.statistics(DraftStatistics())
+    name = "paceline_inter_token_latency_seconds"
+    assert registry.get_sample_value(f"{name}_count") == 5, "the first token follows none"
+    passed_ns = took.total_ns - took.time_to_first_token_ns
+    assert 0 < registry.get_sample_value(f"{name}_sum") < passed_ns / 1e9
 
 
 def test_drafts_and_verifications_are_numbered_together():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline_orchestrator.protocol.messages import (
@@ -139,6 +139,8 @@ class CheckedMethod:
                 self.verifications.pop(verify_id, None)
             case CapacityChanged():
                 self.capacity = event
+                if event.lookahead is not None and self.strategy is Strategy.DISTRIBUTED:
+                    self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
 
     def _follow(self, commands: list[Command], *, ending: bool) -> None:
@@ -237,7 +239,7 @@ class CheckedMethod:
                 assert _agree(text, self.committed), "invariant 3: blocks"
                 assert len(text) >= c, "invariant 3: a verification that decides nothing"
         for command in abandoned:
-            lost = command.target not in self.capacity.targets
+            lost = not self.capacity.has(command.target)
             assert lost or not self._decides_frontier(command), "invariant 4"
         if self.strategy is not Strategy.SPECULATIVE and self.capacity.targets:
             assert any(map(self._decides_frontier, self.verifications.values())), "invariant 2"

@@ -389,3 +389,30 @@ def test_log_probabilities_come_with_the_tokens():
     method.handle(TokensDrafted(1, (10, 11)))
     commands = method.handle(BlockVerified(2, 1, 99, logprobs=(-0.5, -2.0)))
     assert only(commands, EmitTokens) == EmitTokens((10, 99), (True, False), (-0.5, -2.0))
+
+
+def test_what_runs_at_a_target_that_leaves_is_finished_and_it_gets_nothing_new():
+    method, _ = start(targets=2, lookahead=1)
+    method.handle(TokensDrafted(1, (10,)))
+    assert method.handle(CapacityChanged((0,), (0,), leaving=(1,))) == []
+    commands = method.handle(TokensDrafted(1, (11, 12)))
+    assert not every(commands, StartVerify), "target 0 is busy, target 1 leaves"
+    commands = method.handle(BlockVerified(2, 1, 11))
+    assert only(commands, EmitTokens).token_ids == (10, 11)
+    assert only(commands, StartVerify).target == 0
+
+
+def test_what_runs_at_a_target_that_leaves_is_never_preempted_for_its_place():
+    method, _ = start(targets=2, lookahead=1)
+    method.handle(TokensDrafted(1, (10,)))
+    method.handle(CapacityChanged((0,), (0,), leaving=(1,)))
+    commands = method.handle(BlockVerified(1, 0, 99))
+    assert AbandonVerify(2) in commands, "a rejection makes it worthless all the same"
+    assert only(commands, StartVerify).target == 0
+
+
+def test_with_more_targets_blocks_get_shorter():
+    method, _ = start(targets=2, lookahead=4)
+    assert method.handle(TokensDrafted(1, (10,))) == []
+    commands = method.handle(CapacityChanged((0, 1, 2), (0,), lookahead=1))
+    assert only(commands, StartVerify).block == (10,)

@@ -156,7 +156,13 @@ class World:
         return verdict
 
     def _change_capacity(self) -> Event:
-        return CapacityChanged(self._some(self.servers.targets), self._some(self.servers.drafters))
+        targets = self._some(self.servers.targets)
+        return CapacityChanged(
+            targets,
+            self._some(self.servers.drafters),
+            leaving=self._some([it for it in self.servers.targets if it not in targets]),
+            lookahead=self.random.choice([None, 1, 4]),
+        )
 
     def _some(self, servers: Sequence[int]) -> tuple[int, ...]:
         return tuple(server for server in servers if self._happens(0.7))

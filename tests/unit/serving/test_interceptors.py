@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.status import decode
+from paceline_orchestrator.wire import answers
 from paceline_serving import tracing
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
@@ -108,6 +109,15 @@ async def finish(call: Any) -> int:
     return len([message async for message in call])
 
 
+async def read(call: Any) -> None:
+    """Await a call's end as the orchestrator does."""
+    if isinstance(call, grpc.aio.UnaryUnaryCall):
+        await call
+        return
+    async for _ in answers(call):
+        pass
+
+
 async def error_of(call: Any) -> errors.PacelineError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await finish(call)
@@ -189,7 +199,7 @@ async def test_the_end_of_the_client_reaches_the_handler(method, how):
     server = Server(behavior)
     async with server.running() as channel:
         call = begin(channel, method, timeout=0.1 if how == "deadline" else 20)
-        task = asyncio.create_task(finish(call))
+        task = asyncio.create_task(read(call))
         await started.wait()
         if how == "call.cancel":
             call.cancel()
@@ -207,7 +217,7 @@ async def test_the_end_of_the_client_reaches_the_handler(method, how):
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_no_cancel_is_lost_at_the_moment_when_the_request_was_sent(method):
-    """On a channel without interceptors up to 13 % of a stream's were."""
+    """Of a stream that is read with `async for` alone, up to 13 % were."""
     started = asyncio.Event()
 
     async def behavior(_request: StringValue) -> None:
@@ -219,7 +229,7 @@ async def test_no_cancel_is_lost_at_the_moment_when_the_request_was_sent(method)
         for _ in range(60):
             started.clear()
             server.ended.clear()
-            task = asyncio.create_task(finish(begin(channel, method)))
+            task = asyncio.create_task(read(begin(channel, method)))
             await started.wait()
             task.cancel()
             await server.ended.wait()

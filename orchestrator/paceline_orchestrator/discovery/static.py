@@ -1,44 +1,22 @@
-"""Where the model servers are: a stream of endpoint sets, of which each replaces the one before."""
+"""A list of servers that does not change."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
+from paceline_orchestrator.discovery.endpoints import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-__all__ = ["Discovery", "Endpoint", "Role", "StaticDiscovery", "parse_endpoints"]
+    from paceline_orchestrator.discovery.endpoints import Role
+
+__all__ = ["StaticDiscovery", "parse_endpoints"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-class Role(StrEnum):
-    """What a model server is for."""
-
-    DRAFTER = "drafter"
-    TARGET = "target"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One model server: its name in timelines, and a gRPC address."""
-
-    name: str
-    address: str
-    role: Role
-
-
-class Discovery(Protocol):
-    """Whatever knows the endpoints: a static list, a watch on a cluster."""
-
-    def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """Yield all endpoints at once, then again whenever they change; never ends by itself."""
 
 
 class StaticDiscovery:

@@ -1,0 +1,1 @@
+"""The papers' tables and figures, and comparisons with peers, as functions; commands call them."""

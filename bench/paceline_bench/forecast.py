@@ -1,0 +1,238 @@
+"""What each strategy would take for somebody's own latencies, acceptance rate and targets.
+
+The protocol runs on the virtual clock, dispatching as it does when it serves. Charged are forwards:
+the first one of each server (the prompt's prefill) and the later ones, whatever their number of
+rows, and for each call what the latency says besides. The orchestrator takes no time, and every
+server has hardware of its own. All strategies meet the same draws, so that luck cancels out of
+their differences.
+
+With all forwards as long as the later ones, the exact expectation over all draws is known (see
+`recurrences`). It chooses the lookahead, and it tells how lucky the simulated draws are: that is
+taken out, so that a few generations are enough.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline_bench.protocol_runs import (
+    Batch,
+    Setup,
+    draw_agreements,
+    mean_and_error,
+    total_times,
+)
+from paceline_bench.recurrences import (
+    distributed_time,
+    expected_distributed_times,
+    expected_speculative_forwards,
+    run_lengths,
+    speculative_time,
+    stretches,
+)
+from paceline_orchestrator.planner import needed_target_count, smallest_lookahead
+from paceline_orchestrator.protocol.strategy import Strategy
+
+if TYPE_CHECKING:
+    from paceline_bench.node import SimulatedNode
+    from paceline_bench.recurrences import Stretches
+
+__all__ = ["Forecast", "ForecastJob", "forecast", "forecast_jobs"]
+
+_MAX_LOOKAHEAD = 64  # as in GenerateRequest.lookahead
+_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # a finer choice changes little
+_TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+_CHOICE_TOKENS = 64  # DSI's lookahead is chosen for so many at most
+_LUCK_TOKENS = 256  # beyond, expectations take long, and luck evens out
+_BROADCAST_STEPS = 2  # as in the planner
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one strategy would take.
+
+    Attributes:
+        strategy: Which.
+        target_count: Targets at work.
+        lookahead: The best one; 0 for plain decoding.
+        times_ns: Of each generation, without its luck; those of equal place have equal draws.
+    """
+
+    strategy: Strategy
+    target_count: int
+    lookahead: int
+    times_ns: tuple[float, ...]
+
+    @property
+    def gpu_count(self) -> int:
+        """Devices it needs: one for each server; SI's two take turns, so one will do for both."""
+        return self.target_count + (self.strategy is Strategy.DISTRIBUTED)
+
+    @property
+    def mean_ns(self) -> float:
+        """The mean time of a generation."""
+        return statistics.mean(self.times_ns)
+
+    @property
+    def error_ns(self) -> float:
+        """The standard error of the mean."""
+        return mean_and_error(self.times_ns)[1]
+
+    def gain_over(self, rival: Forecast) -> tuple[float, float]:
+        """Return by which part of the rival's time this is faster, and the standard error."""
+        pairs = zip(rival.times_ns, self.times_ns, strict=True)
+        mean, error = mean_and_error([theirs - ours for theirs, ours in pairs])
+        return mean / rival.mean_ns, error / rival.mean_ns
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastJob:
+    """A forecast to be made.
+
+    Attributes:
+        node: Latencies in whole ns, and the acceptance rate.
+        strategy: See Forecast.
+        target_count: See Forecast.
+        token_count: Tokens of a generation.
+        repeats: Simulated generations.
+    """
+
+    node: SimulatedNode
+    strategy: Strategy
+    target_count: int
+    token_count: int
+    repeats: int
+
+
+def forecast_jobs(node: SimulatedNode, *, token_count: int, repeats: int) -> list[ForecastJob]:
+    """List what is worth a forecast: non-SI, SI, and DSI on 1, 2, ... of a node's targets.
+
+    Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
+    has nothing to do.
+    """
+    useful = needed_target_count(_verification_ns(node), int(node.drafter.step), lookahead=1)
+    most = min(node.target_count, useful)
+    counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
+    rows = [(Strategy.AUTOREGRESSIVE, 1), (Strategy.SPECULATIVE, 1)]
+    rows += [(Strategy.DISTRIBUTED, count) for count in counts]
+    return [ForecastJob(node, *row, token_count, repeats) for row in rows]
+
+
+def forecast(job: ForecastJob) -> Forecast:
+    """Choose a lookahead and simulate: a second of work or a few."""
+    if job.strategy is Strategy.AUTOREGRESSIVE:
+        # It takes the same time whatever is drawn.
+        single = _simulate(replace(job, repeats=1), lookahead=1)
+        return Forecast(job.strategy, 1, 0, single * job.repeats)
+    lookahead = _best_lookahead(job)
+    pairs = zip(_simulate(job, lookahead=lookahead), _luck_ns(job, lookahead), strict=True)
+    times = tuple(time - luck for time, luck in pairs)
+    return Forecast(job.strategy, job.target_count, lookahead, times)
+
+
+def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
+    target = job.node.target
+    setup = Setup(
+        job.strategy,
+        target,
+        job.node.drafter,
+        lookahead=lookahead,
+        target_count=job.target_count,
+        broadcast_prefill=job.target_count > 1 and target.first > _BROADCAST_STEPS * target.step,
+    )
+    seeds = range(job.repeats)
+    return tuple(total_times(Batch(setup, job.node.acceptance_rate, job.token_count, seeds)))
+
+
+def _best_lookahead(job: ForecastJob) -> int:
+    if job.strategy is Strategy.SPECULATIVE:
+        return min(range(1, _MAX_LOOKAHEAD + 1), key=lambda each: _speculative_ns(job, each))
+    candidates = _distributed_lookaheads(job)
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda each: _distributed_ns(job, each))
+
+
+def _speculative_ns(job: ForecastJob, lookahead: int) -> float:
+    drafts, rounds = expected_speculative_forwards(
+        np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
+    )
+    return float(drafts[0]) * float(job.node.drafter.step) + float(rounds[0]) * _round_ns(job.node)
+
+
+def _distributed_lookaheads(job: ForecastJob) -> list[int]:
+    """Return what to choose from: up to the first lookahead with which no verification waits.
+
+    A drafter slower than the target leaves no choice: there is never more than a token to verify.
+    """
+    drafter_ns = int(job.node.drafter.step)
+    if drafter_ns > job.node.target.step:
+        return [1]
+    feasible = smallest_lookahead(
+        _verification_ns(job.node), drafter_ns, target_count=job.target_count
+    )
+    return [each for each in _LOOKAHEADS if each < feasible] + [min(feasible, _MAX_LOOKAHEAD)]
+
+
+def _distributed_ns(job: ForecastJob, lookahead: int) -> float:
+    shorter = replace(job, token_count=min(job.token_count, _CHOICE_TOKENS))
+    return _expected_ns(job, _steady_stretches(shorter, lookahead))
+
+
+def _expected_ns(job: ForecastJob, table: Stretches) -> float:
+    return float(expected_distributed_times(np.array([job.node.acceptance_rate]), table)[0])
+
+
+def _steady_stretches(job: ForecastJob, lookahead: int) -> Stretches:
+    setup = Setup(
+        Strategy.DISTRIBUTED,
+        replace(job.node.target, first=job.node.target.step),
+        replace(job.node.drafter, first=job.node.drafter.step),
+        lookahead=lookahead,
+        target_count=job.target_count,
+    )
+    return stretches(setup, max_tokens=job.token_count)
+
+
+def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
+    """Return how much longer than expected each draw takes where all forwards are as the later.
+
+    Where the prompt's forward is another one, and else the same, the draws have the same luck. So
+    to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
+    """
+    node, tokens = job.node, job.token_count
+    if tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
+        return [0.0] * job.repeats
+    draws = [
+        run_lengths(draw_agreements(node.acceptance_rate, max_tokens=tokens, seed=seed))
+        for seed in range(job.repeats)
+    ]
+    if job.strategy is Strategy.SPECULATIVE:
+        times = [
+            speculative_time(
+                runs,
+                lookahead=lookahead,
+                target_step=_round_ns(node),
+                drafter_step=int(node.drafter.step),
+            )
+            for runs in draws
+        ]
+        expected = _speculative_ns(job, lookahead)
+    else:
+        table = _steady_stretches(job, lookahead)
+        times = [distributed_time(runs, table) for runs in draws]
+        expected = _expected_ns(job, table)
+    return [time - expected for time in times]
+
+
+def _verification_ns(node: SimulatedNode) -> int:
+    return int(node.target.call + node.target.step)
+
+
+def _round_ns(node: SimulatedNode) -> int:
+    """Return what a round of SI takes besides its drafting."""
+    return int(node.drafter.call) + _verification_ns(node)

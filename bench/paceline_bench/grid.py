@@ -1,0 +1,176 @@
+"""A grid of drafter latency and acceptance rate, online: is DSI ever slower than the others?"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline import Strategy
+from paceline_bench.node import SimulatedNode
+from paceline_bench.online import PLAIN, PLANNED, Way, is_identical
+from paceline_bench.report import goal_line, markdown_table
+from paceline_orchestrator.simulation import ServerLatency
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline_bench.online import OnlineSystem, Run
+
+__all__ = ["MOST_SLOWER", "GridCell", "grid_cells", "grid_json", "grid_report", "measure_cell"]
+
+_TARGET_NS = 30_000_000
+_FASTEST_DRAFTER = 0.05  # of the target's latency
+_SI_LOOKAHEADS = range(1, 21)
+MOST_SLOWER = 1.02
+_DIFFERENT = "AN OUTPUT DIFFERED from plain decoding, so that cell has no number: please report it."
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """A node of the grid.
+
+    Attributes:
+        drafter: The drafter's latency over the target's.
+        acceptance_rate: In [0, 1].
+    """
+
+    drafter: float
+    acceptance_rate: float
+
+    def node(self, *, target_count: int) -> SimulatedNode:
+        """Make it; first forwards take no longer than others."""
+        drafter_ns = round(self.drafter * _TARGET_NS)
+        return SimulatedNode(
+            target=ServerLatency(_TARGET_NS, _TARGET_NS),
+            drafter=ServerLatency(drafter_ns, drafter_ns),
+            acceptance_rate=self.acceptance_rate,
+            target_count=target_count,
+        )
+
+    @property
+    def name(self) -> str:
+        """Its place."""
+        return f"drafter {self.drafter:g}, acceptance {self.acceptance_rate:g}"
+
+    @property
+    def ways(self) -> tuple[Way, Way, Way]:
+        """Non-SI, SI with the lookahead that is best in expectation, and DSI as planned."""
+        return PLAIN, Way(Strategy.SPECULATIVE, self._best_si_lookahead), PLANNED
+
+    @property
+    def _best_si_lookahead(self) -> int:
+        """A round takes the drafts and a forward, and yields 1 + a + ... + a^lookahead tokens."""
+        return min(
+            _SI_LOOKAHEADS,
+            key=lambda lookahead: (
+                (1 + lookahead * self.drafter)
+                / sum(self.acceptance_rate**accepted for accepted in range(lookahead + 1))
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What was measured on a node of the grid; times in ms, one for each prompt."""
+
+    cell: GridCell
+    plain: tuple[float, ...]
+    speculative: tuple[float, ...]
+    planned: tuple[float, ...]
+    si_lookahead: int
+    dsi_lookaheads: tuple[int, ...]
+    identical: bool
+
+    def __str__(self) -> str:
+        return f"{self.cell.name}: {self.over_better:.3f} of the better of SI and non-SI"
+
+    @property
+    def over_better(self) -> float:
+        """DSI's time over that of the better of SI and non-SI: the median over the prompts."""
+        return max(_over(self.planned, other) for other in (self.plain, self.speculative))
+
+
+def grid_cells(size: int) -> list[GridCell]:
+    """Lay out the grid: latencies from 1/20 of the target's to all of it, acceptance from 0 to 1.
+
+    Args:
+        size: Latencies and acceptance rates there are, each; 2 or more.
+    """
+    steps = [index / (size - 1) for index in range(size)]
+    return [
+        GridCell(round(_FASTEST_DRAFTER ** (1 - step), 3), rate) for rate in steps for step in steps
+    ]
+
+
+async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) -> CellResult:
+    """Time the three strategies on a cell's node, in turn."""
+    by_way = await system.alternate(cell.ways, repeats=repeats, on_repeat=lambda _: None)
+    plain, speculative, planned = (by_way[way] for way in cell.ways)
+    return CellResult(
+        cell=cell,
+        plain=_milliseconds(plain),
+        speculative=_milliseconds(speculative),
+        planned=_milliseconds(planned),
+        si_lookahead=speculative[0].plan.lookahead,
+        dsi_lookaheads=tuple(sorted({run.plan.lookahead for run in planned})),
+        identical=is_identical([*speculative, *planned], plain),
+    )
+
+
+def grid_report(results: Sequence[CellResult]) -> str:
+    """Lay the grid out in Markdown: DSI's time over that of the better of SI and non-SI."""
+    drafters = sorted({result.cell.drafter for result in results})
+    by_cell = {result.cell: result for result in results}
+    rows = []
+    for rate in sorted({result.cell.acceptance_rate for result in results}):
+        cells = [_words(by_cell, GridCell(drafter, rate)) for drafter in drafters]
+        rows.append([f"{rate:.0%}", *cells])
+    headings = ("acceptance \\ drafter latency", *(f"{drafter:g}" for drafter in drafters))
+    lines = ["DSI's time ÷ that of the better of SI and non-SI\n", markdown_table(headings, rows)]
+    comparable = [result for result in results if result.identical]
+    if comparable:
+        worst, where = max((result.over_better, result.cell.name) for result in comparable)
+        what = "DSI ÷ the better of SI and non-SI"
+        lines.append(goal_line(what, worst, limit=MOST_SLOWER, where=where) + "\n")
+    if len(comparable) < len(results):
+        lines.append(_DIFFERENT + "\n")
+    return "\n".join(lines)
+
+
+def grid_json(result: CellResult) -> list[dict[str, Any]]:
+    """Describe a cell's strategies."""
+    strategies = (
+        ("non-SI", result.plain, (0,)),
+        ("SI", result.speculative, (result.si_lookahead,)),
+        ("DSI", result.planned, result.dsi_lookaheads),
+    )
+    return [
+        {
+            "name": result.cell.name,
+            "drafter": result.cell.drafter,
+            "acceptance_rate": result.cell.acceptance_rate,
+            "strategy": strategy,
+            "lookaheads": lookaheads,
+            "median_ms": statistics.median(times),
+            "times_ms": times,
+            "identical": result.identical,
+        }
+        | ({"over_better": result.over_better} if strategy == "DSI" and result.identical else {})
+        for strategy, times, lookaheads in strategies
+    ]
+
+
+def _words(by_cell: Mapping[GridCell, CellResult], cell: GridCell) -> str:
+    result = by_cell.get(cell)
+    if result is None:
+        return ""
+    return f"{result.over_better:.3f}" if result.identical else "DIFFERENT"
+
+
+def _milliseconds(runs: Sequence[Run]) -> tuple[float, ...]:
+    return tuple(run.elapsed_ns / 1e6 for run in runs)
+
+
+def _over(times: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(time / other for time, other in zip(times, others, strict=True))

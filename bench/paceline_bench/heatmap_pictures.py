@@ -1,0 +1,112 @@
+"""Draws the heat maps: a panel for each ratio, red and hatched where it is a slow-down."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from paceline_bench.charts import new_figure
+from paceline_bench.heatmap_report import RATIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from paceline_bench.heatmaps import Cell
+
+__all__ = ["draw_heatmaps"]
+
+_RANGE = (0.5, 2.0)  # of the colours; beyond it the lines tell
+_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
+_LEVELS = (0.4, 0.6, 0.8, 1.1, 1.25, 1.4, 2.0, 4.0, 10.0)
+_SLOW = 1 - 1e-4  # equal times are no slow-down, however they are rounded
+_NOTHING = "0.85"
+_HATCH = "\\" * 3
+
+
+def draw_heatmaps(cells: Sequence[Cell], *, panels: Sequence[str], title: str) -> Figure:
+    """Draw ratios of run times over drafter latency and acceptance rate.
+
+    Colours are the drawn generations. Lines, and what is marked as a slow-down, are the
+    expectation over all draws.
+
+    Args:
+        cells: At least 2 x 2: whole columns of one grid, in any order.
+        panels: Keys of RATIOS.
+        title: Above them all.
+    """
+    columns = 2 if len(panels) == 4 else len(panels)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(width=4.3 * columns + 0.6, height=4.0 * rows + 1.1)
+    figure.suptitle(title, fontsize="medium")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for panel, each in zip(panels, axes.flat, strict=True):
+        mesh = _draw_panel(each, cells, panel)
+    for each in axes[-1]:
+        each.set_xlabel("drafter latency (target = 1)")
+    for each in axes[:, 0]:
+        each.set_ylabel("acceptance rate")
+    _add_colour_bar(figure, axes, mesh)
+    _add_legend(figure, has_gap=min(cell.drafter_percent for cell in cells) > 1)
+    return figure
+
+
+def _draw_panel(axes: Axes, cells: Sequence[Cell], panel: str) -> QuadMesh:
+    ratio = RATIOS[panel]
+    drafters = sorted({cell.drafter_percent for cell in cells})
+    rates = sorted({cell.acceptance_percent for cell in cells})
+    drawn = np.full((len(rates), len(drafters)), np.nan)
+    expected = np.full_like(drawn, np.nan)
+    for cell in cells:
+        place = rates.index(cell.acceptance_percent), drafters.index(cell.drafter_percent)
+        drawn[place], expected[place] = ratio(cell.means), ratio(cell.expected)
+    x, y = np.array(drafters) / 100, np.array(rates) / 100
+    mesh = axes.pcolormesh(
+        _edges(x), _edges(y), drawn, norm=LogNorm(*_RANGE), cmap=_colours(), rasterized=True
+    )
+    if (expected < _SLOW).any():
+        axes.contourf(x, y, expected, levels=(0, _SLOW), colors="none", hatches=(_HATCH,))
+        axes.contour(x, y, expected, levels=(_SLOW,), colors="black", linewidths=1.4)
+    lines = axes.contour(x, y, expected, levels=_LEVELS, colors="black", linewidths=0.6)
+    for text in axes.clabel(lines, fmt="%g", fontsize="x-small"):
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})
+    axes.set_facecolor(_NOTHING)
+    axes.set_title(panel, fontsize="medium")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    return mesh
+
+
+def _add_colour_bar(figure: Figure, axes: NDArray[np.object_], mesh: QuadMesh) -> None:
+    bar = figure.colorbar(mesh, ax=axes, extend="both", shrink=0.85, pad=0.02)
+    bar.set_label("X / Y: the time of X over the time of Y")
+    bar.ax.yaxis.set_major_locator(FixedLocator(_TICKS))
+    bar.ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in _TICKS]))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+
+
+def _add_legend(figure: Figure, *, has_gap: bool) -> None:
+    patches = [Patch(facecolor="none", edgecolor="black", hatch=_HATCH, label="slow-down")]
+    if has_gap:
+        patches.append(Patch(facecolor=_NOTHING, label="not feasible: Equation 1"))
+    figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
+
+
+def _colours() -> ListedColormap:
+    """Return red over white to blue, without the ends that are too dark for lines."""
+    return ListedColormap(colormaps["RdBu"](np.linspace(0.08, 0.92, 256)))
+
+
+def _edges(centres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the edges between cells: halfway, and the outer ones as far as the inner ones."""
+    middle = [(left + right) / 2 for left, right in pairwise(centres)]
+    return np.array([2 * centres[0] - middle[0], *middle, 2 * centres[-1] - middle[-1]])

@@ -1,0 +1,273 @@
+"""The DSI paper's offline experiment (Figures 2 and 7): who is faster where, over a grid.
+
+What is charged: forwards, one after the other or at the same time as the protocol has it, and
+nothing else. A forward of a model takes the same time whatever it works on, the prompt included;
+messages, cancelling and the orchestrator take none; each model has hardware of its own; each draft
+token is right with the acceptance rate, independently. Times are in target forwards.
+
+Each cell has a few generations with drawn agreements, as in the paper, the same for SI and DSI, and
+the exact expectation over all draws. Both rest on `recurrences`, hence on the protocol itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline_bench.protocol_runs import Setup, draw_agreements, mean_and_error
+from paceline_bench.recurrences import (
+    distributed_time,
+    expected_distributed_times,
+    expected_speculative_forwards,
+    run_lengths,
+    speculative_time,
+    stretches,
+)
+from paceline_orchestrator.planner import smallest_lookahead
+from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_orchestrator.protocol.task import DispatchPolicy
+from paceline_orchestrator.simulation import ServerLatency
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.recurrences import Stretches
+
+__all__ = ["Cell", "Column", "Experiment", "Grid", "Timing", "columns", "fill_column"]
+
+_TARGET = 100  # a target forward, so that a per cent of it is an integer
+_MAX_LOOKAHEAD = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The cells, in per cent.
+
+    Attributes:
+        drafter_percents: The drafter's latency relative to the target's, in (0, 100].
+        acceptance_percents: The acceptance rate, in [0, 100].
+    """
+
+    drafter_percents: tuple[int, ...]
+    acceptance_percents: tuple[int, ...]
+
+    @classmethod
+    def coarse(cls) -> Grid:
+        """Every five per cent: 21 x 21 cells."""
+        return cls((1, *range(5, 101, 5)), tuple(range(0, 101, 5)))
+
+    @classmethod
+    def full(cls) -> Grid:
+        """The paper's, every per cent: 100 x 101 cells."""
+        return cls(tuple(range(1, 101)), tuple(range(101)))
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is done in every cell.
+
+    Attributes:
+        token_count: Tokens of a generation.
+        repeats: Generations.
+        target_count: Targets of DSI: the SP degree.
+        lookahead: Of SI and DSI; None for the best of each.
+        dispatch: When DSI's draft tokens go to a target. BLOCKS is the paper's, with the smallest
+            lookahead that Equation 1 allows: of those it allows it is the best, because
+            lookahead / (1 - acceptance ** lookahead), in proportion to which DSI waits for blocks,
+            grows with the lookahead. WORK_CONSERVING is what Paceline serves, with the best of
+            that lookahead, half and a quarter of it, and 1.
+    """
+
+    token_count: int = 100
+    repeats: int = 5
+    target_count: int = 7
+    lookahead: int | None = None
+    dispatch: DispatchPolicy = DispatchPolicy.BLOCKS
+
+    def speculative_lookaheads(self) -> tuple[int, ...]:
+        """Return the lookaheads that SI may choose from; the text's length bounds them too."""
+        if self.lookahead is not None:
+            return (self.lookahead,)
+        return tuple(range(1, max(2, min(_MAX_LOOKAHEAD + 1, self.token_count))))
+
+    def distributed_lookaheads(self, drafter_percent: int) -> tuple[int, ...]:
+        """Return the lookaheads that DSI may choose from; none if its own is not feasible."""
+        feasible = smallest_lookahead(_TARGET, drafter_percent, target_count=self.target_count)
+        if self.lookahead is not None:
+            return (self.lookahead,) if self.lookahead >= feasible else ()
+        if self.dispatch is DispatchPolicy.BLOCKS:
+            return (feasible,)
+        return tuple(sorted({1, math.ceil(feasible / 4), math.ceil(feasible / 2), feasible}))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long generations take, in target forwards.
+
+    Attributes:
+        lookahead: With which lookahead.
+        mean: Of the repeats.
+        error: The mean's standard error; 0 for a single repeat.
+        expected: The exact expectation over all draws.
+    """
+
+    lookahead: int
+    mean: float
+    error: float
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one cell of the grid came to.
+
+    Attributes:
+        drafter_percent: See Grid.
+        acceptance_percent: See Grid.
+        non_si: Plain decoding's time, in target forwards: one for each token.
+        si: SI's.
+        dsi: DSI's.
+        gain: How much DSI is ahead of the better of the two, generation by generation: the mean.
+        gain_error: Its standard error.
+    """
+
+    drafter_percent: int
+    acceptance_percent: int
+    non_si: float
+    si: Timing
+    dsi: Timing
+    gain: float
+    gain_error: float
+
+    @property
+    def means(self) -> tuple[float, float, float]:
+        """The repeats' mean times of non-SI, SI and DSI."""
+        return self.non_si, self.si.mean, self.dsi.mean
+
+    @property
+    def expected(self) -> tuple[float, float, float]:
+        """The expected times of non-SI, SI and DSI."""
+        return self.non_si, self.si.expected, self.dsi.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The cells of one drafter latency, to be computed in one go.
+
+    Attributes:
+        experiment: What to do.
+        drafter_percent: See Grid.
+        acceptance_percents: See Grid.
+        si_lookaheads: SI's lookahead in each cell.
+        si_expected: SI's exact expectation there, in target forwards.
+    """
+
+    experiment: Experiment
+    drafter_percent: int
+    acceptance_percents: tuple[int, ...]
+    si_lookaheads: tuple[int, ...]
+    si_expected: tuple[float, ...]
+
+
+def columns(experiment: Experiment, grid: Grid) -> list[Column]:
+    """Prepare the columns in which DSI is feasible; SI has the lookahead best in expectation."""
+    rates = np.array(grid.acceptance_percents) / 100
+    lookaheads = experiment.speculative_lookaheads()
+    forwards = [
+        expected_speculative_forwards(rates, lookahead=each, max_tokens=experiment.token_count)
+        for each in lookaheads
+    ]
+    drafter = np.array([drafts for drafts, _ in forwards])
+    target = np.array([rounds for _, rounds in forwards])
+    prepared = []
+    for percent in grid.drafter_percents:
+        if not experiment.distributed_lookaheads(percent):
+            continue
+        times = drafter * percent / _TARGET + target
+        prepared.append(
+            Column(
+                experiment,
+                percent,
+                grid.acceptance_percents,
+                si_lookaheads=tuple(lookaheads[index] for index in times.argmin(axis=0)),
+                si_expected=tuple(map(float, times.min(axis=0))),
+            )
+        )
+    return prepared
+
+
+def fill_column(column: Column) -> list[Cell]:
+    """Compute the cells of a column: half a second of work, or a few with work-conserving."""
+    lookaheads = column.experiment.distributed_lookaheads(column.drafter_percent)
+    rates = np.array(column.acceptance_percents) / 100
+    tables = [_stretches(column, lookahead) for lookahead in lookaheads]
+    expected = np.array([expected_distributed_times(rates, table) for table in tables])
+    cells = []
+    for index, best in enumerate(expected.argmin(axis=0)):
+        dsi = _Option(lookaheads[best], float(expected[best, index]) / _TARGET)
+        cells.append(_cell(column, index, dsi=dsi, stretches=tables[best]))
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A lookahead, and the time expected with it in target forwards."""
+
+    lookahead: int
+    expected: float
+
+    def timing(self, times: Sequence[float]) -> Timing:
+        return Timing(self.lookahead, *mean_and_error(times), self.expected)
+
+
+def _stretches(column: Column, lookahead: int) -> Stretches:
+    setup = Setup(
+        Strategy.DISTRIBUTED,
+        ServerLatency(_TARGET, _TARGET),
+        ServerLatency(column.drafter_percent, column.drafter_percent),
+        lookahead=lookahead,
+        target_count=column.experiment.target_count,
+        dispatch=column.experiment.dispatch,
+    )
+    return stretches(setup, max_tokens=column.experiment.token_count)
+
+
+def _cell(column: Column, index: int, *, dsi: _Option, stretches: Stretches) -> Cell:
+    draws = _draws(column, index)
+    non_si = float(column.experiment.token_count)
+    si = _Option(column.si_lookaheads[index], column.si_expected[index])
+    si_times = [_speculative_time(runs, si.lookahead, column.drafter_percent) for runs in draws]
+    dsi_times = [distributed_time(runs, stretches) / _TARGET for runs in draws]
+    rivals = si_times if si.expected < non_si else [non_si] * len(draws)
+    gain, gain_error = mean_and_error(
+        [rival - own for rival, own in zip(rivals, dsi_times, strict=True)]
+    )
+    return Cell(
+        column.drafter_percent,
+        column.acceptance_percents[index],
+        non_si=non_si,
+        si=si.timing(si_times),
+        dsi=dsi.timing(dsi_times),
+        gain=gain,
+        gain_error=gain_error,
+    )
+
+
+def _draws(column: Column, index: int) -> list[list[int]]:
+    """Draw the run lengths of each repeat; no two cells share a seed."""
+    experiment, percent = column.experiment, column.acceptance_percents[index]
+    first_seed = (column.drafter_percent * 101 + percent) * experiment.repeats
+    return [
+        run_lengths(draw_agreements(percent / 100, max_tokens=experiment.token_count, seed=seed))
+        for seed in range(first_seed, first_seed + experiment.repeats)
+    ]
+
+
+def _speculative_time(runs: Sequence[int], lookahead: int, drafter_percent: int) -> float:
+    time = speculative_time(
+        runs, lookahead=lookahead, target_step=_TARGET, drafter_step=drafter_percent
+    )
+    return time / _TARGET

@@ -1,0 +1,219 @@
+"""What a simulated node would take if nothing but forwards cost time: the schedule to compare with.
+
+The schedule is that of the same protocol, for the same prompt, on the virtual clock. Which draft
+tokens agree is decided by the simulated backend itself, so the run to compare with drafts, accepts
+and rejects the same tokens. A session's first forward takes TTFT and every other one TPOT, in both.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_orchestrator.protocol.messages import (
+    BlockVerified,
+    CapacityChanged,
+    DraftEnded,
+    Finish,
+    StartDraft,
+    StartVerify,
+    TokensDrafted,
+)
+from paceline_orchestrator.protocol.strategy import Strategy, create_method
+from paceline_orchestrator.protocol.task import DecodingTask
+from paceline_orchestrator.simulation import SpanKind, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.node import SimulatedNode
+    from paceline_orchestrator.protocol.messages import Command, DecodingMethod, Event
+    from paceline_orchestrator.simulation import SimulationResult
+
+__all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a request was decoded.
+
+    Attributes:
+        strategy: The method.
+        lookahead: Draft tokens in a verification; 0 for plain decoding.
+        target_count: Targets in use.
+        broadcast_prefill: Whether all of them got the prompt at the start.
+    """
+
+    strategy: Strategy
+    lookahead: int
+    target_count: int
+    broadcast_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCall:
+    """A call on a schedule's critical path.
+
+    Attributes:
+        kind: Draft or verification.
+        is_first: Whether it begins with its server's first forward, the prompt's prefill.
+        forward_count: Forwards until what was waited for; 1 of a verification.
+        first_ns: What the first of them takes.
+        duration_ns: What all of them take, and the call itself.
+    """
+
+    kind: SpanKind
+    is_first: bool
+    forward_count: int
+    first_ns: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A simulated run.
+
+    Attributes:
+        result: What happened when.
+        critical_path: The calls whose times add up to the total, first to last: each was started by
+            the answer, or the draft token, of the one before.
+    """
+
+    result: SimulationResult
+    critical_path: tuple[ServedCall, ...]
+
+    @property
+    def total_ns(self) -> int:
+        """When the last token was final."""
+        return int(self.result.total_time)
+
+
+class BackendOracle:
+    """What simulated models say; see TokenOracle. They are asked, and do not wait."""
+
+    def __init__(self, acceptance_rate: float, *, length: int) -> None:
+        """Build it.
+
+        Args:
+            acceptance_rate: The drafter's.
+            length: Tokens of the longest text, the prompt counted.
+        """
+        spec = SessionSpec(reserve_length=length)
+        target = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
+        drafter = SimulatedModel(ttft_seconds=0, tpot_seconds=0, acceptance_rate=acceptance_rate)
+        self._target = SimulatedBackend(target).new_cache(spec)
+        self._drafter = SimulatedBackend(drafter).new_cache(spec)
+        self._never = threading.Event()
+
+    def draft(self, drafter: int, text: Sequence[int]) -> int:
+        """Ask the drafter; there is one."""
+        assert drafter == 0
+        return self._drafter.draft(array("I", text), interrupt=self._never).value.token_id
+
+    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
+        """Ask the target."""
+        judgement = self._target.judge(
+            array("I", prefix), block, options=VerifyOptions(), interrupt=self._never
+        ).value
+        return judgement.accepted_count, judgement.next_token
+
+
+def ideal_schedule(
+    node: SimulatedNode, plan: Plan, *, prompt: Sequence[int], max_tokens: int
+) -> Schedule:
+    """Simulate a request on a node of its own."""
+    task = DecodingTask(
+        tuple(prompt),
+        max_tokens,
+        lookahead=max(1, plan.lookahead),
+        broadcast_prefill=plan.broadcast_prefill,
+    )
+    speculates = plan.strategy is not Strategy.AUTOREGRESSIVE
+    capacity = CapacityChanged(
+        targets=tuple(range(plan.target_count)), drafters=(0,) if speculates else ()
+    )
+    method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
+    oracle = BackendOracle(node.acceptance_rate, length=len(prompt) + max_tokens)
+    result = simulate(
+        method, oracle, targets=[node.target] * plan.target_count, drafters=[node.drafter]
+    )
+    path = _critical_path(method, result, node)
+    assert sum(call.duration_ns for call in path) == result.total_time, "each starts at its cause"
+    return Schedule(result, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Something became known: a draft's n-th token, or a verdict (then n is 1)."""
+
+    kind: SpanKind
+    call_id: int
+    forward_count: int
+
+
+class _CauseKeeper:
+    """A decoding method that remembers which event made it start each call, and which finish."""
+
+    def __init__(self, method: DecodingMethod) -> None:
+        self._method = method
+        self._drafted: Counter[int] = Counter()
+        self.cause: dict[tuple[SpanKind, int], _Moment | None] = {}  # by call; None: the start
+        self.last: _Moment | None = None
+
+    def start(self) -> list[Command]:
+        return self._note(self._method.start(), cause=None)
+
+    def handle(self, event: Event) -> list[Command]:
+        return self._note(self._method.handle(event), cause=self._moment(event))
+
+    def stop(self) -> list[Command]:
+        return self._method.stop()
+
+    def _moment(self, event: Event) -> _Moment:
+        match event:
+            case TokensDrafted(draft_id=draft_id, token_ids=token_ids):
+                self._drafted[draft_id] += len(token_ids)
+                return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])
+            case DraftEnded(draft_id=draft_id):
+                return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])
+            case BlockVerified(verify_id=verify_id):
+                return _Moment(SpanKind.VERIFY, verify_id, 1)
+        raise AssertionError(f"a simulation has no {event}")
+
+    def _note(self, commands: list[Command], *, cause: _Moment | None) -> list[Command]:
+        for command in commands:
+            match command:
+                case StartDraft(draft_id=draft_id):
+                    self.cause[SpanKind.DRAFT, draft_id] = cause
+                case StartVerify(verify_id=verify_id):
+                    self.cause[SpanKind.VERIFY, verify_id] = cause
+                case Finish():
+                    self.last = cause
+        return commands
+
+
+def _critical_path(
+    causes: _CauseKeeper, result: SimulationResult, node: SimulatedNode
+) -> tuple[ServedCall, ...]:
+    """Go back from what finished the request, through what caused it, to the start."""
+    spans = {(span.kind, span.call_id): span for span in result.spans}
+    prefills: dict[tuple[SpanKind, int], int] = {}  # by server: its first answered call
+    for span in result.spans:
+        if span.accepted_count is not None or (span.kind is SpanKind.DRAFT and span.token_ids):
+            prefills.setdefault((span.kind, span.server), span.call_id)
+    latencies = {SpanKind.DRAFT: node.drafter, SpanKind.VERIFY: node.target}
+    path: list[ServedCall] = []
+    moment = causes.last
+    while moment is not None:
+        span, latency = spans[moment.kind, moment.call_id], latencies[moment.kind]
+        is_first = prefills[span.kind, span.server] == span.call_id
+        first_ns = int(latency.first if is_first else latency.step)
+        duration_ns = int(latency.call) + first_ns + (moment.forward_count - 1) * int(latency.step)
+        path.append(ServedCall(moment.kind, is_first, moment.forward_count, first_ns, duration_ns))
+        moment = causes.cause[moment.kind, moment.call_id]
+    return tuple(reversed(path))

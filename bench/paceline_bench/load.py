@@ -1,0 +1,328 @@
+"""Many streams at once on a fixed set of targets: what they get together, and what each one gets.
+
+The load is a closed loop: each stream sends its next request as soon as the one before has ended,
+so their number stays the same until the last requests have been sent. Every output is compared with
+plain decoding's under the same load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from paceline import Strategy
+from paceline_bench.processes import counters, metered, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline import AsyncClient
+    from paceline_bench.processes import Usage
+
+__all__ = [
+    "NAMES",
+    "Load",
+    "LoadRow",
+    "LoadedSystem",
+    "Percentiles",
+    "Reference",
+    "Served",
+    "fairness",
+    "measure",
+    "percentiles",
+    "served_tokens_per_second",
+]
+
+NAMES = {
+    Strategy.AUTOREGRESSIVE: "non-SI",
+    Strategy.SPECULATIVE: "SI",
+    Strategy.DISTRIBUTED: "DSI",
+    Strategy.AUTO: "AUTO",
+}
+
+_TIMEOUT_SECONDS = 600.0
+_MIB = 1 << 20
+# From here on a core has no room left for bursts, so that work waits for it.
+_SATURATED = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked for.
+
+    Attributes:
+        strategy: How every request is to be decoded.
+        stream_count: Requests that run at the same time.
+        request_count: Requests in all.
+        max_tokens: Tokens of each.
+    """
+
+    strategy: Strategy
+    stream_count: int
+    request_count: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSystem:
+    """What is loaded, and where its processes can be watched.
+
+    Attributes:
+        clients: One for each orchestrator; streams are spread over them in turn.
+        orchestrator_pids: The orchestrators' processes.
+        idle_bytes: What each orchestrator had resident before the first load.
+        target_metrics: The targets' metrics addresses.
+    """
+
+    clients: tuple[AsyncClient, ...]
+    orchestrator_pids: tuple[int, ...]
+    idle_bytes: tuple[int, ...]
+    target_metrics: tuple[str, ...]
+
+    def with_orchestrators(self, count: int) -> LoadedSystem:
+        """Return the same with the first few orchestrators only."""
+        return replace(
+            self,
+            clients=self.clients[:count],
+            orchestrator_pids=self.orchestrator_pids[:count],
+            idle_bytes=self.idle_bytes[:count],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request, as its client saw it.
+
+    Attributes:
+        index: Which one; it chooses the prompt.
+        stream: The stream that it belonged to.
+        strategy: What it was decoded with.
+        sent_at: When it was sent, in seconds on this process's clock.
+        arrivals: When each message with tokens came, and how many tokens it had.
+        token_ids: The output.
+    """
+
+    index: int
+    stream: int
+    strategy: Strategy
+    sent_at: float
+    arrivals: tuple[tuple[float, int], ...]
+    token_ids: tuple[int, ...]
+
+    @property
+    def ended_at(self) -> float:
+        """When its last tokens came."""
+        return self.arrivals[-1][0]
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Time to first token."""
+        return self.arrivals[0][0] - self.sent_at
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Time per output token: for each after the first message."""
+        first_at, first_count = self.arrivals[0]
+        return (self.ended_at - first_at) / max(1, len(self.token_ids) - first_count)
+
+    @property
+    def itl_seconds(self) -> Iterator[float]:
+        """Inter-token latency: how long its reader waited between two messages."""
+        return (later - earlier for (earlier, _), (later, _) in pairwise(self.arrivals))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """The middle and the tail of many measurements."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRow:
+    """What a load was given; times in ms.
+
+    Attributes:
+        strategy: As it was asked for; the papers' name.
+        chosen: How many requests were decoded with which strategy.
+        stream_count: Streams at the same time.
+        orchestrator_count: Orchestrators that they were spread over.
+        tokens_per_second: Of all streams together, while all of them ran.
+        speed_up: That over plain decoding's, under the same load.
+        ttft_ms: Time to first token.
+        itl_ms: Inter-token latency: between two messages of a stream, which can have more tokens.
+        tpot_ms: Time per output token: of a request, for each token after its first message.
+        fairness: Jain's index of the requests' tokens per second: 1 is all alike, 1 / N is one of N
+            has it all.
+        forwards_per_token: Target forwards that were begun, over tokens.
+        given_up: Share of them that was interrupted because it had become worthless.
+        orchestrator_ms_per_token: CPU time.
+        stream_mib: Memory of the orchestrators over what they had when idle, for each stream.
+        orchestrator_load: Share of a core that the busiest orchestrator used.
+        generator_load: Share of a core that this process used.
+        machine_load: Share of all cores that was busy.
+        identical: Whether every output was plain decoding's.
+    """
+
+    strategy: str
+    chosen: dict[str, int]
+    stream_count: int
+    orchestrator_count: int
+    tokens_per_second: float
+    speed_up: float
+    ttft_ms: Percentiles
+    itl_ms: Percentiles
+    tpot_ms: Percentiles
+    fairness: float
+    forwards_per_token: float
+    given_up: float
+    orchestrator_ms_per_token: float
+    stream_mib: float
+    orchestrator_load: float
+    generator_load: float
+    machine_load: float
+    identical: bool
+
+    @property
+    def limit(self) -> str:
+        """What was short of CPU, so that the row tells more of that than of the strategy."""
+        loads = {
+            "machine": self.machine_load,
+            "orchestrator": self.orchestrator_load,
+            "load generator": self.generator_load,
+        }
+        return ", ".join(name for name, load in loads.items() if load > _SATURATED)
+
+
+@dataclass(slots=True)
+class Reference:
+    """Plain decoding's outputs, by request, and its tokens per second."""
+
+    outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tokens_per_second: float = 0.0
+
+
+async def measure(system: LoadedSystem, load: Load, reference: Reference) -> LoadRow:
+    """Put a load on a system.
+
+    Plain decoding has to be measured first: it fills in the reference that the others are compared
+    with.
+    """
+    await quiet(system.orchestrator_pids)
+    before = _forwards(system)
+    async with metered(system.orchestrator_pids) as usage:
+        served = await _offer(system.clients, load)
+    forwards, given_up = (
+        after - earlier for after, earlier in zip(_forwards(system), before, strict=True)
+    )
+    tokens_per_second = served_tokens_per_second(served)
+    if load.strategy is Strategy.AUTOREGRESSIVE:
+        reference.outputs.update((each.index, each.token_ids) for each in served)
+        reference.tokens_per_second = tokens_per_second
+    token_count = sum(len(each.token_ids) for each in served)
+    return LoadRow(
+        strategy=NAMES[load.strategy],
+        chosen=dict(Counter(NAMES[each.strategy] for each in served)),
+        stream_count=load.stream_count,
+        orchestrator_count=len(system.clients),
+        tokens_per_second=tokens_per_second,
+        speed_up=tokens_per_second / reference.tokens_per_second,
+        ttft_ms=percentiles([1e3 * each.ttft_seconds for each in served]),
+        itl_ms=percentiles([1e3 * gap for each in served for gap in each.itl_seconds]),
+        tpot_ms=percentiles([1e3 * each.tpot_seconds for each in served]),
+        fairness=fairness(
+            [len(each.token_ids) / (each.ended_at - each.sent_at) for each in served]
+        ),
+        forwards_per_token=forwards / token_count,
+        given_up=given_up / forwards,
+        orchestrator_ms_per_token=1e3 * sum(usage.cpu_seconds) / token_count,
+        stream_mib=_stream_bytes(system, usage, stream_count=load.stream_count) / _MIB,
+        orchestrator_load=usage.highest_load,
+        generator_load=usage.own_load,
+        machine_load=usage.machine_load,
+        identical=all(each.token_ids == reference.outputs[each.index] for each in served),
+    )
+
+
+def served_tokens_per_second(served: Sequence[Served]) -> float:
+    """Return the tokens per second of all streams together, while all of them had work."""
+    begun_at = min(each.sent_at for each in served)
+    last_ends: dict[int, float] = {}
+    for each in served:
+        last_ends[each.stream] = max(each.ended_at, last_ends.get(each.stream, each.ended_at))
+    all_until = min(last_ends.values())
+    count = sum(n for each in served for at, n in each.arrivals if at <= all_until)
+    return count / (all_until - begun_at)
+
+
+def fairness(rates: Sequence[float]) -> float:
+    """Return Jain's index: (sum of x)^2 / (N * sum of x^2)."""
+    return sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates))
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Return the nearest-rank percentiles; of no values at all, 0."""
+    ordered = sorted(values) or [0.0]
+    p50, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.50, 0.99))
+    return Percentiles(p50, p99)
+
+
+async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
+    """Run the streams to their end.
+
+    Raises:
+        PacelineError: A request failed.
+    """
+    indices = iter(range(load.request_count))
+    served: list[Served] = []
+
+    async def run(stream: int) -> None:
+        for index in indices:
+            client = clients[stream % len(clients)]
+            served.append(await _serve(client, load, index=index, stream=stream))
+
+    try:
+        async with asyncio.TaskGroup() as streams:
+            for stream in range(load.stream_count):
+                streams.create_task(run(stream), name=f"stream {stream}")
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return served
+
+
+async def _serve(client: AsyncClient, load: Load, *, index: int, stream: int) -> Served:
+    sent_at = time.perf_counter()
+    generation = client.generate(
+        f"Request {index}:",
+        strategy=load.strategy,
+        max_tokens=load.max_tokens,
+        ignore_eos=True,
+        timeout=_TIMEOUT_SECONDS,
+    )
+    arrivals = [(time.perf_counter(), len(chunk.token_ids)) async for chunk in generation]
+    completion = await generation.collect()
+    return Served(
+        index=index,
+        stream=stream,
+        strategy=completion.started.strategy,
+        sent_at=sent_at,
+        arrivals=tuple(arrivals),
+        token_ids=completion.token_ids,
+    )
+
+
+def _forwards(system: LoadedSystem) -> tuple[float, float]:
+    """Return how many forwards the targets have begun so far, and how many of them given up."""
+    pages = [counters(address) for address in system.target_metrics]
+    given_up = sum(page["paceline_forwards_interrupted_total"] for page in pages)
+    return given_up + sum(page["paceline_forwards_total"] for page in pages), given_up
+
+
+def _stream_bytes(system: LoadedSystem, usage: Usage, *, stream_count: int) -> float:
+    return (sum(usage.peak_bytes) - sum(system.idle_bytes)) / stream_count

@@ -1,0 +1,106 @@
+"""The same models in transformers' own hands: a bare loop, and `generate` in its ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
+
+from paceline_engine.backends.model_files import find_model_files
+
+__all__ = ["PROMPT_LOOKUP_TOKENS", "Decode", "LibraryPair"]
+
+PROMPT_LOOKUP_TOKENS = 10
+"""The better of the lookaheads 5 and 10 on the bundled target (bench/LOG.md)."""
+
+Decode: TypeAlias = Callable[[Sequence[int], int], tuple[int, ...]]
+"""Continues a prompt by so many tokens, greedily."""
+
+
+class LibraryPair:
+    """A target and a drafter in the library's classes, as they come.
+
+    Attributes:
+        target_forward_count: Forwards of the target so far.
+    """
+
+    def __init__(
+        self, target: str, drafter: str, *, dtype: str, device: str, vocabulary_size: int
+    ) -> None:
+        """Load both models anew, from a directory or a hub id: nothing of ours is in them.
+
+        Tokens beyond the vocabulary, for which some models have scores, are never chosen.
+        """
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self._target, self._drafter = (
+            _load(model, dtype=dtype, device=device) for model in (target, drafter)
+        )
+        for model in (self._target, self._drafter):
+            beyond = range(vocabulary_size, model.config.vocab_size)
+            model.generation_config.suppress_tokens = [*beyond] or None
+        self._device = torch.device(device)
+        self._vocabulary_size = vocabulary_size
+        self.target_forward_count = 0
+        self._target.register_forward_pre_hook(self._count)
+
+    @torch.inference_mode()
+    def bare_loop(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
+        """Call the target for one token after another; nothing of `generate`."""
+        cache, token_ids = DynamicCache(config=self._target.config), []
+        fed = torch.tensor([prompt], device=self._device)
+        for _ in range(count):
+            output = self._target(fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            fed = output.logits[:, -1:, : self._vocabulary_size].argmax(-1)
+            token_ids.append(int(fed))
+        return tuple(token_ids)
+
+    def generate(self) -> Decode:
+        """Return plain `generate`."""
+        return self._generate
+
+    def assisted(self, lookahead: int) -> Decode:
+        """Return assisted generation with a constant lookahead, never cut short by confidence."""
+
+        def decode(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+            settings = self._drafter.generation_config
+            settings.num_assistant_tokens = lookahead
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+            return self._generate(prompt, count, assistant_model=self._drafter)
+
+        return decode
+
+    def prompt_lookup(self) -> Decode:
+        """Return generation that drafts from the text so far."""
+        return partial(self._generate, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
+
+    @torch.inference_mode()
+    def _generate(self, prompt: Sequence[int], count: int, **options: Any) -> tuple[int, ...]:
+        ids = torch.tensor([prompt], device=self._device)
+        output = self._target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            **options,
+        )
+        return tuple(output[0, len(prompt) :].tolist())
+
+    def _count(self, *_: object) -> None:
+        self.target_forward_count += 1
+
+
+def _load(name: str, *, dtype: str, device: str) -> Any:
+    directory = find_model_files(name).directory
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+    )
+    # As many tokens as are asked for, from everybody.
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.to(device).eval()

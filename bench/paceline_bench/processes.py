@@ -1,0 +1,111 @@
+"""What processes of this machine use while something is measured: CPU time, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+__all__ = ["Usage", "counters", "metered", "quiet"]
+
+_SAMPLE_SECONDS = 0.1
+_SCRAPE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was used from the beginning of a block to its end.
+
+    Attributes:
+        wall_seconds: How long it took.
+        own_seconds: CPU time of this process.
+        cpu_seconds: CPU time of each process that was watched.
+        peak_bytes: The most memory that each of them had resident.
+        machine_load: Share of all cores that was busy, with whatever else ran, in [0, 1].
+    """
+
+    wall_seconds: float = 0.0
+    own_seconds: float = 0.0
+    cpu_seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    machine_load: float = 0.0
+
+    @property
+    def own_load(self) -> float:
+        """Share of one core that this process used."""
+        return self.own_seconds / self.wall_seconds
+
+    @property
+    def highest_load(self) -> float:
+        """Share of one core that the busiest watched process used."""
+        return max(self.cpu_seconds) / self.wall_seconds
+
+
+@asynccontextmanager
+async def metered(pids: Sequence[int]) -> AsyncIterator[Usage]:
+    """Watch processes during the block; what it yields is filled in at the block's end."""
+    processes = [psutil.Process(pid) for pid in pids]
+    usage = Usage(peak_bytes=[process.memory_info().rss for process in processes])
+    machine = _machine_seconds()
+    before = [_cpu_seconds(process) for process in processes]
+    own, started = time.process_time(), time.perf_counter()
+    sampling = asyncio.create_task(_sample(processes, usage), name="sample memory")
+    try:
+        yield usage
+    finally:
+        sampling.cancel()
+        usage.wall_seconds = time.perf_counter() - started
+        usage.own_seconds = time.process_time() - own
+        after = map(_cpu_seconds, processes)
+        usage.cpu_seconds = [end - start for start, end in zip(before, after, strict=True)]
+        busy, total = (end - start for start, end in zip(machine, _machine_seconds(), strict=True))
+        usage.machine_load = busy / total if total else 0.0
+
+
+async def quiet(pids: Sequence[int], *, within_seconds: float = 15.0) -> None:
+    """Wait until processes have done what they still had to do, or the time is over."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        async with metered(pids) as usage:
+            await asyncio.sleep(2 * _SAMPLE_SECONDS)
+        if sum(usage.cpu_seconds) < _SAMPLE_SECONDS * usage.wall_seconds:
+            return
+
+
+def counters(metrics_address: str) -> dict[str, float]:
+    """Read a server's metrics, summed up over their labels."""
+    with urlopen(f"http://{metrics_address}/metrics", timeout=_SCRAPE_SECONDS) as page:
+        text = page.read().decode()
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums
+
+
+async def _sample(processes: Sequence[psutil.Process], usage: Usage) -> None:
+    while True:
+        sizes = [process.memory_info().rss for process in processes]
+        usage.peak_bytes = [max(pair) for pair in zip(usage.peak_bytes, sizes, strict=True)]
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _machine_seconds() -> tuple[float, float]:
+    """Return the busy and the total CPU time of all cores since the machine's start."""
+    times = psutil.cpu_times()
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -1,0 +1,118 @@
+"""The protocol on the virtual clock, with the servers that a figure or a plan assumes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.protocol.messages import CapacityChanged
+from paceline_orchestrator.protocol.strategy import Strategy, create_method
+from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy
+from paceline_orchestrator.simulation import AgreementOracle, ServerLatency, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_orchestrator.simulation import SimulationResult
+
+__all__ = [
+    "Batch",
+    "Setup",
+    "draw_agreements",
+    "mean_and_error",
+    "run_protocol",
+    "total_times",
+]
+
+_PROMPT_LENGTH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Servers, and how they are used.
+
+    Attributes:
+        strategy: The method.
+        target: Latency of each target.
+        drafter: Latency of the drafter; plain decoding has none.
+        lookahead: Draft tokens in a verification.
+        target_count: Targets there are.
+        dispatch: When draft tokens go to a target.
+        broadcast_prefill: Whether the prompt goes to all targets at the start.
+    """
+
+    strategy: Strategy
+    target: ServerLatency
+    drafter: ServerLatency
+    lookahead: int = 1
+    target_count: int = 1
+    dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
+    broadcast_prefill: bool = False
+
+
+def run_protocol(
+    setup: Setup, *, acceptance_rate: float, max_tokens: int, seed: int = 0
+) -> SimulationResult:
+    """Generate max_tokens tokens; equal seeds meet equal agreements, whatever the setup."""
+    oracle = AgreementOracle(acceptance_rate, seed=seed, length=_PROMPT_LENGTH + max_tokens)
+    task = DecodingTask(
+        oracle.prompt(_PROMPT_LENGTH),
+        max_tokens,
+        lookahead=setup.lookahead,
+        dispatch=setup.dispatch,
+        broadcast_prefill=setup.broadcast_prefill,
+    )
+    capacity = CapacityChanged(targets=tuple(range(setup.target_count)), drafters=(0,))
+    return simulate(
+        create_method(setup.strategy, task, capacity=capacity),
+        oracle,
+        targets=[setup.target] * setup.target_count,
+        drafters=[setup.drafter],
+    )
+
+
+def draw_agreements(acceptance_rate: float, *, max_tokens: int, seed: int) -> list[bool]:
+    """Tell at which positions after the prompt `run_protocol` finds the drafter right."""
+    length = _PROMPT_LENGTH + max_tokens
+    oracle = AgreementOracle(acceptance_rate, seed=seed, length=length)
+    return [oracle.agrees(0, position) for position in range(_PROMPT_LENGTH, length)]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Generations to simulate.
+
+    Attributes:
+        setup: With what.
+        acceptance_rate: Probability that the target accepts a draft token.
+        max_tokens: Tokens of each.
+        seeds: One for each.
+    """
+
+    setup: Setup
+    acceptance_rate: float
+    max_tokens: int
+    seeds: range
+
+
+def total_times(batch: Batch) -> list[float]:
+    """Return how long each generation takes, in the latencies' unit."""
+    return [
+        float(
+            run_protocol(
+                batch.setup,
+                acceptance_rate=batch.acceptance_rate,
+                max_tokens=batch.max_tokens,
+                seed=seed,
+            ).total_time
+        )
+        for seed in batch.seeds
+    ]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error, which is 0 for a single value."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.mean(values), error

@@ -1,0 +1,88 @@
+"""Models of any size without a download: random weights, for latencies only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline_engine.backends.transformers import TransformersBackend, usable_device
+from paceline_engine.calls import ModelDescription, VerificationRule
+
+__all__ = ["RandomModel", "Shape"]
+
+_CONTEXT, _VOCABULARY = 4096, 32_000
+_HEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama's size: its feed-forward width is 8/3 of its width, as is usual."""
+
+    layers: int
+    width: int
+
+    @classmethod
+    def parse(cls, words: str) -> Self:
+        """Read LAYERSxWIDTH, such as 40x5120.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        found = re.fullmatch(r"(\d+)x(\d+)", words)
+        if found is None:
+            raise ValueError(f"{words!r} is not LAYERSxWIDTH, such as 40x5120")
+        shape = cls(int(found[1]), int(found[2]))
+        if not 1 <= shape.layers <= 1000 or shape.width % _HEAD or not shape.width:
+            raise ValueError(f"{words!r}: 1 to 1000 layers, and a width that {_HEAD} divides")
+        return shape
+
+    def __str__(self) -> str:
+        return f"{self.layers}x{self.width}"
+
+
+class RandomModel(TransformersBackend):
+    """A Llama of random weights, computed as a loaded one is."""
+
+    def __init__(
+        self, shape: Shape, *, dtype: str, device: str, threads: int = 1, capture: bool = False
+    ) -> None:
+        """Make it up.
+
+        Raises:
+            ModelLoadError: The device is not there.
+        """
+        self.device = usable_device(device)
+        torch.set_num_threads(threads)
+        self.tokenizer = None
+        config = LlamaConfig(
+            vocab_size=_VOCABULARY,
+            hidden_size=shape.width,
+            intermediate_size=-(-8 * shape.width // 3 // 256) * 256,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.width // _HEAD,
+            max_position_embeddings=_CONTEXT,
+        )
+        with self.device:
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=getattr(torch, dtype)
+            )
+        self._adopt(str(shape), model.eval(), capture=capture)
+        self.description = ModelDescription(
+            name=f"random {shape}",
+            revision="random",
+            fingerprint="random",
+            tokenizer_fingerprint="none",
+            vocabulary_size=_VOCABULARY,
+            eos_token_ids=(),
+            context_length=_CONTEXT,
+            backend="transformers",
+            dtype=dtype,
+            device=device,
+            layer_count=shape.layers,
+            cancels_between_layers=True,
+            verification_rules=(VerificationRule.EXACT,),
+        )

@@ -1,0 +1,136 @@
+"""Exact times of SI and DSI without running the protocol for every draw.
+
+What they rest on: a correction is a fresh start. With one drafter that is no slower than the
+target, and with targets of equal, steady latency, verdicts come in the order of their positions.
+So when a draft token is rejected, all that is in flight descends from it and is withdrawn, and
+what follows depends on the number of tokens that remain, and on nothing else. A generation is a
+chain of *stretches*, each from a sync point to the next:
+
+    sync point ── a ── a ── ... ── a ── r      a: accepted draft token, r: correction, or the end
+                  └── run length ──┘
+
+Until its rejection is known, a stretch is what it would be without it. So one run of the protocol
+in which every draft token is right tells when the token after *any* run length is final: the
+stretches come from the very objects that serve users, and a generation is a sum of them. SI needs
+no protocol: its rounds are independent, and each costs the same.
+
+tests/unit/bench/test_recurrences.py holds both against the protocol, to the last digit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline_bench.protocol_runs import run_protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.protocol_runs import Setup
+
+__all__ = [
+    "Stretches",
+    "distributed_time",
+    "expected_distributed_times",
+    "expected_speculative_forwards",
+    "run_lengths",
+    "speculative_time",
+    "stretches",
+]
+
+Floats: TypeAlias = NDArray[np.float64]
+# stretches[remaining][run length]: from the sync point until the token after the run is final.
+Stretches: TypeAlias = list[list[int]]
+
+
+def run_lengths(agreements: Sequence[bool]) -> list[int]:
+    """Return how many positions agree in a row from each position on."""
+    lengths = [0] * (len(agreements) + 1)
+    for position in range(len(agreements) - 1, -1, -1):
+        lengths[position] = lengths[position + 1] + 1 if agreements[position] else 0
+    return lengths[:-1]
+
+
+def stretches(setup: Setup, *, max_tokens: int) -> Stretches:
+    """Run the protocol without a rejection for 1, 2, ... max_tokens remaining tokens.
+
+    Args:
+        setup: DSI with steady integer latencies, the drafter's at most the target's.
+        max_tokens: The most tokens that remain at a sync point.
+    """
+    assert setup.target.first == setup.target.step >= setup.drafter.step == setup.drafter.first
+    return [
+        [
+            int(time)
+            for time in run_protocol(setup, acceptance_rate=1, max_tokens=remaining).token_times
+        ]
+        for remaining in range(max_tokens + 1)
+    ]
+
+
+def distributed_time(runs: Sequence[int], stretches: Stretches) -> int:
+    """Return how long DSI takes for as many tokens as there are run lengths."""
+    time, position, end = 0, 0, len(runs)
+    while position < end:
+        remaining = end - position
+        run = min(runs[position], remaining - 1)  # the last token needs no draft
+        time += stretches[remaining][run]
+        position += run + 1
+    return time
+
+
+def speculative_time(
+    runs: Sequence[int], *, lookahead: int, target_step: int, drafter_step: int
+) -> int:
+    """Return how long SI takes: `drafted * drafter_step + target_step` for each round.
+
+    A round drafts min(lookahead, remaining - 1) tokens and yields one more than it accepts.
+    """
+    time, position, end = 0, 0, len(runs)
+    while position < end:
+        drafted = min(lookahead, end - position - 1)
+        time += drafted * drafter_step + target_step
+        position += min(runs[position], drafted) + 1
+    return time
+
+
+def expected_distributed_times(acceptance_rates: Floats, stretches: Stretches) -> Floats:
+    """Return DSI's exact expectation over all draws, for each acceptance rate."""
+    rates = acceptance_rates[:, np.newaxis]
+    expected = np.zeros((len(acceptance_rates), len(stretches)))  # by remaining tokens
+    for remaining in range(1, len(stretches)):
+        run = np.arange(remaining)
+        probability = _run_probability(rates, run)
+        after = expected[:, remaining - 1 - run]
+        expected[:, remaining] = (probability * (np.array(stretches[remaining]) + after)).sum(1)
+    return expected[:, -1]
+
+
+def expected_speculative_forwards(
+    acceptance_rates: Floats, *, lookahead: int, max_tokens: int
+) -> tuple[Floats, Floats]:
+    """Return how many forwards SI's drafter and target do in expectation, for each rate.
+
+    SI's time is the sum of its forwards, so this is its exact expectation for any latencies.
+    """
+    rates = acceptance_rates[:, np.newaxis]
+    drafter = np.zeros((len(acceptance_rates), max_tokens + 1))  # by remaining tokens
+    target = np.zeros_like(drafter)
+    for remaining in range(1, max_tokens + 1):
+        drafted = min(lookahead, remaining - 1)
+        accepted = np.arange(drafted + 1)
+        probability = _run_probability(rates, accepted)
+        after = remaining - 1 - accepted
+        drafter[:, remaining] = drafted + (probability * drafter[:, after]).sum(1)
+        target[:, remaining] = 1 + (probability * target[:, after]).sum(1)
+    return drafter[:, -1], target[:, -1]
+
+
+def _run_probability(rates: Floats, run: NDArray[np.int_]) -> Floats:
+    """Return the probability of each run length 0, 1, ...; the last one means "or more"."""
+    probability: Floats = rates**run * (1 - rates)
+    probability[:, -1] = (rates ** run[-1])[:, 0]
+    return probability

@@ -1,0 +1,88 @@
+"""What every benchmark prints and keeps: medians with their spread, Markdown tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Spread", "circumstances", "goal_line", "markdown_table", "spread", "write_json"]
+
+_PACKAGES = ("grpcio", "protobuf", "torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle of some measurements, and how far they lie apart.
+
+    Attributes:
+        median: Half of them are at or below it.
+        low: The first decile; the smallest of fewer than ten.
+        high: The last decile; the largest of fewer than ten.
+        count: How many there were.
+    """
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarise at least one measurement."""
+    count = len(values)
+    ordered = sorted(values)
+    tenth = count // 10
+    return Spread(statistics.median(ordered), ordered[tenth], ordered[count - 1 - tenth], count)
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table in Markdown: the first column to the left, the others to the right."""
+    marks = ["---"] + ["---:"] * (len(headings) - 1)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, marks, *rows)) + "\n"
+
+
+def goal_line(what: str, worst: float, *, limit: float, where: str) -> str:
+    """Say in one line of a list whether the worst value is within a goal."""
+    verdict = "met" if worst <= limit else "MISSED"
+    return f"- {what}: at worst {worst:.3f} ({where}); goal {limit:g}: {verdict}"
+
+
+def circumstances() -> dict[str, Any]:
+    """Say when, on what machine and with what versions something was measured."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def write_json(path: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
+    """Write a benchmark's rows, with the circumstances and whatever else belongs to them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"circumstances": circumstances(), **more, "rows": list(rows)}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,235 @@
+"""`paceline bench table2`: Table 2 of the DSI paper, online."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from paceline import AsyncClient
+from paceline_bench import table2
+from paceline_bench.echo import measure_echoes
+from paceline_bench.grid import grid_cells, grid_json, grid_report, measure_cell
+from paceline_bench.node import TABLE2
+from paceline_bench.online import OnlineSystem
+from paceline_bench.report import write_json
+from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_cli.local_system import LocalSystem, LocalSystemConfig
+from paceline_cli.options import read_options
+from paceline_cli.screen import diagnostics, progress
+from paceline_cli.up import running_system
+from paceline_serving.settings import Settings, option
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from paceline_bench.grid import CellResult
+    from paceline_bench.node import PaperRow, SimulatedNode
+    from paceline_bench.table2 import RowResult
+    from paceline_orchestrator.simulation import ServerLatency
+
+__all__ = ["Table2Settings", "main"]
+
+_EXAMPLES = """
+paceline bench table2
+paceline bench table2 --rows 2 --repeats 3
+paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
+paceline bench table2 --json table2.json --chart table2.svg
+paceline bench table2 --grid 5 --repeats 5
+"""
+_MOST_LOOKAHEAD = 64
+_PICTURES = (".svg", ".png")
+_ROWS = {row.name: row for row in TABLE2}
+
+
+def _read_numbers(value: object) -> object:
+    """Read "1-3,8" as 1, 2, 3 and 8."""
+    if not isinstance(value, str):
+        return value
+    numbers: set[int] = set()
+    for part in value.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if found is None:
+            raise ValueError(f"{part!r} is no number and no range such as 1-10")
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if not numbers or not 1 <= min(numbers) <= max(numbers) <= _MOST_LOOKAHEAD:
+        raise ValueError(f"lookaheads are 1 to {_MOST_LOOKAHEAD}")
+    return tuple(sorted(numbers))
+
+
+def _check_rows(rows: str) -> str:
+    if rows.isdecimal():
+        if not 1 <= int(rows) <= len(TABLE2):
+            raise ValueError(f"there are {len(TABLE2)} rows")
+        return rows
+    for name in rows.split(","):
+        if name not in _ROWS:
+            raise ValueError(f"there is no row {name!r}; there are {', '.join(_ROWS)}")
+    return rows
+
+
+def _check_grid(size: int) -> int:
+    if size == 1:
+        raise ValueError("a grid has two or more of each")
+    return size
+
+
+def _check_chart(path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in _PICTURES:
+        raise ValueError(f"must end in {' or '.join(_PICTURES)}")
+    return path
+
+
+_Lookaheads = Annotated[tuple[int, ...], BeforeValidator(_read_numbers)]
+
+
+class Table2Settings(Settings):
+    """Measure Table 2 of the DSI paper with real processes, beside what theory allows.
+
+    Each row is a drafter and targets whose forwards take as long as the paper measured; they wait
+    instead of computing. The machine should be idle. The exit code is 0 if every output was plain
+    decoding's, else 1.
+    """
+
+    rows: Annotated[str, AfterValidator(_check_rows)] = Field(
+        str(len(TABLE2)), description="how many rows, or which: names, separated by commas"
+    )
+    repeats: int = Field(10, ge=1, le=1000, description="timed runs of everything, in turn")
+    targets: int = Field(7, ge=1, le=32, description="target processes")
+    max_tokens: int = Field(50, ge=2, le=1000, description="tokens of each run")
+    si_lookaheads: _Lookaheads = Field(
+        "1-10", validate_default=True, description="lookaheads to try with SI"
+    )
+    dsi_lookaheads: _Lookaheads = Field(
+        "1-3,5,8",
+        validate_default=True,
+        description="lookaheads to try with DSI, beside the planner's",
+    )
+    grid: Annotated[int, AfterValidator(_check_grid)] = Field(
+        0,
+        ge=0,
+        le=21,
+        description="instead of the rows, a grid of so many drafter latencies and as many"
+        " acceptance rates",
+    )
+    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    chart: Annotated[Path | None, AfterValidator(_check_chart)] = Field(
+        None, description="where to draw the rows, as .svg or .png"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(
+        Table2Settings, arguments, program="paceline bench table2", examples=_EXAMPLES
+    )
+    return asyncio.run(_grid(settings) if settings.grid else _table2(settings))
+
+
+async def _table2(settings: Table2Settings) -> int:
+    results: list[RowResult] = []
+    for row in _chosen(settings):
+        results.append(await _measure(row, settings))
+        diagnostics().print(str(results[-1]), markup=False)
+        _keep(
+            settings.json_file,
+            map(json_rows, results),
+            sweeps=[line for result in results for line in json_sweeps(result)],
+            echoes=[line for result in results for line in json_echoes(result)],
+        )
+    print(report(results), end="")
+    if settings.chart is not None:
+        from paceline_bench.charts import save_figure
+        from paceline_bench.table2_chart import draw_table2
+
+        save_figure(draw_table2(results), settings.chart)
+    return 0 if all(result.identical for result in results) else 1
+
+
+def _chosen(settings: Table2Settings) -> list[PaperRow]:
+    if settings.rows.isdecimal():
+        rows = TABLE2[: int(settings.rows)]
+    else:
+        rows = tuple(_ROWS[name] for name in dict.fromkeys(settings.rows.split(",")))
+    return [replace(row, node=replace(row.node, target_count=settings.targets)) for row in rows]
+
+
+async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
+    ways = table2.ways(settings.si_lookaheads, settings.dsi_lookaheads)
+    echoes = await measure_echoes(table2.sleeps_ns(row.node))
+    async with running_system(_config(row.node)) as system:
+        with progress(row.name, total=settings.repeats) as step:
+            async with _online(system, system, max_tokens=settings.max_tokens) as online:
+                runs = await table2.measure_row(
+                    online, ways, repeats=settings.repeats, on_repeat=step
+                )
+    return table2.evaluate(row, runs, echoes=echoes)
+
+
+async def _grid(settings: Table2Settings) -> int:
+    """Measure cell by cell; the targets are the same for all of them."""
+    cells = grid_cells(settings.grid)
+    results: list[CellResult] = []
+    targets_only = replace(_config(cells[0].node(target_count=settings.targets)), drafters=0)
+    async with running_system(targets_only) as targets:
+        more_targets = tuple(f"{it.name}={it.address}" for it in targets.targets)
+        with progress("grid", total=len(cells)) as step:
+            for cell in cells:
+                config = _config(cell.node(target_count=0), more_targets=more_targets)
+                async with (
+                    LocalSystem(config) as system,
+                    _online(system, targets, max_tokens=settings.max_tokens) as online,
+                ):
+                    results.append(await measure_cell(online, cell, repeats=settings.repeats))
+                _keep(settings.json_file, map(grid_json, results))
+                step(str(results[-1]))
+    print(grid_report(results), end="")
+    return 0 if all(result.identical for result in results) else 1
+
+
+def _keep(path: Path | None, rows: Iterable[list[dict[str, Any]]], **more: object) -> None:
+    """Write what there is so far: nobody wants to lose an hour."""
+    if path is not None:
+        write_json(path, list(chain.from_iterable(rows)), **more)
+
+
+@asynccontextmanager
+async def _online(
+    system: LocalSystem, targets: LocalSystem, *, max_tokens: int
+) -> AsyncIterator[OnlineSystem]:
+    servers = (*system.drafters, *targets.targets)
+    async with AsyncClient(system.orchestrator_address) as client:
+        yield OnlineSystem(
+            client,
+            orchestrator_pid=system.orchestrator.pid,
+            metrics_addresses={server.name: server.metrics_address for server in servers},
+            max_tokens=max_tokens,
+        )
+
+
+def _config(node: SimulatedNode, *, more_targets: tuple[str, ...] = ()) -> LocalSystemConfig:
+    return LocalSystemConfig(
+        targets=node.target_count,
+        drafters=1,
+        more_targets=more_targets,
+        target_arguments=_flags(node.target),
+        drafter_arguments=(
+            *_flags(node.drafter),
+            f"--simulated-acceptance-rate={node.acceptance_rate}",
+        ),
+    )
+
+
+def _flags(latency: ServerLatency) -> tuple[str, ...]:
+    return (
+        "--backend=simulated",
+        "--debug-calls",
+        f"--simulated-ttft-seconds={int(latency.first) / 1e9!r}",
+        f"--simulated-tpot-seconds={int(latency.step) / 1e9!r}",
+    )

@@ -1,0 +1,130 @@
+"""`paceline plan`: what every strategy would do for somebody's own latencies and GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
+from rich.console import Console
+
+from paceline_bench.forecast import forecast, forecast_jobs
+from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.node import SimulatedNode
+from paceline_bench.parallel import compute_all
+from paceline_bench.report import write_json
+from paceline_cli.options import read_options
+from paceline_cli.screen import progress, table
+from paceline_orchestrator.simulation import ServerLatency
+from paceline_serving.settings import Settings, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.forecast import Forecast, ForecastJob
+
+__all__ = ["PlanSettings", "main"]
+
+_EXAMPLES = """
+paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 8
+paceline plan --target-ms 30 --drafter-ms 12 --acceptance 0.9 --gpus 4 --target-first-ms 400
+paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 4 --call-ms 1
+paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --plot plan.svg
+"""
+_NS_PER_MS = 1_000_000
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def _check_picture(path: Path) -> Path:
+    if path.suffix not in _PICTURES:
+        raise ValueError(f"must end in {', '.join(_PICTURES)}")
+    return path
+
+
+class PlanSettings(Settings):
+    """Say what each strategy would take with your own models, and how many targets are worth it.
+
+    The decoding methods that serve users run on a virtual clock with your latencies. `paceline
+    check-pair` measures latencies and acceptance rate. One GPU is the drafter's, the others have a
+    target each. What is not there: the orchestrator's own time, other requests, and batching.
+    """
+
+    target_ms: float = Field(gt=0, le=1e6, description="a decoding step of the target, in ms")
+    drafter_ms: float = Field(gt=0, le=1e6, description="a decoding step of the drafter, in ms")
+    acceptance: float = Field(
+        ge=0, le=1, description="share of draft tokens that the target accepts, 0 to 1"
+    )
+    gpus: int = Field(ge=1, le=65, description="GPUs, or other devices, there are")
+    tokens: int = Field(100, ge=2, le=2000, description="tokens of a generation")
+    target_first_ms: float | None = Field(
+        None, gt=0, le=1e6, description="the target's first forward, the prompt's; else a step"
+    )
+    drafter_first_ms: float | None = Field(
+        None, gt=0, le=1e6, description="the drafter's first forward; else a step"
+    )
+    call_ms: float = Field(
+        0, ge=0, le=1e6, description="what a call to a server takes besides its forward"
+    )
+    repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
+    plot: Annotated[Path, AfterValidator(_check_picture)] | None = Field(
+        None, description="where to draw it: .png, .svg or .pdf"
+    )
+    json_file: Path | None = option(None, description="where to keep the rows", flag="json")
+
+    @property
+    def node(self) -> SimulatedNode:
+        """The user's servers."""
+        return SimulatedNode(
+            target=_latency(self.target_first_ms, self.target_ms, call_ms=self.call_ms),
+            drafter=_latency(self.drafter_first_ms, self.drafter_ms, call_ms=self.call_ms),
+            acceptance_rate=self.acceptance,
+            target_count=self.gpus - 1,
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(PlanSettings, arguments, program="paceline plan", examples=_EXAMPLES)
+    node = settings.node
+    jobs = forecast_jobs(node, token_count=settings.tokens, repeats=settings.repeats)
+    with progress("simulating", total=len(jobs)) as step:
+        rows = compute_all(forecast, jobs, on_done=lambda job: step(_label(job)))
+    print(_conditions(settings))
+    Console(highlight=False).print(table(HEADINGS, table_rows(rows)))
+    print()
+    print("\n".join(conclusions(rows, node)))
+    _keep(settings, rows)
+    return 0
+
+
+def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
+    if settings.plot is not None:
+        # Here, because loading it takes most of a second.
+        from paceline_bench.charts import save_figure
+        from paceline_bench.forecast_picture import draw_forecast
+
+        title = _conditions(settings).replace("; ", "\n")
+        save_figure(draw_forecast(rows, title=title), settings.plot)
+        print(f"{settings.plot} has the picture.")
+    if settings.json_file is not None:
+        write_json(settings.json_file, json_rows(rows))
+        print(f"{settings.json_file} has the rows.")
+
+
+def _conditions(settings: PlanSettings) -> str:
+    return (
+        f"target {settings.target_ms:g} ms, drafter {settings.drafter_ms:g} ms,"
+        f" acceptance {settings.acceptance:.0%}; {settings.tokens} tokens,"
+        f" mean of {settings.repeats} simulated generations"
+    )
+
+
+def _label(job: ForecastJob) -> str:
+    return f"{job.strategy.value}, {job.target_count} target(s)"
+
+
+def _latency(first_ms: float | None, step_ms: float, *, call_ms: float) -> ServerLatency:
+    first_ns, step_ns, call_ns = (
+        round(each * _NS_PER_MS) for each in (first_ms or step_ms, step_ms, call_ms)
+    )
+    return ServerLatency(first_ns, max(1, step_ns), call=call_ns)

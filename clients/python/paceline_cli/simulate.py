@@ -1,0 +1,147 @@
+"""`paceline simulate`: the DSI paper's offline results, from the protocols on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from rich.console import Console
+
+from paceline_bench.heatmap_report import RATIOS, check_claims, write_cells
+from paceline_bench.heatmaps import Experiment, Grid, columns, fill_column
+from paceline_bench.parallel import compute_all
+from paceline_bench.table1 import MOMENTS, table1
+from paceline_cli.options import read_options
+from paceline_cli.screen import progress, table
+from paceline_orchestrator.protocol.task import DispatchPolicy
+from paceline_serving.settings import Settings, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.heatmaps import Cell, Column
+
+__all__ = ["SimulateSettings", "main"]
+
+_EXAMPLES = """
+paceline simulate                                 everything, on a coarse grid: seconds
+paceline simulate table1                          an exact check of the protocol
+paceline simulate figure2 --grid full             the paper's grid: a minute on two cores
+paceline simulate figure2 --dispatch work_conserving --targets 3
+paceline simulate figure7 --repeats 50 --image svg
+"""
+_FIGURES = {"figure2": ("Figure 2", None), "figure7": ("Figure 7", 5)}  # title and lookahead
+_PANELS = {"figure2": tuple(RATIOS), "figure7": tuple(RATIOS)[:3]}
+
+
+class SimulateSettings(Settings):
+    """Reproduce the DSI paper's offline results: Table 1, and the heat maps of Figures 2 and 7.
+
+    The decoding methods that serve users run on a virtual clock, where a forward takes its latency
+    and nothing else takes any time. Figure 2 compares non-SI, SI and DSI over drafter latency and
+    acceptance rate, each with its best lookahead, DSI within Equation 1 of the paper:
+    ceil(target latency / (lookahead * drafter latency)) <= targets. Figure 7 does so with a
+    lookahead of 5. Pictures and tables (CSV) go into a folder; the paper's claims are checked, and
+    the exit code is 1 if Table 1 is not reproduced exactly.
+    """
+
+    what: Literal["all", "table1", "figure2", "figure7"] = option(
+        "all", kind="argument", description="what to reproduce"
+    )
+    grid: Literal["coarse", "full"] = Field(
+        "coarse", description="every 5 per cent of both axes, or every single one, as in the paper"
+    )
+    tokens: int = Field(
+        100, ge=2, le=1000, description="tokens of a generation; time grows with their square"
+    )
+    repeats: int = Field(5, ge=1, le=1000, description="generations in each cell")
+    targets: int = Field(7, ge=1, le=64, description="targets of DSI: its SP degree")
+    dispatch: Literal["blocks", "work_conserving"] = Field(
+        "blocks",
+        description="blocks of exactly the lookahead, as in the paper, or as Paceline serves: a"
+        " free target takes all waiting tokens, and Equation 1 does not bind",
+    )
+    image: Literal["png", "svg"] = Field("png", description="format of the pictures")
+    output_directory: Path = Field(Path("simulation"), description="where the files go")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(
+        SimulateSettings, arguments, program="paceline simulate", examples=_EXAMPLES
+    )
+    settings.output_directory.mkdir(parents=True, exist_ok=True)
+    is_exact = settings.what not in {"all", "table1"} or _show_table1()
+    for figure in _FIGURES:
+        if settings.what in {"all", figure}:
+            _show_figure(figure, settings)
+    return 0 if is_exact else 1
+
+
+def _show_table1() -> bool:
+    rows = table1()
+    moments = [f"t = {moment}" for moment in MOMENTS]
+    cells = [
+        (
+            row.name,
+            *(
+                f"{ours}" if ours == paper else f"[bold red]{ours}[/], not {paper}"
+                for ours, paper in zip(row.ours, row.paper, strict=True)
+            ),
+        )
+        for row in rows
+    ]
+    print("Table 1: tokens that are final by a time, in target forwards; lookahead 1, drafter 1/7")
+    Console(highlight=False).print(table(("", *moments), cells))
+    is_exact = all(row.ours == row.paper for row in rows)
+    print("All as in the paper.\n" if is_exact else "NOT as in the paper.\n")
+    return is_exact
+
+
+def _show_figure(name: str, settings: SimulateSettings) -> None:
+    title, lookahead = _FIGURES[name]
+    experiment = Experiment(
+        token_count=settings.tokens,
+        repeats=settings.repeats,
+        target_count=settings.targets,
+        lookahead=lookahead,
+        dispatch=DispatchPolicy(settings.dispatch),
+    )
+    grid = Grid.full() if settings.grid == "full" else Grid.coarse()
+    cells = _compute(title, columns(experiment, grid))
+    print(f"{title}: {_conditions(experiment)}\nBy the exact expectation over all draws:")
+    for claim in check_claims(cells):
+        print(f"- {claim}")
+    picture = settings.output_directory / f"{name}.{settings.image}"
+    heading = f"{title} of the DSI paper, by the protocol on a virtual clock\n"
+    _draw(cells, picture, panels=_PANELS[name], title=heading + _conditions(experiment))
+    write_cells(picture.with_suffix(".csv"), cells)
+    print(f"{picture} and {picture.with_suffix('.csv').name} have them all.\n")
+
+
+def _draw(cells: Sequence[Cell], picture: Path, *, panels: Sequence[str], title: str) -> None:
+    # Here, because loading it takes most of a second.
+    from paceline_bench.charts import save_figure
+    from paceline_bench.heatmap_pictures import draw_heatmaps
+
+    save_figure(draw_heatmaps(cells, panels=panels, title=title), picture)
+
+
+def _compute(title: str, work: Sequence[Column]) -> list[Cell]:
+    with progress(title, total=len(work)) as step:
+        filled = compute_all(
+            fill_column,
+            work,
+            on_done=lambda column: step(f"drafter at {column.drafter_percent} %"),
+        )
+    return [cell for column in filled for cell in column]
+
+
+def _conditions(experiment: Experiment) -> str:
+    lookahead = f"lookahead {experiment.lookahead}" if experiment.lookahead else "best lookahead"
+    served = experiment.dispatch is DispatchPolicy.WORK_CONSERVING
+    return (
+        f"{lookahead}; {experiment.repeats} generations of {experiment.token_count} tokens a cell;"
+        f" DSI on {experiment.target_count} targets, {'as served' if served else 'in blocks'}"
+    )

@@ -1,0 +1,93 @@
+"""One call of a session: sent at once, and sent again after what its server lost was made good."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from paceline.errors import InternalError, SessionError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from paceline.v1.session_pb2 import SessionCall
+    from paceline_orchestrator.session import Session
+
+__all__ = ["CallUnderWay", "Sent"]
+
+_T = TypeVar("_T")
+
+# What a server lost is sent again so often; then the server is at fault.
+_REPAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent: the call's fence, its RPC, and when that was (perf_counter_ns)."""
+
+    call: SessionCall
+    rpc: Any
+    at_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+class CallUnderWay(Generic[_T]):
+    """A call that was sent as it was made, if its session was open by then. Await it once.
+
+    A lost session is opened anew, and a prefix that is not held is sent again.
+
+    Cancellation:
+        `cancel` it, after the task that awaits it: that task may not even have begun to.
+
+    Args:
+        session: Whose call it is.
+        send: Sends it.
+        read: Waits for the answer.
+        is_repeatable: Whether it may be sent again: nothing of its answer has been used.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        send: Callable[[], Sent],
+        read: Callable[[Sent], Awaitable[_T]],
+        *,
+        is_repeatable: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._send = send
+        self._read = read
+        self._is_repeatable = is_repeatable
+        self._sent = send() if session.is_open else None
+        session.begin(self)
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        """Wait for the answer.
+
+        Raises:
+            PacelineError: What could not be repaired.
+        """
+        return self._answer().__await__()
+
+    def cancel(self) -> None:
+        """Withdraw it: the server hears of it."""
+        if self._sent is not None:
+            self._sent.rpc.cancel()
+        self._session.end(self)
+
+    async def _answer(self) -> _T:
+        try:
+            for _ in range(_REPAIRS):
+                if self._sent is None:
+                    await self._session.opened()
+                    self._sent = self._send()
+                try:
+                    return await self._read(self._sent)
+                except SessionError as error:
+                    self._session.repair(error)
+                    if not self._is_repeatable():
+                        raise
+                    self._sent = None
+            raise InternalError(f"{self._session.server.name} keeps losing what it holds")
+        finally:
+            self._session.end(self)

@@ -1,0 +1,21 @@
+"""Where servers are: a stream of endpoint sets, of which each replaces the one before.
+
+`static`, `dns` and `kubernetes` have one interface, `Discovery`. What is found is never asked for
+on the request path, and stays in use while nobody can be asked.
+"""
+
+from paceline_orchestrator.discovery.endpoints import Availability, Discovery, Endpoint, Role
+from paceline_orchestrator.discovery.services import DEFAULT_PORT, Service, parse_services
+from paceline_orchestrator.discovery.static import StaticDiscovery, parse_endpoints
+
+__all__ = [
+    "DEFAULT_PORT",
+    "Availability",
+    "Discovery",
+    "Endpoint",
+    "Role",
+    "Service",
+    "StaticDiscovery",
+    "parse_endpoints",
+    "parse_services",
+]

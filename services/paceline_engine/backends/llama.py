@@ -1,0 +1,261 @@
+"""Llama and what is built like it, in fewer and larger steps than the library takes.
+
+A forward over a few rows computes little, so what lies around the matrix products counts: the
+library's layers spend a third of a small forward there (bench/LOG.md). Same weights, same
+arithmetic: logits differ by rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import Cache
+
+__all__ = ["FusedLlama", "KeyValueStore", "Rotation", "can_fuse"]
+
+_FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+# Their rotation at a position changes with the length of the text.
+_CHANGING_ROTATIONS = frozenset({"dynamic", "longrope"})
+_FIRST_ROTATIONS = 1024
+
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines, and sines with the signs of the swapped halves: (T, D) each."""
+
+
+class KeyValueStore(Protocol):
+    """Where the layers' keys and values go: a Cache of the library is one."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_index: int, /) -> tuple[Tensor, Tensor]:
+        """Take new keys and values, (1, G, T, D) each, and return those to look at."""
+
+
+def can_fuse(model: Any) -> bool:
+    """Whether a model is one that FusedLlama computes alike."""
+    if type(model) not in _FAMILY:
+        return False
+    config = model.config
+    layer_types = getattr(config, "layer_types", None) or ()
+    plain_weights = all(
+        type(module) is nn.Linear
+        for name, module in model.named_modules()
+        if name.endswith(("_proj", "lm_head"))
+    )
+    return (
+        plain_weights
+        and {*layer_types} <= {"full_attention"}
+        and (type(model) is not MistralForCausalLM or config.sliding_window is None)
+        and config.rope_parameters["rope_type"] not in _CHANGING_ROTATIONS
+    )
+
+
+class FusedLlama:
+    """The decoder of a loaded model, with its weights.
+
+    The weights are shared: the model given stays usable, and changing it changes this.
+
+    Letters: T rows, H heads, G key and value heads, D their width, E the model's width, V the rows
+    of the head.
+
+    Attributes:
+        layers: The decoder layers, as modules, so that hooks can be put on them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Fuse the projections of a model that `can_fuse`.
+
+        Cost: copies most weights once, one layer's at a time.
+        """
+        body = model.model
+        self.layers: Sequence[nn.Module] = [
+            _Layer(layer, index=index) for index, layer in enumerate(body.layers)
+        ]
+        self._embedding = body.embed_tokens
+        is_tied = self._embedding.weight is model.lm_head.weight
+        self._head = _fuse(model.lm_head)
+        if is_tied:
+            self._embedding.weight = model.lm_head.weight
+        self._norm = _norm(body.norm)
+        self._rotary = body.rotary_emb
+        self._rotations: Rotation = (torch.empty(0), torch.empty(0))
+        self._group = model.config.num_attention_heads // model.config.num_key_value_heads
+
+    def __call__(self, ids: Tensor, cache: Cache, *, rows: int) -> Tensor:
+        """Append the tokens `ids`, (T,), and return the logits of the last rows: (rows, V)."""
+        start, count = cache.get_seq_length(), len(ids)
+        cosines, sines = self.rotations(start + count)
+        # A single row sees everything, and rows without a past are masked by the kernel.
+        mask = _mask(start, count, like=cosines) if start and count > 1 else None
+        return self.run(ids, (cosines[start:], sines[start:]), mask, cache, rows=rows)
+
+    def run(
+        self,
+        ids: Tensor,
+        rotation: Rotation,
+        mask: Tensor | None,
+        store: KeyValueStore,
+        *,
+        rows: int,
+    ) -> Tensor:
+        """Do a forward to which only the rotation and the mask tell where its tokens are.
+
+        Args:
+            ids: (T,) int64.
+            rotation: Of the tokens' positions.
+            mask: What is added to the scores of attention, a column for each token that the store
+                returns: (T, columns). None: a single row sees all of them, and T rows are all that
+                there is and see what is before them.
+            store: Takes each layer's keys and values, and returns those to look at.
+            rows: How many of the last rows to score.
+        """
+        hidden = functional.embedding(ids, self._embedding.weight)
+        if mask is not None:
+            mask = mask.repeat(self._group, 1)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, mask, store)
+        return self._head(self._norm(hidden[-rows:]))
+
+    def rotations(self, length: int) -> Rotation:
+        """Return the rotations of the first positions: (length, D) each.
+
+        Cost: computed once for each position.
+        """
+        cosines, sines = self._rotations
+        if length > len(cosines):
+            wanted = max(2 * length, _FIRST_ROTATIONS)
+            weight = self._embedding.weight
+            positions = torch.arange(wanted, device=weight.device)[None]
+            cosines, sines = (table[0] for table in self._rotary(weight, positions))
+            # The first half of the rotated vector is minus the second half of the vector.
+            sines[:, : sines.shape[-1] // 2].neg_()
+            self._rotations = cosines, sines
+        return cosines[:length], sines[:length]
+
+
+class _Layer(nn.Module):
+    """One decoder layer: attention and MLP, each with its norm before it.
+
+    Its parts are no modules: calling one takes longer than some of the kernels.
+    """
+
+    def __init__(self, layer: Any, *, index: int) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._index = index
+        self._attention_norm = _norm(layer.input_layernorm)
+        self._into_heads = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._out_of_heads = _fuse(attention.o_proj)
+        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        self._gate_and_up = _fuse(mlp.gate_proj, mlp.up_proj)
+        self._down = _fuse(mlp.down_proj)
+        self._activation = mlp.act_fn.forward
+        self._width = attention.head_dim
+        self._heads = attention.q_proj.out_features // self._width
+        self._kv_heads = attention.k_proj.out_features // self._width
+        self._scale = attention.scaling
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyValueStore
+    ) -> Tensor:
+        """Compute (T, E) from (T, E)."""
+        hidden = hidden + self._attend(self._attention_norm(hidden), rotation, mask, store)
+        gate, up = self._gate_and_up(self._mlp_norm(hidden)).chunk(2, dim=-1)
+        return hidden + self._down(self._activation(gate) * up)
+
+    def _attend(
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyValueStore
+    ) -> Tensor:
+        count, heads, kv_heads = len(hidden), self._heads, self._kv_heads
+        # (H + 2 G, T, D): query heads, key heads, value heads.
+        states = self._into_heads(hidden).view(count, -1, self._width).transpose(0, 1)
+        rotated = _rotate(states[: heads + kv_heads], rotation)
+        keys, values = store.update(
+            rotated[None, heads:], states[None, heads + kv_heads :], self._index
+        )
+        if count > 1 and mask is None:
+            seen = functional.scaled_dot_product_attention(
+                rotated[None, :heads],
+                keys,
+                values,
+                is_causal=True,
+                scale=self._scale,
+                enable_gqa=heads != kv_heads,
+            )
+        else:
+            # The heads of a group lie one below the other, as rows: (1, G, H / G * T, D).
+            seen = functional.scaled_dot_product_attention(
+                rotated[:heads].view(1, kv_heads, -1, self._width),
+                keys,
+                values,
+                attn_mask=mask,
+                scale=self._scale,
+            )
+        seen = seen.reshape(heads, count, self._width).transpose(0, 1)
+        return self._out_of_heads(seen.reshape(count, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+
+
+def _mask(start: int, count: int, *, like: Tensor) -> Tensor:
+    """Let each of T = `count` rows see all that is before it: (T, start + T)."""
+    return like.new_full((count, start + count), -math.inf).triu_(start + 1)
+
+
+def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
+    """Return (heads, T, D), contiguous, from the same."""
+    cosines, sines = rotation
+    half = states.shape[-1] // 2
+    swapped = torch.cat((states[..., half:], states[..., :half]), dim=-1)
+    return torch.addcmul(swapped * sines, states, cosines)
+
+
+def _norm(norm: Any) -> _Norm:
+    return _Norm(norm.weight.detach(), norm.variance_epsilon)
+
+
+def _fuse(*projections: nn.Linear) -> _Projection:
+    """Put projections of one input side by side; they become views of the fused one."""
+    weights = [each.weight.detach() for each in projections]
+    weight = _laid_out(torch.cat(weights) if len(weights) > 1 else weights[0])
+    parts = torch.split(weight, [each.out_features for each in projections])
+    for each, part in zip(projections, parts, strict=True):
+        each.weight = nn.Parameter(part, requires_grad=False)
+    biases = [each.bias.detach() for each in projections if each.bias is not None]
+    return _Projection(weight, torch.cat(biases) if biases else None)
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    """Store a weight, (outputs, inputs), in the order in which small products read it fastest.
+
+    On a CPU in float32 that is input by input where there are more outputs than inputs: MKL then
+    needs 0.5 to 1 times as long for 1 to 17 rows (bench/LOG.md).
+    """
+    outputs, inputs = weight.shape
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and outputs > inputs:
+        return weight.t().contiguous().t()
+    return weight

@@ -1,0 +1,240 @@
+"""Servers that come and go while streams run: used at once, left in good order."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.discovery import Availability, Endpoint, Role
+from support.fake_models import FakeModelServer, continuation
+from support.orchestrating import PROMPT, orchestrating
+from support.waiting import until
+
+TERMINATING = Availability.TERMINATING
+# More than any of these tests waits for; each ends its streams itself.
+ENDLESS = 3000
+
+
+class Cluster:
+    """A discovery that says what a test wants."""
+
+    def __init__(self):
+        self._known = {}
+        self._changed = asyncio.Event()
+
+    async def endpoints(self):
+        while True:
+            self._changed.clear()
+            yield frozenset(self._known.values())
+            await self._changed.wait()
+
+    def add(self, *servers):
+        for server in servers:
+            name = f"{server.role}-{server.address}"
+            self._known[server.address] = Endpoint(name, server.address, Role(server.role), name)
+        self._changed.set()
+
+    def mark(self, server, availability):
+        known = self._known[server.address]
+        self._known[server.address] = replace(known, availability=availability)
+        self._changed.set()
+
+    def remove(self, server):
+        del self._known[server.address]
+        self._changed.set()
+
+
+class Stream:
+    """An endless stream, read on a task."""
+
+    def __init__(self, system, **request):
+        request = {"timeout": 60, "max_tokens": ENDLESS, **request}
+        self._call = system.call(**request)
+        self._reading = asyncio.create_task(self._read())
+        self.token_ids = []
+        self.finished = None
+
+    async def _read(self):
+        async for message in self._call:
+            self.token_ids += message.chunk.token_ids
+            if message.HasField("finished"):
+                self.finished = message.finished
+
+    async def more(self, count=20):
+        """Return once so many more tokens have come."""
+        wanted = len(self.token_ids) + count
+        await until(
+            lambda: len(self.token_ids) >= wanted or self._reading.done(), what="tokens come"
+        )
+        assert not self._reading.done(), self._reading
+
+    async def end(self):
+        """Check what has come, and leave."""
+        assert not self._reading.done(), self._reading
+        self._call.cancel()
+        await asyncio.wait((self._reading,))
+        assert self.token_ids == continuation(PROMPT, len(self.token_ids))
+
+
+@asynccontextmanager
+async def a_system(*, targets, drafters=()):
+    """Run all of these; the orchestrator knows the drafters and the first target."""
+    cluster = Cluster()
+    known = asyncio.create_task(_announce(cluster, targets[0], *drafters))
+    async with orchestrating(
+        targets=list(targets), drafters=list(drafters), discovery=cluster
+    ) as system:
+        await known
+        yield system, cluster
+
+
+async def _announce(cluster, *servers):
+    await until(lambda: all(it.address for it in servers), what="the servers listen")
+    cluster.add(*servers)
+
+
+def a_target(**options):
+    return FakeModelServer("target", latency_seconds=0.004, **options)
+
+
+def a_drafter(**options):
+    return FakeModelServer("drafter", latency_seconds=0.001, **options)
+
+
+async def test_a_new_target_serves_a_running_stream():
+    targets = [a_target() for _ in range(3)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        await stream.more()
+        for newcomer in targets[1:]:
+            cluster.add(newcomer)
+            await until(lambda it=newcomer: len(it.calls) > 5, what="it verifies")
+        await stream.end()
+
+
+async def test_a_stream_that_asked_for_a_number_of_targets_takes_no_more():
+    targets = [a_target() for _ in range(2)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, target_count=1, lookahead=1)
+        free = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, lookahead=1)
+        await stream.more()
+        cluster.add(targets[1])
+        await until(lambda: len(targets[1].calls) > 5, what="the other stream uses it")
+        await stream.more()
+        await free.end()
+        await stream.end()
+
+
+@pytest.mark.parametrize("strategy", [pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE])
+async def test_streams_that_share_a_target_divide_over_a_new_one(strategy):
+    targets = [a_target() for _ in range(2)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        streams = [Stream(system, strategy=strategy) for _ in range(4)]
+        for stream in streams:
+            await stream.more()
+        cluster.add(targets[1])
+        await until(
+            lambda: [len(it.sessions) for it in targets] == [2, 2], what="each has two sessions"
+        )
+        for stream in streams:
+            await stream.more()
+        assert not targets[0].cancelled
+        for stream in streams:
+            await stream.end()
+
+
+@pytest.mark.parametrize("strategy", [1, 2, 3])
+@pytest.mark.parametrize("by_health", [False, True])
+async def test_sessions_leave_a_target_that_is_about_to_end(strategy, by_health):
+    targets = [a_target() for _ in range(2)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=strategy)
+        await stream.more()
+        cluster.add(targets[1])
+        await stream.more()
+        if by_health:
+            await targets[0].set_serving(False)
+        else:
+            cluster.mark(targets[0], TERMINATING)
+        await until(lambda: not targets[0].sessions, what="its session is closed")
+        calls, faults = len(targets[0].calls), len(targets[0].cancelled)
+        await stream.more()
+        assert len(targets[0].calls) == calls, "it gets nothing new"
+        assert not faults or strategy == pb.STRATEGY_DISTRIBUTED, "it finished what it had"
+        cluster.remove(targets[0])
+        await stream.more()
+        await stream.end()
+
+
+async def test_a_verification_under_way_at_a_target_that_leaves_is_finished_and_used():
+    targets = [a_target(), FakeModelServer("target", latency_seconds=0.5)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        cluster.add(targets[1])
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, target_count=2, lookahead=2)
+        slow = targets[1]
+        await until(lambda: slow.running, what="it verifies")
+        answered = len(slow.calls)
+        cluster.mark(slow, TERMINATING)
+        await until(lambda: not slow.sessions, what="its session is closed")
+        assert not slow.cancelled
+        assert len(slow.calls) == answered, "it gets nothing new"
+        await stream.end()
+
+
+async def test_the_last_target_is_left_only_for_another():
+    targets = [a_target() for _ in range(2)]
+    async with a_system(targets=targets) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_AUTOREGRESSIVE)
+        await stream.more()
+        cluster.mark(targets[0], TERMINATING)
+        await stream.more()
+        cluster.add(targets[1])
+        await until(lambda: not targets[0].sessions, what="the session has moved")
+        await stream.more()
+        assert not targets[0].cancelled
+        await stream.end()
+
+
+async def test_a_drafter_that_is_about_to_end_is_replaced():
+    drafters = [a_drafter() for _ in range(2)]
+    async with a_system(targets=[a_target()], drafters=drafters) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        await until(lambda: any(it.calls for it in drafters), what="one drafts")
+        busy, idle = sorted(drafters, key=lambda it: -len(it.calls))
+        cluster.mark(busy, TERMINATING)
+        await until(lambda: not busy.sessions and idle.calls, what="the other one drafts")
+        await stream.more()
+        await stream.end()
+
+
+async def test_a_target_with_another_model_is_not_mixed_into_a_stream():
+    targets = [a_target(), a_target(fingerprint="the next model")]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        await stream.more()
+        cluster.add(targets[1])
+        pool = system.application._pool
+        await until(lambda: sum(it.ready for it in pool.servers) == 3, what="it is ready")
+        await stream.more(100)
+        assert not targets[1].sessions
+        await stream.end()
+
+
+async def test_a_pod_that_is_not_ready_yet_gets_nothing_though_it_says_that_it_serves():
+    targets = [a_target() for _ in range(2)]
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        await stream.more()
+        cluster.add(targets[1])
+        cluster.mark(targets[1], Availability.NOT_READY)
+        pool = system.application._pool
+        await until(lambda: all(it.facts for it in pool.servers), what="it was reached")
+        await stream.more(50)
+        assert not targets[1].opened
+        cluster.mark(targets[1], Availability.READY)
+        await until(lambda: targets[1].calls, what="it verifies")
+        await stream.end()

@@ -1,0 +1,21 @@
+"""Pairs of tiny models for the benchmarks' tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline_bench.engine_pair import EnginePair
+from paceline_engine.backends.transformers import TransformersBackend
+from support.tiny_models import TinyPair, tiny_pair
+
+__all__ = ["tiny_pair"]
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_pair: TinyPair) -> EnginePair:
+    return EnginePair(
+        TransformersBackend(str(tiny_pair.target)), TransformersBackend(str(tiny_pair.drafter))
+    )

@@ -1,0 +1,57 @@
+import pytest
+
+from paceline_bench.grid import CellResult, GridCell, grid_cells, grid_json, grid_report
+
+
+def result(cell, **more):
+    times = {"plain": (30.0, 32.0), "speculative": (20.0, 24.0), "planned": (10.0, 24.0)}
+    return CellResult(
+        cell=cell, si_lookahead=2, dsi_lookaheads=(1,), **{**times, "identical": True, **more}
+    )
+
+
+def test_a_grid_goes_from_fast_drafters_to_one_as_slow_as_the_target():
+    cells = grid_cells(5)
+
+    assert len(set(cells)) == 25
+    assert sorted({cell.drafter for cell in cells}) == [0.05, 0.106, 0.224, 0.473, 1.0]
+    assert sorted({cell.acceptance_rate for cell in cells}) == [0, 0.25, 0.5, 0.75, 1]
+    node = GridCell(0.5, 0.75).node(target_count=3)
+    assert node.drafter.step * 2 == node.target.step == node.target.first
+    assert (node.target_count, node.acceptance_rate) == (3, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "acceptance_rate", "lookahead"), [(0.5, 0.0, 1), (0.05, 1.0, 20), (0.1, 0.8, 6)]
+)
+def test_si_gets_the_lookahead_that_is_best_in_expectation(drafter, acceptance_rate, lookahead):
+    assert GridCell(drafter, acceptance_rate).ways[1].lookahead == lookahead
+
+
+def test_dsi_is_compared_with_the_better_of_the_others():
+    assert result(GridCell(0.1, 0.5)).over_better == pytest.approx((0.5 + 1.0) / 2)
+    slow_si = result(GridCell(0.1, 0.5), speculative=(60.0, 60.0))
+    assert slow_si.over_better == pytest.approx((10 / 30 + 24 / 32) / 2)
+
+
+def test_the_report_is_a_matrix_with_the_worst_cell():
+    cells = grid_cells(2)
+    results = [result(cell) for cell in cells[:3]] + [result(cells[3], planned=(21.0, 25.2))]
+
+    text = grid_report(results)
+
+    assert "| 0% | 0.750 | 0.750 |" in text
+    assert "| 100% | 0.750 | 1.050 |" in text
+    assert "at worst 1.050 (drafter 1, acceptance 1); goal 1.02: MISSED" in text
+
+
+def test_a_cell_with_another_output_has_no_number():
+    cells = grid_cells(2)
+    results = [result(cell) for cell in cells[:3]] + [result(cells[3], identical=False)]
+
+    text = grid_report(results)
+
+    assert "| 100% | 0.750 | DIFFERENT |" in text
+    assert "AN OUTPUT DIFFERED" in text
+    assert "over_better" in grid_json(results[0])[2]
+    assert "over_better" not in grid_json(results[3])[2]

@@ -1,0 +1,167 @@
+import json
+
+import pytest
+
+from paceline_bench.acceptance import Block
+from paceline_bench.charts import save_figure
+from paceline_bench.engine_pair import Latency
+from paceline_bench.pair import Contestant, Entry, Group, Method, Outcome
+from paceline_bench.pair_chart import draw_pair
+from paceline_bench.pair_report import (
+    Acceptance,
+    ModelResult,
+    PairResult,
+    json_more,
+    json_rows,
+    report,
+)
+from paceline_bench.random_models import RandomModel, Shape
+from paceline_bench.sharing import Shared
+
+
+@pytest.fixture(scope="module")
+def description():
+    return RandomModel(Shape(1, 64), dtype="float32", device="cpu", threads=1).description
+
+
+def model(description, *, step_ms):
+    latency = Latency(first_ms=(4 * step_ms, 6 * step_ms), later_ms=(step_ms,) * 6)
+    return ModelResult(description, latency, {1: step_ms, 5: 2 * step_ms}, context=30)
+
+
+def entry(group, method, name, *, ms, lookahead=None, wrong=0, **fields):
+    outcome = Outcome(
+        token_ids=(1, 2, 3, 4),
+        elapsed_ns=round(4 * ms * 1e6),
+        **{"target_forwards": 2, **fields},
+    )
+    contestant = Contestant(group, method, name, None, lookahead)
+    return Entry(contestant, [[outcome, outcome]], wrong=wrong)
+
+
+@pytest.fixture
+def result(description):
+    return PairResult(
+        target=model(description, step_ms=8.0),
+        drafter=model(description, step_ms=2.0),
+        acceptance=Acceptance(
+            runs=[2, 4], tokens=8, blocks=[Block(2, 2), Block(2, 0)], lookahead=2
+        ),
+        entries=[
+            entry(Group.LIBRARY, Method.BARE, "bare loop", ms=10),
+            entry(Group.LIBRARY, Method.PLAIN, "generate", ms=12.5),
+            entry(Group.LIBRARY, Method.SPECULATIVE, "assisted", ms=8, lookahead=2),
+            entry(Group.ENGINE, Method.PLAIN, "non-SI", ms=8, forward_ns=30_000_000),
+            entry(Group.SERVICES, Method.PLAIN, "non-SI", ms=16, forward_ns=40_000_000),
+            entry(
+                Group.SERVICES,
+                Method.SPECULATIVE,
+                "SI, lookahead 2",
+                ms=5,
+                lookahead=2,
+                forward_ns=12_000_000,
+                accepted=3,
+                rejected=1,
+            ),
+            entry(Group.SERVICES, Method.DISTRIBUTED, "DSI", ms=4, wrong=1),
+        ],
+        sharing=[Shared(1, 8.0, 100.0), Shared(2, 12.0, 130.0)],
+    )
+
+
+def cells(text, start):
+    line = next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_latencies_are_set_side_by_side(result):
+    text = report(result)
+    assert "2 texts of 4 tokens" in text
+    assert cells(text, "first token (TTFT), ms")[1:] == [
+        "40 (32 to 48)",
+        "10 (8 to 12)",
+        "0.250",
+    ]
+    assert cells(text, "each later one (TPOT), ms")[1:] == ["8 (8 to 8)", "2 (2 to 2)", "0.250"]
+    assert cells(text, "TTFT ÷ TPOT")[1:] == ["5.00", "5.00", ""]
+    assert cells(text, "rows")[1:] == ["1", "5"]
+    assert cells(text, "target, ms")[1:] == ["8.00", "16.00"]
+    assert cells(text, "÷ one row")[1:] == ["1.00", "2.00"]
+
+
+def test_acceptance_is_told_by_both_estimators_and_by_position(result):
+    text = report(result)
+    common = cells(text, "common runs (the paper's estimator)")
+    assert common[1:] == ["0.750", "2 prompts, 3.0 of 8 tokens in common"]
+    assert cells(text, "verdicts")[1:] == ["0.667", "2 blocks of up to 2, 1.00 accepted"]
+    assert cells(text, "all right, share of blocks")[1:] == ["0.500", "0.500"]
+
+
+def test_speeds_are_compared_with_the_bare_loop_and_with_their_own_plain_decoding(result):
+    text = report(result)
+    assert cells(text, "generate")[1:3] == ["80.0", "12.50"]
+    assert cells(text, "generate")[-3:] == ["0.80x", "1.00x", "identical"]
+    assert cells(text, "SI, lookahead 2")[5:] == ["2.00", "0.750", "2.00x", "3.20x", "identical"]
+
+
+def test_there_is_no_speed_up_without_equality(result):
+    text = report(result)
+    assert cells(text, "DSI")[-3:] == ["-", "-", "1 DIFFERENT"]
+    assert not result.all_identical
+    rows = {(row["group"], row["name"]): row for row in json_rows(result)}
+    assert "speed_up" not in rows["the services", "DSI"]
+    assert rows["the services", "SI, lookahead 2"]["speed_up"] == pytest.approx(2)
+    result.entries[2].wrong = 1
+    assert "texts differ, so no speeds are compared" in report(result)
+
+
+def test_a_tokens_time_is_split_into_forwards_and_the_rest(result):
+    # Of 16 ms a token 10 are forwards; with SI 3 of 5, and a verification gives 2 tokens.
+    found = [line for line in report(result).splitlines() if "| 12.50 | 7.50 | 0.50 |" in line]
+    assert found[0].endswith("| 10.00 | 6.00 | 12.00 |")
+    assert "| SI, lookahead 2 | 8.00 | - | - | 3.00 | 2.00 | 4.00 |" in report(result)
+
+
+def test_findings_say_who_is_slower(result):
+    text = report(result)
+    assert "- the services: non-SI, against transformers, bare loop: 0.62x, SLOWER" in text
+    assert "- our engine, no services: non-SI, against transformers, bare loop: 1.25x\n" in text
+    assert "- the services: SI, lookahead 2, against transformers, assisted: 1.60x" in text
+
+
+def test_sharing_is_told_against_being_alone(result):
+    assert cells(report(result), "2") == ["2", "12.00", "1.50", "130.0"]
+
+
+def test_everything_can_be_kept(result):
+    more = json.loads(json.dumps({"rows": json_rows(result), **json_more(result)}))
+    assert more["acceptance"]["rate_by_common_runs"] == 0.75
+    assert more["acceptance"]["accepted_shares"] == [0.5, 0.5]
+    assert more["models"]["target"]["rows_ms"] == {"1": 8.0, "5": 16.0}
+    assert more["sharing"][1] == {"texts": 2, "forward_ms": 12.0, "tokens_per_second": 130.0}
+    assert more["rows"][5]["tokens_per_second"] == 200
+
+
+def test_parts_may_be_missing(description):
+    alone = PairResult(model(description, step_ms=8.0), model(description, step_ms=2.0))
+    assert "acceptance" not in report(alone)
+    assert alone.all_identical
+    assert json_rows(alone) == []
+
+
+def test_the_picture_has_a_bar_for_every_way_and_marks_what_differs(result, tmp_path):
+    figure = draw_pair(result)
+    speeds, rows, shares = figure.axes
+    assert [bar.get_width() for bar in speeds.patches] == pytest.approx(
+        [100, 80, 125, 125, 62.5, 200, 250]
+    )
+    assert any("text differs" in text.get_text() for text in speeds.texts)
+    assert [list(line.get_ydata()) for line in rows.lines] == [[8.0, 16.0], [2.0, 4.0]]
+    assert [bar.get_height() for bar in shares.patches] == [0.5, 0.5]
+    save_figure(figure, tmp_path / "pair.svg")
+    assert (tmp_path / "pair.svg").stat().st_size > 1000
+
+
+def test_latencies_alone_make_a_picture_too(description):
+    alone = PairResult(model(description, step_ms=8.0), model(description, step_ms=2.0))
+    assert len(draw_pair(alone).axes) == 1

@@ -1,0 +1,34 @@
+import json
+
+from paceline_bench.report import markdown_table, spread, write_json
+
+
+def test_a_spread_is_the_median_and_the_outer_deciles():
+    values = [float(value) for value in range(1, 21)]
+
+    summary = spread(values[::-1])
+
+    assert (summary.median, summary.low, summary.high, summary.count) == (10.5, 3.0, 18.0, 20)
+
+
+def test_few_values_are_spread_from_the_smallest_to_the_largest():
+    summary = spread([3.0, 1.0, 2.0])
+
+    assert (summary.median, summary.low, summary.high) == (2.0, 1.0, 3.0)
+
+
+def test_a_table_has_its_numbers_to_the_right():
+    assert (
+        markdown_table(["row", "ms"], [["a", "1.5"]])
+        == "| row | ms |\n| --- | ---: |\n| a | 1.5 |\n"
+    )
+
+
+def test_a_file_says_under_what_circumstances_it_was_made(tmp_path):
+    write_json(tmp_path / "new" / "result.json", [{"name": "a"}], unit="ms")
+
+    content = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert content["rows"] == [{"name": "a"}]
+    assert content["unit"] == "ms"
+    assert content["circumstances"]["python"].startswith("3.")
+    assert content["circumstances"]["versions"]["grpcio"]

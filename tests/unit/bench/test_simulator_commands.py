@@ -1,0 +1,121 @@
+"""`paceline simulate` and `paceline plan`, as their users meet them."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from paceline_bench import table1
+from paceline_bench.heatmaps import Grid
+from paceline_cli.__main__ import main
+
+VICUNA = ("plan", "--target-ms", "37.7", "--drafter-ms", "2.5", "--acceptance", "0.63")
+TINY = Grid((20, 60), (30, 80))
+
+
+@pytest.fixture
+def tiny_grid(monkeypatch):
+    """A coarse grid that is coarser still, in this process."""
+    monkeypatch.setattr(Grid, "coarse", lambda: TINY)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_table_1_is_shown_and_found_exact(capsys, tmp_path):
+    code, out, _ = run(capsys, "simulate", "table1", "--output-directory", str(tmp_path))
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert ["non-SI", "2", "4", "8", "9"] in lines
+    assert ["DSI,", "every", "draft", "token", "right", "8", "26", "50", "58"] in lines
+    assert "All as in the paper." in out
+
+
+def test_another_table_1_is_an_error(capsys, monkeypatch, tmp_path):
+    wrong = [table1.TableRow("non-SI", (2, 4, 8, 8), (2, 4, 8, 9))]
+    monkeypatch.setattr("paceline_cli.simulate.table1", lambda: wrong)
+    code, out, _ = run(capsys, "simulate", "table1", "--output-directory", str(tmp_path))
+    assert code == 1
+    assert "8, not 9" in out
+    assert "NOT as in the paper." in out
+
+
+@pytest.mark.usefixtures("tiny_grid")
+def test_everything_comes_as_pictures_tables_and_claims(capsys, tmp_path):
+    arguments = ("--tokens", "10", "--repeats", "2", "--output-directory", str(tmp_path / "new"))
+    code, out, err = run(capsys, "simulate", *arguments)
+    assert code == 0
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"figure2.png", "figure2.csv", "figure7.png", "figure7.csv"}
+    assert (tmp_path / "new" / "figure2.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "new" / "figure7.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert {row["dsi_lookahead"] for row in rows} == {row["si_lookahead"] for row in rows} == {"5"}
+    assert "SI is slower than non-SI in 1 of 4 cells: 1 of the 1" in out
+    assert "drafter at 60 %" in err
+
+
+@pytest.mark.usefixtures("tiny_grid")
+def test_one_figure_can_be_had_as_svg(capsys, tmp_path):
+    arguments = ("--tokens", "5", "--image", "svg", "--output-directory", str(tmp_path))
+    assert run(capsys, "simulate", "figure2", *arguments)[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure2.csv", "figure2.svg"]
+    assert "min(SI, non-SI) / DSI" in (tmp_path / "figure2.svg").read_text()
+
+
+def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    picture, rows = tmp_path / "plan.svg", tmp_path / "plan.json"
+    options = ("--gpus", "3", "--tokens", "10", "--repeats", "4")
+    code, out, _ = run(capsys, *VICUNA, *options, "--plot", str(picture), "--json", str(rows))
+    assert code == 0
+    assert out.startswith("target 37.7 ms, drafter 2.5 ms, acceptance 63%; 10 tokens")
+    assert "DSI on 2 targets" in out
+    assert "times as fast as plain decoding" in out
+    assert picture.read_text().startswith("<?xml")
+    content = json.loads(rows.read_text())
+    assert [row["gpu_count"] for row in content["rows"]] == [1, 1, 2, 3]
+    assert content["rows"][0]["mean_ms"] == 377
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "--gpus", "3"), "paceline plan: --target-ms: Field required"),
+        ((*VICUNA, "--gpus", "0"), "--gpus: Input should be greater than or equal to 1"),
+        ((*VICUNA, "--gpus", "3", "--plot", "plan.gif"), "--plot: must end in .png, .svg, .pdf"),
+        ((*VICUNA, "--gpu", "3"), "did you mean --gpus?"),
+        (("simulate", "figure3"), "paceline simulate: WHAT: Input should be 'all', 'table1'"),
+        (("simulate", "--tokens", "1"), "--tokens: Input should be greater than or equal to 2"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_known_before_the_work_is_done(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "x")
+    code, out, err = run(capsys, "simulate", "--output-directory", folder)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"paceline: {tmp_path}")
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_help_has_examples(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"\n  paceline {command} " in capsys.readouterr().out

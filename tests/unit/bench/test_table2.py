@@ -1,0 +1,216 @@
+"""Made-up runs on a tiny node, whose ideals are simulated: what is made of them."""
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from paceline import Strategy
+from paceline_bench import table2
+from paceline_bench.charts import save_figure
+from paceline_bench.echo import Echo
+from paceline_bench.ideal import Plan, ideal_schedule
+from paceline_bench.node import TABLE2, SimulatedNode
+from paceline_bench.online import PLAIN, PLANNED, Run, Way, make_prompt
+from paceline_bench.table2_chart import draw_table2
+from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_orchestrator.protocol.strategy import Strategy as Method
+from paceline_orchestrator.simulation import ServerLatency
+
+MS = 1_000_000
+TOKENS = 12
+NODE = SimulatedNode(
+    target=ServerLatency(first=40 * MS, step=20 * MS),
+    drafter=ServerLatency(first=3 * MS, step=2 * MS),
+    acceptance_rate=0.6,
+)
+ROW = replace(TABLE2[0], name="tiny", node=NODE)
+PROMPTS = [make_prompt(f"repeat {index}") for index in range(3)]
+OVERHEADS = {2 * MS: 100_000, 3 * MS: 200_000, 20 * MS: 300_000, 40 * MS: 400_000}
+ECHOES = {
+    sleep: Echo(sleep_ns=sleep, overhead_ns=overhead, one_way_ns=50_000, back_ns=40_000, count=3)
+    for sleep, overhead in OVERHEADS.items()
+}
+SI_2, SI_4, DSI_1 = (
+    Way(Strategy.SPECULATIVE, 2),
+    Way(Strategy.SPECULATIVE, 4),
+    Way(Strategy.DISTRIBUTED, 1),
+)
+PLANS = {
+    PLAIN: Plan(strategy=Method.AUTOREGRESSIVE, lookahead=0, target_count=1),
+    SI_2: Plan(strategy=Method.SPECULATIVE, lookahead=2, target_count=1),
+    SI_4: Plan(strategy=Method.SPECULATIVE, lookahead=4, target_count=1),
+    PLANNED: Plan(strategy=Method.DISTRIBUTED, lookahead=3, target_count=4),
+    DSI_1: Plan(strategy=Method.DISTRIBUTED, lookahead=1, target_count=7),
+}
+
+
+def ideal(way, prompt):
+    return ideal_schedule(NODE, PLANS[way], prompt=prompt, max_tokens=TOKENS)
+
+
+def runs_at(slowness):
+    """Runs of every way, each `slowness[way]` times as long as its ideal."""
+    by_way = {}
+    for way, plan in PLANS.items():
+        by_way[way] = []
+        for prompt in PROMPTS:
+            schedule = ideal(way, prompt)
+            run = Run(
+                prompt=prompt,
+                token_ids=tuple(schedule.result.token_ids),
+                plan=plan,
+                elapsed_ns=round(schedule.total_ns * slowness.get(way, 1.0)),
+                cpu_seconds=0.012,
+                drafted_count=0,
+                accepted_count=sum(schedule.result.accepted),
+            )
+            by_way[way].append(run)
+    return table2.RowRuns(by_way)
+
+
+def spoilt(runs, way):
+    """One output of a way has a wrong token."""
+    run = runs.by_way[way][1]
+    runs.by_way[way][1] = replace(run, token_ids=(*run.token_ids[:-1], run.token_ids[-1] + 1))
+    return runs
+
+
+@pytest.fixture
+def result():
+    return table2.evaluate(ROW, runs_at({SI_4: 1.5, PLANNED: 1.04}), echoes=ECHOES)
+
+
+def test_the_floor_charges_each_call_of_the_critical_path_once():
+    schedule = ideal(PLAIN, PROMPTS[0])
+    assert table2.floor_ns(schedule, ECHOES) == schedule.total_ns + 400_000 + 11 * 300_000
+
+    schedule = ideal(SI_4, PROMPTS[0])
+    drafts = sum(span.kind.value == "draft" for span in schedule.result.spans)
+    verifications = len(schedule.result.spans) - drafts
+    assert table2.floor_ns(schedule, ECHOES) - schedule.total_ns == (
+        200_000 + (drafts - 1) * 100_000 + 400_000 + (verifications - 1) * 300_000
+    )
+
+
+def test_calls_beside_the_critical_path_are_not_charged():
+    schedule = ideal(DSI_1, PROMPTS[0])
+    assert len(schedule.critical_path) < len(schedule.result.spans) / 2
+    charged = table2.floor_ns(schedule, ECHOES) - schedule.total_ns
+    assert 0 < charged <= 400_000 * len(schedule.critical_path)
+
+
+def test_a_row_takes_si_at_its_best_lookahead_and_dsi_as_planned(result):
+    assert [each.way for each in result.headline] == [PLAIN, SI_2, PLANNED]
+    assert result.planned.lookaheads == (3,)
+    assert [each.way for each in result.swept] == [SI_2, SI_4, DSI_1]
+
+
+def test_dsi_at_its_best_lookahead_may_be_as_planned_or_not():
+    for slow, best in ((DSI_1, PLANNED), (PLANNED, DSI_1)):
+        assert table2.evaluate(ROW, runs_at({slow: 2.0}), echoes=ECHOES).distributed.way == best
+
+
+def test_one_disturbed_run_does_not_make_a_lookahead_the_worse():
+    runs = runs_at({SI_4: 1.1})
+    assert runs.best(Strategy.SPECULATIVE) == SI_2
+    runs.by_way[SI_2][0] = replace(runs.by_way[SI_2][0], elapsed_ns=10**12)
+    assert runs.best(Strategy.SPECULATIVE) == SI_2
+
+
+def test_ratios_are_taken_prompt_by_prompt(result):
+    assert result.planned.over_ideal == pytest.approx([1.04] * 3)
+    expected = [
+        si / dsi for si, dsi in zip(result.speculative.times, result.planned.times, strict=True)
+    ]
+    assert result.planned.speed_over(result.speculative) == sorted(expected)[1]
+    assert result.speed_over_better == min(
+        result.planned.speed_over(result.speculative), result.planned.speed_over(result.plain)
+    )
+
+
+def test_the_counts_of_the_simulator_are_those_of_the_runs(result):
+    for each in (*result.headline, *result.swept):
+        assert each.accepted == each.ideal_accepted
+        assert each.cpu_ms_per_token == pytest.approx(1.0)
+        assert all(ideal <= floor for ideal, floor in zip(each.ideals, each.floors, strict=True))
+
+
+def test_a_sequential_schedule_is_delayed_by_its_calls(result):
+    schedule = ideal(PLAIN, PROMPTS[0])
+    assert result.plain.delayed[0] * MS == pytest.approx(schedule.total_ns + 12 * 300_000)
+
+
+def test_json_has_a_row_for_each_strategy(result):
+    rows = json.loads(json.dumps(json_rows(result)))
+
+    assert [row["strategy"] for row in rows] == ["non-SI", "SI", "DSI", "DSI (best lookahead)"]
+    for row in rows:
+        assert row["name"] == "tiny"
+        assert row["identical"] is True
+        assert row["ideal_ms"] <= row["floor_ms"]
+        assert row["online_over_floor"] == pytest.approx(
+            row["median_ms"] / row["floor_ms"], rel=0.1
+        )
+        assert row["repeats"] == len(row["times_ms"]) == 3
+    assert rows[0]["ideal_ms"] == 40 + 11 * 20
+    assert rows[2]["paper_speed_up_over_si"] == 1.47
+    assert rows[2]["speed_up_over_si"] == result.planned.speed_over(result.speculative)
+    assert [row["lookaheads"] for row in json_sweeps(result)] == [(2,), (4,), (1,)]
+    assert {echo["sleep_ns"] for echo in json_echoes(result)} == set(OVERHEADS)
+
+
+def test_the_report_says_what_was_reached_and_what_was_not(result):
+    text = report([result])
+
+    assert f"| {result.planned.speed_over(result.speculative):.2f}x |" in text
+    assert "DIFFER" not in text
+    assert "goal 1.05" in text
+    slow = table2.evaluate(ROW, runs_at({PLANNED: 3.0}), echoes=ECHOES)
+    assert "- online ÷ floor: at worst 2.9" in report([slow])
+    assert report([slow]).count("(tiny, DSI); goal 1.05: MISSED") == 1
+    assert report([slow]).count("(tiny); goal 1.02: MISSED") == 1
+
+
+@pytest.mark.parametrize("way", [SI_4, PLANNED])
+def test_without_equal_outputs_there_is_no_speed_up(way):
+    result = table2.evaluate(ROW, spoilt(runs_at({}), way), echoes=ECHOES)
+    text = report([result])
+
+    assert not result.identical
+    assert "x |" not in text.replace("1.47x |", "")
+    assert "AN OUTPUT DIFFERED" in text
+    assert not any("speed_up_over_si" in row for row in json_rows(result))
+
+
+def test_an_output_that_only_the_simulator_disagrees_with_is_not_identical():
+    runs = runs_at({})
+    for way in PLANS:
+        spoilt(runs, way)
+
+    assert not table2.evaluate(ROW, runs, echoes=ECHOES).identical
+
+
+def test_a_repeat_has_every_way_once():
+    ways = table2.ways([2, 4], [1])
+
+    assert ways == [PLAIN, SI_2, SI_4, PLANNED, DSI_1]
+    assert table2.sleeps_ns(NODE) == set(OVERHEADS)
+
+
+def test_the_picture_has_a_bar_for_each_strategy_and_row(result, tmp_path):
+    figure = draw_table2([result, result])
+    save_figure(figure, tmp_path / "table2.svg")
+
+    ET.parse(tmp_path / "table2.svg")
+    times, ratios = figure.axes
+    assert len(times.patches) == 6
+    assert sorted(bar.get_height() for bar in times.patches[:3]) == pytest.approx(
+        sorted(each.times[index] for each, index in _medians(result))
+    )
+    assert [label.get_text() for label in ratios.get_xticklabels()] == ["tiny", "tiny"]
+
+
+def _medians(result):
+    return [(each, sorted(range(3), key=each.times.__getitem__)[1]) for each in result.headline]

@@ -1,0 +1,140 @@
+"""`paceline bench pair` without services, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+import torch
+
+from paceline_cli.__main__ import main
+from paceline_cli.bench_pair import _EXAMPLES, PairSettings, _some
+from paceline_serving.settings import parse
+from support.tiny_models import build_model, build_tokenizer, tiny_pair
+
+__all__ = ["tiny_pair"]
+
+torch.set_num_threads(1)
+QUICK = (
+    *("--latency-prompts=2", "--latency-tokens=3"),
+    *("--acceptance-prompts=2", "--acceptance-tokens=12"),
+    *("--contest-prompts=2", "--contest-tokens=8", "--repeats=1", "--lookaheads=2,4"),
+)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("def draft(prefix):\nimport target\nreturn prefix\n")
+    return path
+
+
+@pytest.fixture
+def pair(tiny_pair, prompts):
+    """The options that name a tiny pair and its prompts."""
+    return [
+        f"--target-model={tiny_pair.target}",
+        f"--drafter-model={tiny_pair.drafter}",
+        f"--prompts={prompts}",
+    ]
+
+
+def test_models_are_measured_compared_drawn_and_kept(pair, tmp_path, capsys):
+    kept, drawn = tmp_path / "pair.json", tmp_path / "pair.png"
+    parts = "--parts=acceptance,transformers,engine"
+    code = main(["bench", "pair", *pair, *QUICK, parts, f"--json={kept}", f"--chart={drawn}"])
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "2 texts of 3 tokens" in printed
+    assert "2 prompts" in printed
+    assert "| generate, assisted, lookahead 4 |" in printed
+    content = json.loads(kept.read_text())
+    assert {row["identical"] for row in content["rows"]} == {True}
+    assert [row["name"] for row in content["rows"]][:2] == ["bare loop", "generate"]
+    assert len(content["acceptance"]["common_runs"]) == 2
+    assert content["models"]["drafter"]["layers"] == 2
+    assert drawn.stat().st_size > 10_000
+
+
+def test_latencies_alone_can_be_had_for_random_weights(capsys):
+    random = ["--random-target=3x128", "--random-drafter=1x64", "--latency-tokens=3"]
+    assert main(["bench", "pair", *random, "--latency-prompts=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "| float32 on cpu | random 3x128 | random 1x64 | ratio |" in printed
+    assert "acceptance" not in printed
+
+
+def test_a_text_that_differs_fails_the_command(pair, monkeypatch, capsys):
+    def wrong(self, prompt, count, **options):
+        *token_ids, last = self.bare_loop(prompt, count)
+        return (*token_ids, (last + 1) % 300)
+
+    monkeypatch.setattr("paceline_bench.peers.LibraryPair._generate", wrong)
+    assert main(["bench", "pair", *pair, *QUICK, "--parts=transformers"]) == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--parts acceptance,speed", "there is no part 'speed'; there are acceptance, "),
+        ("--lookaheads 2,0", "--lookaheads: Input should be greater than or equal to 1"),
+        ("--lookaheads 99", "--lookaheads: Input should be less than or equal to 32"),
+        ("--chart pair.xyz", "must end in .svg or .png"),
+        ("--random-target 40", "'40' is not LAYERSxWIDTH, such as 40x5120"),
+        ("--random-target 4x128", "--random-target and --random-drafter go together"),
+        ("--dtype int8", "--dtype: "),
+        ("--target 1", "did you mean"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "pair", *options.split()])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device=cuda:99"], "device 'cuda:99' cannot be used here"),
+        (["--target-model=/nowhere"], "model '/nowhere': there is no such directory"),
+        (["--prompts=/nowhere.txt"], "/nowhere.txt: No such file or directory"),
+        (["--contest-tokens=600"], "exceed the models' context of 512"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(pair, capsys, options, message):
+    assert main(["bench", "pair", *pair, *QUICK, *options]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_models_that_do_not_fit_are_one_line(pair, tmp_path, capsys):
+    other = build_model(tmp_path / "other", build_tokenizer(280), layer_count=1, seed=9)
+    assert main(["bench", "pair", *pair, *QUICK, f"--drafter-model={other}"]) == 1
+    assert "drafter_model: has another tokenizer than the target" in capsys.readouterr().err
+
+
+def test_random_weights_on_a_device_that_is_not_there_are_one_line(capsys):
+    random = ["--random-target=1x64", "--random-drafter=1x64", "--device=cuda:99"]
+    assert main(["bench", "pair", *random]) == 1
+    error = capsys.readouterr().err
+    assert "device 'cuda:99' cannot be used here" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", [it for it in _EXAMPLES.splitlines() if it])
+def test_its_examples_are_understood(line):
+    words = shlex.split(line.split("    ")[0].replace("~", "/home"))
+    assert words[:3] == ["paceline", "bench", "pair"]
+    settings = parse(PairSettings, words[3:], program="it", environment={})
+    assert isinstance(settings, PairSettings)
+
+
+def test_some_prompts_are_taken_evenly():
+    assert _some(list(range(10)), 3) == [0, 3, 6]
+    assert _some([1, 2], 5) == [1, 2]

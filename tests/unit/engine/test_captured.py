@@ -1,0 +1,104 @@
+"""The step that CUDA records, computed anew on a CPU: same shapes, same addresses, same logits."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+
+from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SessionSpec, VerifyOptions
+from unit.engine.conftest import NEVER, continuation
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+SPEC = SessionSpec(64)
+
+
+@pytest.fixture(scope="module")
+def capturing(tiny_pair):
+    backend = TransformersBackend(str(tiny_pair.target))
+    backend.captures = True
+    return backend
+
+
+@torch.inference_mode()
+def test_a_step_in_fixed_buffers_gives_the_decoders_logits(target):
+    decoder = target.decoder
+    assert isinstance(decoder, FusedLlama)
+    prompt = torch.tensor(PROMPT)
+    fixed, plain = KeyValues(reserve_length=40, is_fixed=True), KeyValues(reserve_length=40)
+    for cache in (fixed, plain):
+        decoder(prompt, cache, rows=1)
+    step = CapturedStep(decoder, fixed.text_layers)
+    for token_id in (3, 99, 250, 7):
+        expected = decoder(torch.tensor([token_id]), plain, rows=1)
+        assert torch.allclose(step(token_id), expected, atol=1e-4)
+        assert {layer.length for layer in fixed.text_layers} == {plain.get_seq_length()}
+
+
+@torch.inference_mode()
+def test_a_step_works_in_the_same_memory_every_time(target):
+    cache = KeyValues(reserve_length=40, is_fixed=True)
+    target.decoder(torch.tensor(PROMPT), cache, rows=1)
+    step = CapturedStep(target.decoder, cache.text_layers)
+    places = {layer.keys.data_ptr() for layer in cache.text_layers}
+    for token_id in range(33):
+        step(token_id)
+    assert {layer.keys.data_ptr() for layer in cache.text_layers} == places
+    assert cache.get_seq_length() == 40
+    assert not cache.has_room
+
+
+def test_plain_decoding_is_the_same(capturing, target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 20)
+    cache = capturing.new_cache(SPEC)
+    assert continuation(cache, PROMPT, 20) == oracle
+    assert cache._state.step is not None
+
+
+def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 12)
+    cache, options = capturing.new_cache(SPEC), VerifyOptions()
+    for done, block in ((0, []), (1, [1, 1]), (1, []), (2, oracle[2:5]), (6, []), (7, [])):
+        prefix = array("I", PROMPT + oracle[:done])
+        judged = cache.judge(prefix, block, options=options, interrupt=NEVER).value
+        accepted = 3 if done == 2 else 0
+        assert (judged.accepted_count, judged.next_token) == (accepted, oracle[done + accepted])
+    assert cache._state.step is not None
+
+
+def test_a_text_that_begins_anew_is_captured_anew(capturing, target):
+    cache = capturing.new_cache(SPEC)
+    first = continuation(cache, PROMPT, 4)
+    step = cache._state.step
+    other = [100, 101, 102]
+    assert continuation(cache, other, 4) == continuation(target.new_cache(SPEC), other, 4)
+    assert cache._state.step is not step
+    assert continuation(cache, PROMPT, 4) == first
+
+
+@pytest.mark.parametrize("failure", ["raises", "is off"])
+def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, caplog, failure):
+    class Broken(CapturedStep):
+        def __call__(self, token_id):
+            if failure == "raises":
+                raise RuntimeError("not permitted while capturing")
+            return super().__call__(token_id) * 1.01
+
+    monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Broken)
+    backend = TransformersBackend(str(tiny_pair.target))
+    backend.captures = True
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 8)
+    assert continuation(backend.new_cache(SPEC), PROMPT, 8) == oracle
+    assert not backend.captures
+    assert "not captured" in caplog.text
+
+
+def test_nothing_is_captured_on_a_cpu(tiny_pair, caplog):
+    backend = TransformersBackend(str(tiny_pair.target), capture=True)
+    assert not backend.captures
+    assert "cannot be captured on cpu" in caplog.text

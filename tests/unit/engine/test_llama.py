@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from paceline_engine.backends import transformers as backend
+from paceline_engine.backends.key_values import KeyValueLayer, KeyValues
+from paceline_engine.backends.llama import FusedLlama, can_fuse
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def llama(**settings):
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **settings}))
+
+
+def mistral(**settings):
+    return MistralForCausalLM(MistralConfig(**{**SIZES, "sliding_window": None, **settings}))
+
+
+def qwen2(**settings):
+    return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **settings}))
+
+
+FUSED = {
+    "llama": llama,
+    "one key for each query": lambda: llama(num_key_value_heads=4),
+    "tied": lambda: llama(tie_word_embeddings=True),
+    "biased": lambda: llama(attention_bias=True, mlp_bias=True),
+    "heads of another width": lambda: llama(head_dim=20),
+    "scaled positions": lambda: llama(rope_parameters=LLAMA3),
+    "another activation": lambda: llama(hidden_act="gelu"),
+    "mistral": mistral,
+    "qwen2": qwen2,
+}
+NOT_FUSED = {
+    "a sliding window": lambda: mistral(sliding_window=8),
+    "some sliding windows": lambda: qwen2(
+        use_sliding_window=True, sliding_window=8, max_window_layers=1
+    ),
+    "positions that depend on the length": lambda: llama(
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    ),
+    "another family": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=96, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+    ),
+}  # fmt: skip
+
+
+def built(make, *, seed: int = 0):
+    torch.manual_seed(seed)
+    model = make().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # they are made as zeros
+                parameter.normal_()
+    return model
+
+
+@torch.inference_mode()
+def in_chunks(decoder, ids, ends):
+    cache, rows = KeyValues(reserve_length=len(ids)), []
+    for start, end in zip((0, *ends), (*ends, len(ids)), strict=True):
+        rows.append(decoder(ids[start:end], cache, rows=end - start))
+    return torch.cat(rows)
+
+
+@torch.inference_mode()
+def by_the_library(model, ids):
+    return model(ids[None], past_key_values=DynamicCache()).logits[0]
+
+
+@pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
+def test_fused_layers_give_the_librarys_logits(make):
+    model = built(make)
+    assert can_fuse(model)
+    ids = torch.randint(96, (40,), generator=torch.Generator().manual_seed(1))
+    expected = by_the_library(model, ids)
+    for ends in ((), (1, 2, 9, 10, 33), (12,)):
+        actual = in_chunks(FusedLlama(model), ids, ends)
+        assert torch.allclose(actual, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_model_stays_usable_after_its_layers_were_fused():
+    model = built(FUSED["tied"])
+    ids = torch.arange(10)
+    before = by_the_library(model, ids)
+    decoder = FusedLlama(model)
+    assert torch.allclose(by_the_library(model, ids), before, atol=1e-4)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight *= 2
+        model.model.embed_tokens.weight[3] *= 2
+    changed = by_the_library(model, ids)
+    assert not torch.allclose(changed, before, atol=1e-2)
+    assert torch.allclose(in_chunks(decoder, ids, ()), changed, atol=1e-4)
+
+
+def test_only_the_wanted_rows_are_scored():
+    model = built(llama)
+    ids, cache = torch.arange(9), KeyValues(reserve_length=20)
+    with torch.inference_mode():
+        last = FusedLlama(model)(ids, cache, rows=2)
+    assert torch.allclose(last, by_the_library(model, ids)[-2:], atol=1e-4)
+
+
+def test_a_text_may_grow_longer_than_the_first_table_of_positions():
+    model = built(lambda: llama(num_hidden_layers=1))
+    ids = torch.randint(96, (1100,), generator=torch.Generator().manual_seed(2))
+    actual = in_chunks(FusedLlama(model), ids, (1000, 1020, 1030))
+    assert torch.allclose(actual, by_the_library(model, ids), atol=1e-3)
+
+
+@pytest.mark.parametrize("make", NOT_FUSED.values(), ids=NOT_FUSED)
+def test_what_would_not_be_the_same_is_left_to_the_library(make):
+    assert not can_fuse(built(make))
+
+
+def test_fused_layers_that_are_off_are_not_used(monkeypatch, caplog):
+    class Off(FusedLlama):
+        def __call__(self, *arguments, **options):
+            return super().__call__(*arguments, **options) * 1.01
+
+    model = built(llama)
+    assert type(backend._fastest_decoder("a model", model)) is FusedLlama
+    monkeypatch.setattr(backend, "FusedLlama", Off)
+    assert type(backend._fastest_decoder("a model", model)) is backend._LibraryDecoder
+    assert "a model" in caplog.text
+
+
+def test_keys_and_values_come_back_as_they_were_appended():
+    layer, generator = KeyValueLayer(reserve_length=200), torch.Generator().manual_seed(3)
+    expected = torch.empty(2, 1, 2, 0, 4)
+    for count, forgotten in [(3, 0), (70, 5), (1, 1), (60, 0), (9, 9), (2, 0)]:
+        new = torch.randn(2, 1, 2, count, 4, generator=generator)
+        expected = torch.cat((expected, new), dim=-2)
+        assert torch.equal(torch.stack(layer.update(*new)), expected)
+        layer.crop(-forgotten)
+        expected = expected[..., : expected.shape[-2] - forgotten, :]
+        assert layer.get_seq_length() == expected.shape[-2]
+
+
+def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
+    layer = KeyValueLayer(reserve_length=100)
+    sizes = []
+    for count in (2, 40, 30, 28, 20):
+        layer.update(*torch.zeros(2, 1, 1, count, 4))
+        sizes.append(layer.keys.shape[-2])
+    assert sizes == [64, 64, 100, 100, 120]

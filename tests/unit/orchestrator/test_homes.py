@@ -1,0 +1,179 @@
+"""Requests share targets: each has a home, and speculates only where nobody is at home."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import grpc
+
+from paceline import errors
+from paceline.v1.session_pb2 import SessionSpec
+from paceline_orchestrator.crew import Crew
+from paceline_orchestrator.deadline import Deadline
+from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.pool import ServerPool
+from paceline_orchestrator.server import ModelServer
+from paceline_orchestrator.wire import ModelFacts, Timing
+from support.fake_models import FakeModelServer
+from support.orchestrating import orchestrating
+
+MODEL = ModelFacts(
+    model_name="it",
+    fingerprint="it",
+    tokenizer_fingerprint="it",
+    vocabulary_size=10,
+    eos_token_ids=frozenset(),
+    context_length=100,
+    rejection_sampling=False,
+    forward_latencies=((1, 1000),),
+    prefill_fixed_ns=0,
+    prefill_ns_per_token=0,
+)
+
+
+class KnownTargets(ServerPool):
+    """A pool of targets that are ready, and that nobody calls."""
+
+    def __init__(self, count, **options):
+        super().__init__(StaticDiscovery(()), open_channel=lambda _: None, **options)
+        for index in range(count):
+            endpoint = Endpoint(f"target-{index}", "127.0.0.1:1", Role.TARGET)
+            server = ModelServer(endpoint, grpc.aio.insecure_channel("127.0.0.1:1"))
+            server.adopt(MODEL)
+            server.health_status = ""
+            self._servers[endpoint] = server
+
+    @property
+    def homes(self):
+        return [it.home_count for it in self.servers]
+
+
+def a_crew(pool, target_count=1):
+    opening = asyncio.get_running_loop().create_future()
+    return Crew(
+        pool,
+        MODEL,
+        make_spec=lambda _: SessionSpec(),
+        target_count=target_count,
+        drafter_count=0,
+        keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
+        deadline=Deadline.after(60),
+        note_fallback=lambda _: None,
+    )
+
+
+async def test_alone_a_request_is_at_home_at_one_target_and_uses_all():
+    pool = KnownTargets(3)
+    crew = a_crew(pool, 3)
+    assert crew.capacity.targets == (0, 1, 2)
+    assert pool.homes == [1, 0, 0]
+
+
+async def test_a_guest_begins_nothing_where_another_request_is_at_home():
+    pool = KnownTargets(3)
+    guest = a_crew(pool, 3)
+    host = a_crew(pool)
+    assert pool.homes == [1, 1, 0]
+    assert guest.fill()
+    assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 2), (1,))
+    assert not guest.fill()
+    host.close()
+    assert guest.fill()
+    assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 1, 2), ())
+
+
+async def test_where_every_target_is_a_home_each_request_has_its_own():
+    pool = KnownTargets(3)
+    crews = [a_crew(pool, 3) for _ in range(3)]
+    for crew in crews:
+        crew.fill()
+    homes = [crew.targets[0].server.name for crew in crews]
+    assert sorted(homes) == ["target-0", "target-1", "target-2"]
+    assert [crew.capacity.targets for crew in crews] == [(0,), (0,), (0,)]
+
+
+async def test_more_requests_than_targets_spread_evenly():
+    pool = KnownTargets(3)
+    crews = [a_crew(pool) for _ in range(8)]
+    assert sorted(pool.homes) == [2, 3, 3]
+    for crew in crews:
+        assert crew.capacity.targets == (0,)
+        crew.close()
+    assert pool.homes == [0, 0, 0]
+
+
+async def test_where_others_calls_wait_nobody_moves_in():
+    pool = KnownTargets(2)
+    timing = Timing(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
+    for _ in range(30):
+        pool.servers[0].latency.observe(timing, elapsed_ns=4000)
+    crews = [a_crew(pool) for _ in range(2)]
+    assert pool.homes == [0, 2]
+    assert crews[0].capacity.targets == (0,)
+
+
+async def test_among_targets_that_are_alike_the_lot_decides():
+    lots = iter([0.5, 0.9, 0.1, 0.2, 0.1, 0.3])
+    pool = KnownTargets(3, draw_lot=lambda: next(lots))
+    assert a_crew(pool).targets[0].server.name == "target-2"
+    # Load comes first: the third is a home by now.
+    assert a_crew(pool).targets[0].server.name == "target-1"
+
+
+async def test_a_request_whose_home_is_lost_moves():
+    pool = KnownTargets(2)
+    crew = a_crew(pool, 2)
+    pause = crew.vacate(crew.targets[0], errors.OverloadedError("full", retry_after_seconds=60))
+    assert pause == 60
+    crew.fill()
+    assert pool.homes == [0, 1]
+    assert crew.capacity.targets == (1,)
+    crew.close()
+    assert pool.homes == [0, 0]
+
+
+async def test_listeners_are_told_soon_when_a_target_becomes_a_home_or_ceases_to_be():
+    pool, told = KnownTargets(1), []
+    turn = asyncio.Event()
+
+    async def next_turn():
+        asyncio.get_running_loop().call_soon(turn.set)
+        await turn.wait()
+        turn.clear()
+
+    with pool.listening(lambda: told.append(pool.homes)):
+        first = a_crew(pool)
+        assert not told
+        await next_turn()
+        second = a_crew(pool)
+        first.close()
+        await next_turn()
+        assert told == [[1]]
+        second.close()
+        await next_turn()
+        assert told == [[1], [0]]
+
+
+@asynccontextmanager
+async def a_request(system, **options):
+    """Begin a request, and leave it in the end."""
+
+    async def read():
+        async for _ in system.call(**options):
+            pass
+
+    reading = asyncio.create_task(read())
+    yield
+    reading.cancel()
+    await asyncio.wait((reading,))
+
+
+async def test_as_many_requests_as_targets_have_one_each():
+    targets = [FakeModelServer("target", stalls=lambda _: True) for _ in range(3)]
+    async with orchestrating(targets=targets) as system:
+        async with a_request(system), a_request(system), a_request(system):
+            for target in targets:
+                await target.until(lambda it: it.running == 1)
+        await system.settled()
