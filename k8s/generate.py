@@ -1,0 +1,114 @@
+"""Write what the chart says twice, or check that it is fresh.
+
+The table of values in README.md comes from the comments of values.yaml, and the names that
+`settings` may have in values.schema.json come from the servers' own settings classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving.model_settings import ModelServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHART = Path(__file__).parent / "paceline"
+# What templates say, or what makes no sense in a pod: standard input is closed there.
+OWN_SETTINGS = frozenset(
+    {
+        *("drain_delay_seconds", "drain_seconds", "exit_with_parent", "health_listen", "insecure"),
+        *("listen", "metrics_listen", "model", "tls_certificate", "tls_client_authority"),
+        *("tls_key", "targets", "drafters", "discovery", "target_service", "drafter_service"),
+        *("pool_tls_authority", "pool_tls_certificate", "pool_tls_key"),
+        *("scaler_listen", "peer_service", "verifier_lookahead"),
+        *("least_verifiers", "most_verifiers"),
+    }
+)
+_TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
+
+
+def value_rows(node: yaml.Node, lines: list[str], path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield key, default and comment of every value; a value is what has a comment and no keys."""
+    assert isinstance(node, yaml.MappingNode), "values are mappings"
+    for key, value in node.value:
+        name = f"{path}.{key.value}" if path else key.value
+        if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:
+            yield from value_rows(value, lines, name)
+        else:
+            default = json.dumps(yaml.safe_load(yaml.serialize(value)))
+            yield name, default, _comment_above(key.start_mark.line, lines)
+
+
+def _comment_above(line: int, lines: list[str]) -> str:
+    words: list[str] = []
+    while line and lines[line - 1].strip().startswith("# "):
+        line -= 1
+        words.insert(0, lines[line].strip().removeprefix("# "))
+    return " ".join(words)
+
+
+def values_table(values: str) -> str:
+    """Return the table of README.md."""
+    tree = yaml.compose(values)
+    assert tree is not None, "values.yaml is empty"
+    rows = [
+        f"| `{key}` | `{default}` | {text.replace('|', '/')} |"
+        for key, default, text in value_rows(tree, values.splitlines())
+    ]
+    return "\n".join(["| value | default | what it is |", "| --- | --- | --- |", *rows, ""])
+
+
+def readme(values: str, text: str) -> str:
+    """Return README.md with its table as values.yaml has it."""
+    return _TABLE.sub(lambda _: values_table(values), text)
+
+
+def schema(text: str) -> str:
+    """Return values.schema.json with the settings that servers have."""
+    content: dict[str, Any] = json.loads(text)
+    orchestrator = set(OrchestratorSettings.model_fields) - OWN_SETTINGS
+    model_server = set(ModelServerSettings.model_fields) - OWN_SETTINGS
+    for name, known in (
+        ("orchestratorSettings", orchestrator),
+        ("modelServerSettings", model_server),
+        ("commonSettings", orchestrator & model_server),
+    ):
+        content["definitions"][name]["propertyNames"]["enum"] = sorted(known)
+    return json.dumps(content, indent=2) + "\n"
+
+
+def fresh_files() -> dict[Path, str]:
+    """Return what the files should be."""
+    values = (CHART / "values.yaml").read_text()
+    return {
+        CHART / "README.md": readme(values, (CHART / "README.md").read_text()),
+        CHART / "values.schema.json": schema((CHART / "values.schema.json").read_text()),
+    }
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    stale = [path for path, text in fresh_files().items() if path.read_text() != text]
+    if not check:
+        for path in stale:
+            path.write_text(fresh_files()[path])
+        return 0
+    if stale:
+        print("The chart's files are stale; run `make chart`:", *stale, sep="\n  ")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+{{/*
+What is worth waking someone for, and what to do about it. README.md explains each.
+paceline.alerts (dict "root" $ "scope" "what selects this release's series")
+*/}}
+{{- define "paceline.alerts" -}}
+{{- $scope := .scope -}}
+{{- $values := .root.Values.monitoring.prometheusRule -}}
+- alert: PacelineNoTarget
+  expr: absent(paceline_sessions_active{role="target", {{ $scope }}})
+  for: 2m
+  labels: {severity: critical}
+  annotations:
+    summary: No target runs, so nothing can be decoded
+    description: Look at the target pods, then at their logs. Orchestrators refuse requests until one is ready.
+- alert: PacelineErrors
+  expr: |-
+    sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code=~"INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE", {{ $scope }}}[5m]))
+      > 0.01 * sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", {{ $scope }}}[5m]))
+  for: 5m
+  labels: {severity: critical}
+  annotations:
+    summary: More than one request in a hundred fails
+    description: The orchestrators' logs name the reason by request id. UNAVAILABLE means that no target is ready or that orchestrators drain; INTERNAL is a bug.
+- alert: PacelineRefusing
+  expr: sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code="RESOURCE_EXHAUSTED", {{ $scope }}}[5m])) > 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: Requests are refused for want of room
+    description: Add targets, or raise the orchestrator's request_limit or the targets' token_budget if they have memory left.
+- alert: PacelineSlowFirstToken
+  expr: histogram_quantile(0.95, sum by (le) (rate(paceline_time_to_first_token_seconds_bucket{{ "{" }}{{ $scope }}}[5m]))) > {{ $values.firstTokenSeconds }}
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: One request in twenty waits more than {{ $values.firstTokenSeconds }} s for its first token
+    description: If targets queue, add some; else look for long prompts, or for something else on the devices.
+- alert: PacelineTargetsQueue
+  expr: histogram_quantile(0.95, sum by (le) (rate(paceline_queue_seconds_bucket{role="target", {{ $scope }}}[5m]))) > {{ $values.queueSeconds }}
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: One call in twenty waits more than {{ $values.queueSeconds }} s for a target
+    description: Too few targets for the load. Add some, or raise autoscaling.maxReplicas.
+- alert: PacelineTargetMemoryFull
+  expr: max(paceline_kv_cache_usage_perc{{ "{" }}{{ $scope }}}) > 0.9
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: A model server has reserved nine tenths of its token budget
+    description: New sessions will be refused there. Add servers, or raise token_budget if they have memory left.
+- alert: PacelineLowAcceptance
+  expr: |-
+    sum(rate(paceline_spec_decode_num_accepted_tokens_total{role="target", {{ $scope }}}[30m]))
+      < {{ $values.acceptanceRate }} * sum(rate(paceline_spec_decode_num_draft_tokens_total{role="target", {{ $scope }}}[30m]))
+  for: 30m
+  labels: {severity: info}
+  annotations:
+    summary: Fewer than {{ mulf 100 $values.acceptanceRate }} % of the draft tokens are accepted
+    description: Outputs are right all the same, but the drafter earns little. Compare with `paceline check-pair`; a drafter that used to do better may have the wrong revision.
+- alert: PacelineRepairs
+  expr: sum by (kind) (rate(paceline_fallbacks_total{{ "{" }}{{ $scope }}}[10m])) > 0.1
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: Orchestrators repair more than one {{ "{{ $labels.kind }}" }} in ten seconds
+    description: No token is lost, but time is. The kind says what to look at; target_lost and session_lost during a rollout or a scale-down are normal.
+- alert: PacelineSessionsLeft
+  expr: |-
+    sum(paceline_sessions_active{{ "{" }}{{ $scope }}}) > 0
+      and sum(paceline_num_requests_running{role="", {{ $scope }}}) == 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: Sessions stay open though no request runs
+    description: Leases should have ended them within seconds. Please report it with the model server's logs; restarting that pod frees them.
+- alert: PacelineDiscoveryStale
+  expr: max by (pod) (paceline_discovery_last_event_age_seconds{{ "{" }}{{ $scope }}}) > 600
+  for: 5m
+  labels: {severity: warning}
+  annotations:
+    summary: '{{ "{{ $labels.pod }}" }} has heard nothing of the model servers for ten minutes'
+    description: It goes on with those it knows, and finds no new ones. Look whether the Kubernetes API answers it, and at networkPolicy.apiServer.
+{{- if ne .root.Values.autoscaling.mode "none" }}
+- alert: PacelineWantsMoreTargets
+  expr: max(paceline_desired_verifiers{{ "{" }}{{ $scope }}}) >= {{ int64 .root.Values.autoscaling.maxReplicas }}
+  for: 15m
+  labels: {severity: warning}
+  annotations:
+    summary: As many targets are wanted as autoscaling.maxReplicas allows
+    description: Raise it if there are devices, else requests will queue.
+{{- end }}
+{{- end }}

@@ -1,0 +1,231 @@
+{{/*
+One Deployment for all three roles, so that none can forget a probe, a limit or a drain.
+
+paceline.deployment takes a dict:
+  root        $
+  role, pool  orchestrator has no pool
+  config      what `common`, the role and the pool say
+  args        flags of this role, a list
+  ports       name to number, beside health and metrics
+  replicas    a number, or "" if an autoscaler decides
+  token       whether pods may speak to the Kubernetes API
+  startup     the health service that tells that start-up is over; "" is the whole server
+  volumes, mounts, initContainers, devices   a model server's, lists and a dict
+*/}}
+{{- define "paceline.deployment" -}}
+{{- $root := .root -}}
+{{- $config := .config -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  {{- include "paceline.metadata" . | nindent 2 }}
+spec:
+  {{- if ne (toString .replicas) "" }}
+  replicas: {{ .replicas }}
+  {{- end }}
+  revisionHistoryLimit: 5
+  progressDeadlineSeconds: {{ include "paceline.progressSeconds" $config }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      {{- include "paceline.rollout" $config.rollout | nindent 6 }}
+  selector:
+    matchLabels:
+      {{- include "paceline.selector" . | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- /* Without the chart's version: its upgrade alone restarts no pod. */}}
+        app.kubernetes.io/part-of: paceline
+        {{- include "paceline.selector" . | nindent 8 }}
+        {{- with $config.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      annotations:
+        kubectl.kubernetes.io/default-container: {{ .role }}
+        {{- with $config.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      serviceAccountName: {{ include "paceline.name" (list $root .role) }}
+      automountServiceAccountToken: {{ .token }}
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $config }}
+      securityContext:
+        {{- include "paceline.podSecurityContext" $config.podSecurityContext | nindent 8 }}
+      {{- with include "paceline.scheduling" . | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      {{- with $root.Values.global.imagePullSecrets }}
+      imagePullSecrets:
+        {{- range . }}
+        - name: {{ . }}
+        {{- end }}
+      {{- end }}
+      {{- with .initContainers }}
+      initContainers:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: {{ .role }}
+          image: {{ include "paceline.image" (dict "root" $root "image" $config.image) }}
+          imagePullPolicy: {{ $config.image.pullPolicy }}
+          command: [paceline, serve, {{ .role }}]
+          args:
+            {{- toYaml (concat .args (include "paceline.flags" $config.settings | fromYamlArray)) | nindent 12 }}
+          {{- with $config.extraEnv }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          ports:
+            {{- range $name, $number := .ports }}
+            - name: {{ $name }}
+              containerPort: {{ $number }}
+              protocol: TCP
+            {{- end }}
+          {{- include "paceline.probes" . | nindent 10 }}
+          {{- with int64 $config.preStopSleepSeconds }}
+          lifecycle:
+            preStop:
+              sleep:
+                seconds: {{ . }}
+          {{- end }}
+          resources:
+            {{- include "paceline.resources" . | nindent 12 }}
+          securityContext:
+            {{- include "paceline.securityContext" . | nindent 12 }}
+          terminationMessagePolicy: FallbackToLogsOnError
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+            {{- if $root.Values.tls.enabled }}
+            - name: tls
+              mountPath: /tls
+              readOnly: true
+            {{- end }}
+            {{- with concat .mounts $config.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+      volumes:
+        - name: tmp
+          emptyDir: {}
+        {{- if $root.Values.tls.enabled }}
+        - name: tls
+          secret:
+            secretName: {{ index $root.Values.tls.secrets .role }}
+        {{- end }}
+        {{- with concat .volumes $config.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+{{- end }}
+
+{{/* Numbers or percentages. */}}
+{{- define "paceline.rollout" -}}
+maxSurge: {{ include "paceline.count" .maxSurge }}
+maxUnavailable: {{ include "paceline.count" .maxUnavailable }}
+{{- end }}
+
+{{- define "paceline.count" -}}
+{{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ int64 . }}{{ end -}}
+{{- end }}
+
+{{/* What the pod security level `restricted` demands of a pod. */}}
+{{- define "paceline.podSecurityContext" -}}
+{{- dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") | mustMergeOverwrite (deepCopy .) | toYaml -}}
+{{- end }}
+
+{{/* And of a container. */}}
+{{- define "paceline.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+{{- end }}
+
+{{- define "paceline.scheduling" -}}
+{{- $config := .config -}}
+{{- $selector := include "paceline.selector" . | fromYaml -}}
+{{- range $name := list "priorityClassName" "runtimeClassName" -}}
+{{- with index $config $name }}
+{{ $name }}: {{ . }}
+{{- end }}
+{{- end }}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" -}}
+{{- with index $config $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with $config.topologySpread }}
+topologySpreadConstraints:
+  {{- range . }}
+  {{- $default := ternary dict (dict "labelSelector" (dict "matchLabels" $selector)) (hasKey . "labelSelector") }}
+  {{- list (merge (dict) . $default) | toYaml | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Native gRPC probes of the plaintext health port. `liveness` is answered from the first moment; the
+whole server is SERVING once it can work, which for an orchestrator depends on others.
+*/}}
+{{- define "paceline.probes" -}}
+startupProbe:
+  grpc:
+    port: {{ .ports.health }}
+    {{- with .startup }}
+    service: {{ . }}
+    {{- end }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: {{ div (add (int64 (.config.startupSeconds | default 120)) 1) 2 }}
+readinessProbe:
+  grpc:
+    port: {{ .ports.health }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+livenessProbe:
+  grpc:
+    port: {{ .ports.health }}
+    service: liveness
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: {{ max 1 (div (int64 .config.livenessSeconds) 10) }}
+{{- end }}
+
+{{/* A device is requested by its limit, and a quantity is text. */}}
+{{- define "paceline.resources" -}}
+{{- $resources := deepCopy .config.resources -}}
+{{- with .devices -}}
+{{- range $list := list "requests" "limits" -}}
+{{- $_ := set $resources $list (merge (dict) $.devices (index $resources $list | default dict)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{/* Flags that every server has. */}}
+{{- define "paceline.serverFlags" -}}
+{{- $host := .root.Values.listenHost -}}
+- --listen={{ $host }}:{{ .ports.grpc }}
+- --health-listen={{ $host }}:{{ .ports.health }}
+- --metrics-listen={{ $host }}:{{ .ports.metrics }}
+- --drain-seconds={{ int64 .config.drainSeconds }}
+{{- if .root.Values.tls.enabled }}
+- --tls-certificate=/tls/tls.crt
+- --tls-key=/tls/tls.key
+{{- if .root.Values.tls.mutual }}
+- --tls-client-authority=/tls/ca.crt
+{{- end }}
+{{- else }}
+- --insecure
+{{- end }}
+{{- end }}
+
+{{/* The address of a Service, from anywhere in the cluster. */}}
+{{- define "paceline.host" -}}
+{{- $root := index . 0 -}}
+{{- printf "%s.%s.svc.%s" (include "paceline.name" .) $root.Release.Namespace $root.Values.clusterDomain -}}
+{{- end }}

@@ -1,0 +1,71 @@
+{{/* All objects of one role with a model: paceline.modelServers (list $ "target") */}}
+{{- define "paceline.modelServers" -}}
+{{- $root := index . 0 -}}
+{{- $role := index . 1 -}}
+{{- $pools := include "paceline.pools" . | fromYaml -}}
+{{- range $name, $pool := $pools }}
+{{- $id := dict "root" $root "role" $role "pool" $name "config" $pool }}
+---
+{{ include "paceline.modelDeployment" $id }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "paceline.metadata" $id | nindent 2 }}
+spec:
+  # Headless: each server has sessions of its own, so orchestrators call pods and not a balancer.
+  clusterIP: None
+  publishNotReadyAddresses: false
+  selector:
+    {{- include "paceline.selector" $id | nindent 4 }}
+  ports:
+    - name: grpc
+      port: {{ (include "paceline.modelPorts" . | fromYaml).grpc }}
+      targetPort: grpc
+      protocol: TCP
+      {{- if not $root.Values.tls.enabled }}
+      appProtocol: kubernetes.io/h2c
+      {{- end }}
+{{ include "paceline.podDisruptionBudget" $id }}
+{{- end }}
+{{- if $pools }}
+---
+{{ include "paceline.serviceAccount" (dict "root" $root "role" $role "config" (index $root.Values $role)) }}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.modelPorts" -}}
+grpc: 50051
+health: 50052
+metrics: 9090
+{{- end }}
+
+{{- define "paceline.modelDeployment" -}}
+{{- $pool := .config -}}
+{{- $ports := include "paceline.modelPorts" . | fromYaml -}}
+{{- $device := ternary "cuda" "cpu" (gt (int64 $pool.gpu.count) 0) -}}
+{{- $flags := include "paceline.serverFlags" (merge (dict "ports" $ports) .) | fromYamlArray -}}
+{{- $flags = append $flags (printf "--model=%s" (include "paceline.modelPath" .)) -}}
+{{- if not (hasKey $pool.settings "device") -}}
+{{- $flags = append $flags (printf "--device=%s" $device) -}}
+{{- end -}}
+{{- $devices := dict -}}
+{{- if gt (int64 $pool.gpu.count) 0 -}}
+{{- $_ := set $devices $pool.gpu.resource (int64 $pool.gpu.count | toString) -}}
+{{- end -}}
+{{- $replicas := include "paceline.replicas" $pool -}}
+{{- if and (eq .role "target") (ne .root.Values.autoscaling.mode "none") -}}
+{{- $replicas = "" -}}
+{{- end -}}
+{{- include "paceline.deployment" (merge (dict
+  "args" $flags
+  "ports" $ports
+  "replicas" $replicas
+  "token" false
+  "startup" ""
+  "devices" $devices
+  "volumes" (include "paceline.modelVolumes" $pool.model | fromYamlArray)
+  "mounts" (include "paceline.modelMounts" $pool.model | fromYamlArray)
+  "initContainers" (include "paceline.modelDownload" . | fromYamlArray)
+) .) -}}
+{{- end }}

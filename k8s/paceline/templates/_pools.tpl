@@ -1,0 +1,86 @@
+{{/*
+From values to pools: what is common, then a role's section, then a pool's.
+
+These return YAML; callers read it with fromYaml. Numbers come out of that as floats, so whoever
+prints one says int64.
+*/}}
+
+{{/* The orchestrator's configuration. */}}
+{{- define "paceline.orchestrator" -}}
+{{- mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.orchestrator) | toYaml -}}
+{{- end }}
+
+{{/* Pool name to configuration: paceline.pools (list $ "target") */}}
+{{- define "paceline.pools" -}}
+{{- $root := index . 0 -}}
+{{- $role := index $root.Values (index . 1) -}}
+{{- $pools := dict -}}
+{{- if or (not (hasKey $role "enabled")) $role.enabled -}}
+{{- range $name, $own := $role.pools | default (dict "default" dict) -}}
+{{- $shared := mustMergeOverwrite (deepCopy $root.Values.common) (omit $role "pools" | deepCopy) -}}
+{{- $_ := set $pools $name (mustMergeOverwrite $shared (deepCopy ($own | default dict))) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $pools -}}
+{{- end }}
+
+{{/*
+Equation 1 of the DSI paper: with so many targets no verification waits for one.
+ceil(target / (lookahead * drafter)) in integers, since floats are one too many now and then.
+Empty if a latency is unknown.
+*/}}
+{{- define "paceline.neededTargets" -}}
+{{- $target := int64 .targetMicroseconds -}}
+{{- $block := mul (int64 .lookahead) (int64 .drafterMicroseconds) -}}
+{{- if and $target $block -}}
+{{- div (sub (add $target $block) 1) $block -}}
+{{- end -}}
+{{- end }}
+
+{{/* Pods of a pool that is not autoscaled. */}}
+{{- define "paceline.replicas" -}}
+{{- if kindIs "invalid" .replicas -}}
+{{- include "paceline.neededTargets" .latency | default 2 -}}
+{{- else -}}
+{{- int64 .replicas -}}
+{{- end -}}
+{{- end }}
+
+{{/* The fewest targets that an autoscaler may leave: paceline.minReplicas (list $ $pool) */}}
+{{- define "paceline.minReplicas" -}}
+{{- $wanted := (index . 0).Values.autoscaling.minReplicas -}}
+{{- if kindIs "invalid" $wanted -}}
+{{- include "paceline.neededTargets" (index . 1).latency | default 1 -}}
+{{- else -}}
+{{- int64 $wanted -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+Seconds from a pod's deletion to SIGKILL: the preStop sleep, the drain, and time for a forward that
+cannot be given up and for the process to end.
+*/}}
+{{- define "paceline.graceSeconds" -}}
+{{- add (int64 .preStopSleepSeconds) (int64 .drainSeconds) 15 -}}
+{{- end }}
+
+{{/* Seconds without progress until a rollout has failed: one pod may drain, and another load. */}}
+{{- define "paceline.progressSeconds" -}}
+{{- add (int64 (.startupSeconds | default 0)) (int64 (include "paceline.graceSeconds" .)) 600 -}}
+{{- end }}
+
+{{/* Settings as flags, one a line: paceline.flags $config.settings */}}
+{{- define "paceline.flags" -}}
+{{- range $name, $value := . -}}
+{{- $flag := $name | replace "_" "-" -}}
+{{- if kindIs "bool" $value }}
+- --{{ if not $value }}no-{{ end }}{{ $flag }}
+{{- else if kindIs "slice" $value }}
+- {{ printf "--%s=%s" $flag (join "," $value) | quote }}
+{{- else if kindIs "string" $value }}
+- {{ printf "--%s=%s" $flag $value | quote }}
+{{- else }}
+- {{ printf "--%s=%s" $flag (toJson $value) | quote }}
+{{- end -}}
+{{- end -}}
+{{- end }}

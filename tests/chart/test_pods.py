@@ -1,0 +1,391 @@
+"""What pods run, and how: the command line, probes, drains, limits, security, volumes."""
+
+import re
+
+import pytest
+import yaml
+
+from paceline_cli.generate import GenerateSettings
+from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving.model_settings import ModelServerSettings
+from paceline_serving.settings import parse
+from support.helm import CHART, RefusedError
+from support.manifests import VALUES_FILES, install, values_of
+
+SETTINGS = {
+    "orchestrator": OrchestratorSettings,
+    "drafter": ModelServerSettings,
+    "target": ModelServerSettings,
+}
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def releases():
+    return [install(values_of(file.name)) for file in VALUES_FILES]
+
+
+def servers():
+    return [pod for release in releases() for pod in release.pods if pod.role in SETTINGS]
+
+
+def settings_of(pod):
+    """Read a server's command line as the server does."""
+    return parse(SETTINGS[pod.role], pod.flags, program="test", environment=pod.environment)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_every_server_takes_its_command_line_and_environment():
+    for pod in servers():
+        settings = settings_of(pod)
+        assert pod.server["command"] == ["paceline", "serve", pod.role]
+        ports = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
+        addresses = {
+            "grpc": settings.listen,
+            "health": settings.health_listen,
+            "metrics": settings.metrics_listen,
+            "scaler": getattr(settings, "scaler_listen", ""),
+        }
+        assert ports == {
+            name: int(address.rpartition(":")[2]) for name, address in addresses.items() if address
+        }
+
+
+def test_settings_reach_the_server_as_they_are():
+    values = {
+        "common": {"settings": {"log_level": "debug", "reflection": True}},
+        "orchestrator": {"settings": {"request_limit": 1_000, "default_deadline_seconds": 0.5}},
+        "target": {
+            "settings": {"token_budget": 123_456_789, "dtype": "bfloat16", "reflection": False},
+            "pools": {"fast": {"settings": {"log_level": "error", "threads": 8}}},
+        },
+    }
+    release = install(values)
+    orchestrator = settings_of(release.pod("-orchestrator"))
+    assert (orchestrator.request_limit, orchestrator.default_deadline_seconds) == (1_000, 0.5)
+    assert (orchestrator.log_level, orchestrator.reflection) == ("debug", True)
+    target = settings_of(release.pod("-target-fast"))
+    assert (target.token_budget, target.dtype, target.threads) == (123_456_789, "bfloat16", 8)
+    assert (target.log_level, target.reflection) == ("error", False)
+
+
+def test_a_setting_that_another_role_has_is_refused():
+    with pytest.raises(RefusedError, match="request_limit"):
+        install({"target": {"settings": {"request_limit": 3}}})
+
+
+def test_an_orchestrator_looks_for_every_pool():
+    release = install({"target": {"pools": {"a": {}, "b": {}}}, "drafter": {"pools": {"c": {}}}})
+    found = [flag for flag in release.pod("-orchestrator").flags if "-service=" in flag]
+    assert found == [
+        "--target-service=demo-target-a:50051",
+        "--target-service=demo-target-b:50051",
+        "--drafter-service=demo-drafter-c:50051",
+    ]
+    services = {each["metadata"]["name"] for each in release.of("Service")}
+    assert {flag.partition("=")[2].partition(":")[0] for flag in found} <= services
+
+
+def test_dns_is_asked_for_whole_names():
+    release = install({"orchestrator": {"discovery": "dns"}, "drafter": {"enabled": False}})
+    pod = release.pod("-orchestrator")
+    assert pod.flag("target-service") == "demo-target-default.serving.svc.cluster.local:50051"
+    assert not any(flag.startswith("--drafter-service") for flag in pod.flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({}, "/opt/paceline/models/python-target"),
+        ({"path": "/models/large"}, "/models/large"),
+        ({"source": "claim", "claim": {"name": "models"}}, "/models"),
+        ({"source": "claim", "claim": {"name": "models"}, "path": "/a/b/"}, "/models/a/b"),
+        ({"source": "download", "download": {"repository": "a/b"}}, "/models"),
+        ({"source": "image", "image": {"reference": "a:1"}, "path": "large"}, "/models/large"),
+    ],
+)
+def test_the_model_is_where_it_was_put(model, path):
+    pod = install({"target": {"model": model}}).pod("-target-default")
+    assert settings_of(pod).model == path
+    mounted = [each["mountPath"] for each in pod.server["volumeMounts"] if each["name"] == "model"]
+    assert mounted == ([] if model.get("source", "bundled") == "bundled" else ["/models"])
+
+
+def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest():
+    pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
+    (download,) = pod.spec["initContainers"]
+    assert download["command"] == ["hf", "download"]
+    assert download["args"] == [
+        "example/large",
+        "--revision=0123456789abcdef",
+        "--local-dir=/models",
+    ]
+    assert {"name": "HF_TOKEN_PATH", "value": "/hub/token"} in download["env"]
+    assert "/hub" in {mount["mountPath"] for mount in download["volumeMounts"]}
+    assert "/hub" not in {mount["mountPath"] for mount in pod.server["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod.spec["volumes"]}
+    assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "40Gi"}}
+    assert volumes["hub"]["secret"]["secretName"] == "hub"
+
+
+# --- life -----------------------------------------------------------------------------------------
+
+
+def test_every_server_has_native_probes_of_its_plaintext_health_port():
+    for pod in servers():
+        ports = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert pod.server[kind]["grpc"]["port"] == ports["health"]
+        # Only this one outlives a lost target.
+        assert pod.server["livenessProbe"]["grpc"]["service"] == "liveness"
+        assert "service" not in pod.server["readinessProbe"]["grpc"]
+
+
+def test_a_model_server_has_its_start_up_time_and_an_orchestrator_waits_for_no_target():
+    release = install({"target": {"startupSeconds": 3_601}})
+    startup = release.pod("-target-default").server["startupProbe"]
+    assert startup["failureThreshold"] * startup["periodSeconds"] == 3_602
+    assert "service" not in startup["grpc"]
+    startup = release.pod("-orchestrator").server["startupProbe"]
+    assert startup["grpc"]["service"] == "liveness"
+
+
+@pytest.mark.parametrize(("sleep", "drain"), [(0, 0), (1, 0), (5, 25), (60, 3_600)])
+def test_a_pod_is_killed_only_after_its_preparation_and_its_drain(sleep, drain):
+    values = {
+        "common": {"preStopSleepSeconds": sleep},
+        **{role: {"drainSeconds": drain} for role in SETTINGS},
+    }
+    for pod in install(values).pods:
+        if pod.role == "test":
+            continue
+        before = pod.server.get("lifecycle", {}).get("preStop", {}).get("sleep", {"seconds": 0})
+        assert before["seconds"] == sleep
+        settings = settings_of(pod)
+        assert (settings.drain_seconds, settings.drain_delay_seconds) == (drain, 0)
+        assert pod.spec["terminationGracePeriodSeconds"] > sleep + drain + 10
+
+
+def test_a_rollout_is_not_given_up_while_a_model_may_still_load():
+    deployment = install({"target": {"startupSeconds": 7_200}}).one("Deployment", "-target-default")
+    pod = deployment["spec"]["template"]["spec"]
+    deadline = deployment["spec"]["progressDeadlineSeconds"]
+    assert deadline > 7_200 + pod["terminationGracePeriodSeconds"]
+
+
+def test_scaling_changes_nothing_but_the_number_of_pods():
+    one, seven = (install({"target": {"replicas": count}}) for count in (1, 7))
+    different = [
+        (before, after)
+        for before, after in zip(one.objects, seven.objects, strict=True)
+        if before != after
+    ]
+    ((before, after),) = different
+    assert (before["spec"].pop("replicas"), after["spec"].pop("replicas")) == (1, 7)
+    assert before == after
+
+
+def test_a_new_version_of_the_chart_restarts_no_pod_by_itself():
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    for pod in install({"common": {"image": {"tag": "x"}}}).pods:
+        assert version not in str(pod)
+
+
+# --- limits and security --------------------------------------------------------------------------
+
+
+def test_every_container_says_what_it_needs_and_what_it_may_take():
+    for release in releases():
+        for pod in release.pods:
+            for container in pod.containers:
+                assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+                assert "memory" in container["resources"]["limits"]
+
+
+def test_the_pod_security_level_restricted_accepts_every_pod_hooks_included():
+    for release in releases():
+        for pod in release.pods:
+            context = pod.spec["securityContext"]
+            assert context["runAsNonRoot"] is True
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod.spec)
+            for container in pod.containers:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                    "runAsNonRoot": True,
+                }
+                assert not any("hostPort" in port for port in container.get("ports", ()))
+            allowed = {"configMap", "emptyDir", "image", "persistentVolumeClaim", "secret"}
+            for volume in pod.spec["volumes"]:
+                assert set(volume) - {"name"} <= allowed
+
+
+def test_volumes_and_mounts_belong_together_and_a_model_is_only_read():
+    for release in releases():
+        for pod in release.pods:
+            volumes = [volume["name"] for volume in pod.spec["volumes"]]
+            assert len(set(volumes)) == len(volumes)
+            for container in pod.containers:
+                mounts = container["volumeMounts"]
+                assert {mount["name"] for mount in mounts} <= set(volumes)
+                assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+            for mount in pod.server["volumeMounts"]:
+                assert mount.get("readOnly", False) or mount["name"] in {"tmp", "scratch"}
+
+
+def test_a_gpu_is_a_text_in_requests_and_limits_and_the_model_is_put_on_it():
+    release = install(values_of("gpu.yaml"))
+    target, drafter = release.pod("-target-h100"), release.pod("-drafter-default")
+    for pod, resource in ((target, "nvidia.com/gpu"), (drafter, "nvidia.com/mig-1g.10gb")):
+        for quantities in pod.server["resources"].values():
+            assert quantities[resource] == "1"
+        assert settings_of(pod).device == "cuda"
+    assert target.spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert target.spec["priorityClassName"] == "serving"
+    assert "nvidia" not in str(release.pod("-orchestrator").server)
+
+
+def test_a_digest_wins_over_a_tag_and_a_global_registry_over_every_other():
+    values = {
+        "common": {"image": {"registry": "one.example.org", "tag": "1.2"}},
+        "target": {"image": {"digest": DIGEST}, "pools": {"a": {}, "b": {"image": {"digest": ""}}}},
+    }
+    release = install(values)
+    assert release.pod("-target-a").server["image"] == (
+        f"one.example.org/paceline-model-server@{DIGEST}"
+    )
+    assert release.pod("-target-b").server["image"] == "one.example.org/paceline-model-server:1.2"
+    release = install({**values, "global": {"imageRegistry": "two.example.org/team"}})
+    for pod in release.pods:
+        assert pod.server["image"].startswith("two.example.org/team/paceline-")
+
+
+def test_the_default_tag_is_the_version_that_the_chart_was_made_for():
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    for pod in install().pods:
+        assert re.fullmatch(rf"paceline-[a-z-]+:{re.escape(version)}", pod.server["image"])
+
+
+# --- pools and services ---------------------------------------------------------------------------
+
+
+def test_what_is_common_gives_way_to_a_role_and_that_to_a_pool_also_for_zero_and_false():
+    values = {
+        "common": {"podDisruptionBudget": {"maxUnavailable": 3}, "nodeSelector": {"a": "1"}},
+        "target": {
+            "podDisruptionBudget": {"maxUnavailable": 2},
+            "nodeSelector": {"b": "2"},
+            "pools": {"x": {"podDisruptionBudget": {"maxUnavailable": 0}, "replicas": 0}, "y": {}},
+        },
+        "drafter": {"podDisruptionBudget": {"enabled": False}},
+    }
+    release = install(values)
+    budgets = {
+        each["metadata"]["name"]: each["spec"]["maxUnavailable"]
+        for each in release.of("PodDisruptionBudget")
+    }
+    assert budgets == {"demo-orchestrator": 3, "demo-target-x": 0, "demo-target-y": 2}
+    assert release.one("Deployment", "-target-x")["spec"]["replicas"] == 0
+    assert release.pod("-target-x").spec["nodeSelector"] == {"a": "1", "b": "2"}
+
+
+def test_every_selector_finds_the_pods_of_its_own_deployment_and_no_others():
+    for release in releases():
+        by_name = {pod.name: pod for pod in release.pods}
+        for kind in ("Deployment", "Service", "PodDisruptionBudget"):
+            for each in release.of(kind):
+                selector = each["spec"]["selector"]
+                wanted = selector.get("matchLabels", selector).items()
+                found = {pod.name for pod in release.pods if wanted <= pod.labels.items()}
+                name = each["metadata"]["name"]
+                if name.endswith("-metrics"):
+                    assert found == {pod.name for pod in release.pods if pod.role != "test"}
+                elif name.endswith("-scaler"):
+                    assert {by_name[each].role for each in found} == {"orchestrator"}
+                else:
+                    assert found == {name}
+
+
+def test_every_service_leads_to_a_port_that_its_pods_have():
+    for release in releases():
+        for service in release.of("Service"):
+            selector = service["spec"]["selector"].items()
+            for pod in release.pods:
+                if selector <= pod.labels.items():
+                    names = {port["name"] for port in pod.server["ports"]}
+                    assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+def test_model_servers_are_called_pod_by_pod_and_not_before_they_are_ready():
+    for name in ("-target-default", "-drafter-default"):
+        spec = install().one("Service", name)["spec"]
+        assert spec["clusterIP"] == "None"
+        assert spec["publishNotReadyAddresses"] is False
+        assert [port["name"] for port in spec["ports"]] == ["grpc"]
+
+
+def test_pods_of_a_pool_are_spread_apart_from_each_other():
+    (constraint,) = install().pod("-target-default").spec["topologySpreadConstraints"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= (
+        install().pod("-target-default").labels.items()
+    )
+    own = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own["labelSelector"] = {"matchLabels": {"mine": "yes"}}
+    release = install({"common": {"topologySpread": [own]}})
+    assert release.pod("-orchestrator").spec["topologySpreadConstraints"] == [own]
+
+
+# --- transport security ---------------------------------------------------------------------------
+
+
+def test_without_tls_every_server_says_aloud_that_it_speaks_plaintext():
+    for pod in install().pods:
+        if pod.role in SETTINGS:
+            assert settings_of(pod).insecure
+            assert "tls" not in str(pod.spec["volumes"])
+
+
+def test_mutual_tls_gives_each_role_its_own_secret_and_demands_certificates_everywhere():
+    release = install(values_of("tls.yaml"))
+    for role in SETTINGS:
+        pod = next(pod for pod in release.pods if pod.role == role)
+        settings = settings_of(pod)
+        assert not settings.insecure
+        assert settings.server_tls.authority is not None
+        assert settings.role_of_peer
+        volumes = {each["name"]: each for each in pod.spec["volumes"]}
+        assert volumes["tls"]["secret"]["secretName"] == f"paceline-{role}-tls"
+    orchestrator = settings_of(release.pod("-orchestrator"))
+    assert orchestrator.pool_tls is not None
+    assert orchestrator.pool_tls.certificate is not None
+
+
+def test_one_sided_tls_gives_the_test_nobody_elses_key():
+    values = {"enabled": True, "secrets": {"orchestrator": "o", "target": "t", "drafter": "d"}}
+    pod = install({"tls": values}).pod("-test")
+    (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "tls")
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+@pytest.mark.parametrize("name", ["empty-values.yaml", "tls.yaml", "everything-else-values.yaml"])
+def test_the_test_knows_the_variables_that_it_is_given(name):
+    environment = install(values_of(name)).pod("-test").environment
+    own = {key: value for key, value in environment.items() if key.startswith("PACELINE_")}
+    settings = parse(GenerateSettings, ["prompt"], program="test", environment=own)
+    assert "-orchestrator.serving.svc." in settings.address
+    assert settings.insecure is (name == "empty-values.yaml")
+    assert (settings.tls_certificate is not None) is (name == "tls.yaml")
+
+
+def test_the_certificates_of_the_example_have_the_names_that_are_called():
+    release = install(values_of("tls.yaml"))
+    certificates = release.of("Certificate")
+    names = {each["spec"]["secretName"]: each["spec"].get("dnsNames") for each in certificates}
+    assert set(names) == set(values_of("tls.yaml")["tls"]["secrets"].values())
+    address = release.pod("-test").environment["PACELINE_ADDRESS"]
+    assert address.rpartition(":")[0] in names["paceline-orchestrator-tls"]
+    for role in ("target", "drafter"):
+        assert f"demo-{role}-default.serving.svc" in names[f"paceline-{role}-tls"]

@@ -1,0 +1,228 @@
+"""Values: documented, closed, refused with a remedy, and in step with what they configure."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+import yaml
+
+from support.helm import CHART, RefusedError
+from support.manifests import install, load_yaml
+
+VALUES = (CHART / "values.yaml").read_text()
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+README = (CHART / "README.md").read_text()
+# Kubernetes' own objects and open maps: the API server knows what may be in them.
+OPEN = {"affinity", "podSecurityContext", "podSelector", "namespaceSelector"}
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", CHART.parent / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def keys_of(values, path=""):
+    """Yield every key of nested values."""
+    for key, value in values.items():
+        yield f"{path}{key}"
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{path}{key}.")
+
+
+def resolved(schema):
+    reference = schema.get("$ref")
+    return SCHEMA["definitions"][reference.rpartition("/")[2]] if reference else schema
+
+
+def schema_keys(schema, path=""):
+    """Yield every key that a schema names; pools repeat those of their role."""
+    for key, value in resolved(schema).get("properties", {}).items():
+        yield f"{path}{key}"
+        if key not in OPEN:
+            yield from schema_keys(value, f"{path}{key}.")
+
+
+# --- documented -----------------------------------------------------------------------------------
+
+
+def test_the_table_in_the_readme_and_the_settings_in_the_schema_are_fresh():
+    for path, text in generator().fresh_files().items():
+        assert path.read_text() == text, "run `make chart`"
+
+
+def test_every_value_says_what_it_is():
+    rows = list(generator().value_rows(yaml.compose(VALUES), VALUES.splitlines()))
+    assert len(rows) > 100
+    for key, _, text in rows:
+        assert text.endswith((".", "...")), f"{key} has no comment"
+
+
+def test_the_values_can_be_read_in_one_sitting():
+    assert len(VALUES.splitlines()) < 400
+
+
+def test_every_value_that_the_readme_or_the_notes_speak_of_exists():
+    known = set(schema_keys(SCHEMA))
+    roots = "|".join(load_yaml(VALUES)[0])
+    texts = [README.partition("<!-- values -->")[0], install().notes]
+    mentioned = re.findall(rf"(?<![\w/.-])((?:{roots})(?:\.[a-zA-Z]+)+)", "\n".join(texts))
+    assert mentioned
+    for key in set(mentioned) - {"tls.crt", "tls.key"}:  # files of a secret
+        assert key in known or key.startswith(("target.pools.", "drafter.pools.")), key
+
+
+# --- closed ---------------------------------------------------------------------------------------
+
+
+def test_the_schema_knows_every_value_and_no_other():
+    values = {key for key in keys_of(load_yaml(VALUES)[0]) if not re.search("requests|limits", key)}
+    known = {key for key in schema_keys(SCHEMA) if not re.search("requests|limits|claims", key)}
+    # What a role can say over `common`, and labels whose keys are free.
+    repeated = set(schema_keys(SCHEMA["properties"]["common"]))
+    missing = {key for key in known - values if key.partition(".")[2] not in repeated}
+    assert missing == set()
+    assert values - known <= {"monitoring.dashboard.labels.grafana_dashboard"}
+
+
+def test_a_pool_takes_all_that_its_role_takes_but_pools():
+    for role, beyond in (("target", {"pools"}), ("drafter", {"pools", "enabled"})):
+        own = SCHEMA["properties"][role]["properties"]
+        pool = SCHEMA["definitions"][f"{role}Pool"]["properties"]
+        assert set(own) - set(pool) == beyond | {"serviceAccountAnnotations"}
+        assert all(own[key] == pool[key] for key in pool)
+
+
+def test_no_object_that_is_ours_takes_unknown_keys():
+    def check(node, name):
+        if not isinstance(node, dict):
+            return
+        if "properties" in node and name != "global":
+            assert node["additionalProperties"] is False, name
+        for key, value in node.items():
+            check(value, key)
+
+    check(SCHEMA, "")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"targets": {}}, "'targets' not allowed"),
+        ({"target": {"replica": 3}}, "'replica' not allowed"),
+        ({"target": {"pools": {"a": {"gpus": 1}}}}, "'gpus' not allowed"),
+        ({"target": {"pools": {"A_b": {}}}}, "A_b"),
+        ({"target": {"gpu": {"count": 2}}}, "count"),
+        ({"target": {"latency": {"targetMicroseconds": 1.5}}}, "want integer"),
+        ({"target": {"latency": {"targetMicroseconds": "1.1"}}}, "want integer"),
+        ({"target": {"image": {"digest": "sha256:short"}}}, "digest"),
+        ({"target": {"model": {"source": "hub"}}}, "'bundled', 'claim', 'download', 'image'"),
+        ({"target": {"settings": {"listen": "0.0.0.0:1"}}}, "listen"),
+        ({"target": {"resources": {"limits": {"memory": "lots"}}}}, "memory"),
+        ({"orchestrator": {"replicas": 0}}, "minimum"),
+        ({"orchestrator": {"discovery": "consul"}}, "'kubernetes', 'dns'"),
+        ({"common": {"podDisruptionBudget": {"maxUnavailable": "many"}}}, "maxUnavailable"),
+        ({"networkPolicy": {"clients": [{}]}}, "clients"),
+        ({"networkPolicy": {"apiServer": {"ports": []}}}, "ports"),
+    ],
+)
+def test_the_schema_refuses_a_typo_and_names_it(values, message):
+    with pytest.raises(RefusedError, match=re.escape(message)):
+        install(values)
+
+
+# --- refused with a remedy ------------------------------------------------------------------------
+
+MODEL = {"model": {"source": "claim"}}
+SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"target": MODEL}, "target.model.claim.name is empty: name the PersistentVolumeClaim"),
+        ({"target": {"pools": {"a": MODEL}}}, "target.pools.a.model.claim.name is empty"),
+        ({"drafter": MODEL}, "drafter.model.claim.name is empty"),
+        (
+            {"target": {"model": {"source": "download"}}},
+            "target.model.download.repository is empty: name the Hugging Face repository",
+        ),
+        ({"target": {"model": {"source": "image"}}}, "target.model.image.reference is empty"),
+        ({"target": {"model": {"path": "models"}}}, "is not absolute: say where"),
+        ({"target": {"settings": {"device": "cuda:0"}}}, "set target.gpu.count=1"),
+        (
+            {"target": {"latency": {"targetMicroseconds": 9}}},
+            "set targetMicroseconds and drafterMicroseconds, or neither",
+        ),
+        (
+            {"drafter": {"rollout": {"maxUnavailable": "0%"}}},
+            "drafter.rollout with maxSurge and maxUnavailable 0 could never replace a pod",
+        ),
+        (
+            {"orchestrator": {"rollout": {"maxSurge": 0}}},
+            "orchestrator.rollout with maxSurge and maxUnavailable 0",
+        ),
+        ({"tls": {"mutual": True}}, "set tls.enabled=true"),
+        ({"tls": {"enabled": True}}, "tls.secrets.orchestrator is empty: name the secret"),
+        (
+            {"tls": {"enabled": True, "mutual": True, "secrets": SECRETS}},
+            "tls.secrets.client is empty",
+        ),
+        (
+            {"autoscaling": {"mode": "keda"}, "target": {"replicas": 3}},
+            "set target.replicas=null and say autoscaling.minReplicas",
+        ),
+        (
+            {"autoscaling": {"mode": "hpa"}, "target": {"pools": {"a": {}, "b": {}}}},
+            "there are 2 target pools: keep one target pool, or set autoscaling.mode=none",
+        ),
+        (
+            {"orchestrator": {"service": {"headless": True, "type": "NodePort"}}},
+            "headless goes with type ClusterIP",
+        ),
+        ({"fullnameOverride": "1st"}, "set fullnameOverride"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_the_message_says_what_to_do(values, message):
+    with pytest.raises(RefusedError, match=re.escape(message)):
+        install(values)
+
+
+def test_a_release_whose_name_no_service_can_have_is_refused():
+    with pytest.raises(RefusedError, match="set fullnameOverride"):
+        install(release="7up")
+    assert install({"fullnameOverride": "seven"}, release="7up").of("Deployment")
+
+
+def test_without_drafters_their_secret_is_not_asked_for():
+    secrets = {"orchestrator": "o", "target": "t"}
+    assert install({"tls": {"enabled": True, "secrets": secrets}, "drafter": {"enabled": False}})
+
+
+# --- what is said after an installation -----------------------------------------------------------
+
+
+def test_the_notes_tell_the_next_commands():
+    notes = install().notes
+    assert "helm -n serving test demo --logs" in notes
+    assert "port-forward service/demo-orchestrator 50050:50050" in notes
+    assert "--set target.replicas=4" in notes
+    assert "plaintext" in notes
+    assert "small bundled model" in notes
+
+
+def test_the_notes_tell_how_many_targets_equation_1_asks_for():
+    latency = {"targetMicroseconds": 36_000, "drafterMicroseconds": 4_000, "lookahead": 2}
+    values = {"target": {"latency": latency, "replicas": 3}}
+    assert "demo-target-default: 3; Equation 1 asks for 5" in install(values).notes
+    scaled = install({"target": {"latency": latency}, "autoscaling": {"mode": "keda"}})
+    assert "demo-target-default: 5 to 8, by keda" in scaled.notes
+    assert "kubectl scale" not in scaled.notes
+
+
+def test_the_notes_name_the_pool_that_can_be_scaled():
+    assert (
+        "--set target.pools.h100.replicas=4" in install({"target": {"pools": {"h100": {}}}}).notes
+    )
