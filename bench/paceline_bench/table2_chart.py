@@ -42,7 +42,7 @@ def draw_table2(results: Sequence[RowResult]) -> Figure:
     figure.legend(handles=_legend(), ncols=5, loc="outside lower center", frameon=False)
     ratios.axhline(1.0, color="black", linewidth=0.8)
     ratios.axhline(MOST_OVER_FLOOR, color="black", linewidth=0.8, linestyle=":")
-    ratios.set_ylabel("time over floor (dot), over ideal (ring)")
+    ratios.set_ylabel("time over floor (dot)\nand over ideal (ring)")
     ratios.set_xticks(
         range(len(results)), [result.row.name.replace("/", "\n") for result in results]
     )

@@ -170,7 +170,7 @@ async def test_a_drafter_that_vanishes_is_done_without(strategy):
     async with orchestrating(drafters=[drafter], targets=targets(2)) as system:
         drafter.faults.extend(["", "hang"])
         call = asyncio.create_task(system.generate(strategy=strategy, lookahead=2))
-        await drafter.until(lambda it: len(it.calls) == 2)
+        await drafter.until(lambda it: len(it.calls) >= 2)
         await drafter.kill()
         received = await call
         assert received.token_ids == continuation(PROMPT, 24)
@@ -221,7 +221,7 @@ async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
     async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
         call = asyncio.create_task(system.generate(strategy=pb.STRATEGY_DISTRIBUTED))
-        await target.until(lambda it: len(it.calls) == 3)
+        await target.until(lambda it: len(it.calls) >= 3)
         await target.kill()
         with pytest.raises(errors.NoTargetError) as caught:
             await call
@@ -236,7 +236,7 @@ async def test_a_target_that_comes_back_in_time_goes_on():
     async with orchestrating(targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
         call = asyncio.create_task(system.generate(max_tokens=6))
-        await target.until(lambda it: len(it.calls) == 3)
+        await target.until(lambda it: len(it.calls) >= 3)
         await target.kill()
         await target.start()
         received = await call
@@ -528,7 +528,7 @@ async def test_more_requests_than_allowed_are_refused_at_once():
     async with orchestrating(targets=[target], request_limit=1) as system:
         target.faults.extend(["", "hang"])
         first = system.call()
-        await target.until(lambda it: len(it.calls) == 2)
+        await target.until(lambda it: len(it.calls) >= 2)
         with pytest.raises(errors.OverloadedError) as caught:
             await system.generate()
         assert caught.value.retry_after_seconds

@@ -93,8 +93,9 @@ class Table2Settings(Settings):
     """Measure Table 2 of the DSI paper with real processes, beside what theory allows.
 
     Each row is a drafter and targets whose forwards take as long as the paper measured; they wait
-    instead of computing. The machine should be idle. The exit code is 0 if every output was plain
-    decoding's, else 1.
+    instead of computing. The machine should be idle. All of it takes an hour; three repeats and
+    --si-lookaheads 2-6 a quarter of that. The exit code is 0 if every output was plain decoding's,
+    else 1.
     """
 
     rows: Annotated[str, AfterValidator(_check_rows)] = Field(
