@@ -48,8 +48,8 @@ STAGES = (
         name="target",
         layers=16,
         minutes=24,
-        matrix_rate=0.005,
-        embedding_rate=1e-3,
+        matrix_rate=0.008,
+        embedding_rate=1.5e-3,
         decay_share=0.8,
         with_tests=True,
     ),
@@ -74,6 +74,8 @@ class Recipe:
         minutes: Wall clock of all stages together; each gets its share of `STAGES`.
         stage_minutes: Budgets of single stages, in place of their share.
         threads: Numbers of CPU threads to choose from.
+        trained: A folder with a finished pair and its log, to train that pair's target and drafter
+            on instead of starting afresh.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Recipe:
         minutes: float,
         stage_minutes: dict[str, float],
         threads: tuple[int, ...],
+        trained: Path | None = None,
     ) -> None:
         unknown = stage_minutes.keys() - {stage.name for stage in STAGES}
         if unknown:
@@ -98,6 +101,8 @@ class Recipe:
         self._output = output
         self._work = work
         self._threads = threads
+        self._trained = trained
+        self._earlier = _earlier_stages(trained)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._corpus = load_corpus()
         self._tokenizer = self._load_tokenizer()
@@ -108,6 +113,9 @@ class Recipe:
     def run(self) -> None:
         """Train every stage that is not finished yet, and write the pair after each."""
         self._describe()
+        if self._trained is not None:
+            self._train_on(self._trained)
+            return
         base = self._stage("base", seed=1, start=lambda: _untrained(self._stages["base"], seed=1))
         self._export(base, target=self._grown(base, "target"))
         middle = self._stage("middle", seed=2, start=lambda: self._grown(base, "middle"))
@@ -115,6 +123,21 @@ class Recipe:
         target = self._stage("target", seed=3, start=lambda: self._grown(middle, "target"))
         self._export(base, target=target)
         drafter = self._stage("drafter", seed=4, start=lambda: copy.deepcopy(base), teacher=target)
+        self._export(drafter, target=target)
+
+    def _train_on(self, trained: Path) -> None:
+        """Train a finished pair's target further, and teach its drafter anew."""
+        drafter = LlamaForCausalLM.from_pretrained(trained / DRAFTER_FOLDER, dtype=torch.float32)
+        target = self._stage(
+            "target",
+            seed=3 + len(self._earlier),
+            start=lambda: LlamaForCausalLM.from_pretrained(
+                trained / TARGET_FOLDER, dtype=torch.float32
+            ),
+        )
+        drafter = self._stage(
+            "drafter", seed=4 + len(self._earlier), start=lambda: drafter, teacher=target
+        )
         self._export(drafter, target=target)
 
     def _describe(self) -> None:
@@ -129,7 +152,10 @@ class Recipe:
         print(f"on {self._device}, minutes: {minutes}", flush=True)
 
     def _load_tokenizer(self) -> PreTrainedTokenizerFast:
-        folder = self._work / "tokenizer"
+        if self._trained is not None:
+            folder = self._trained / TARGET_FOLDER
+        else:
+            folder = self._work / "tokenizer"
         if not folder.exists():
             train_tokenizer(self._corpus.training, context=CONTEXT).save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -200,9 +226,18 @@ class Recipe:
             "training_tokens": len(self._training),
             "test_tokens": len(self._tests),
             "held_out_files": [file.name for file in self._corpus.held_out],
-            "stages": [json.loads(path.read_text()) for path in finished if path.exists()],
+            "stages": self._earlier
+            + [json.loads(path.read_text()) for path in finished if path.exists()],
         }
         (self._output / TRAINING_LOG).write_text(json.dumps(log, indent=2) + "\n")
+
+
+def _earlier_stages(trained: Path | None) -> list[dict[str, object]]:
+    """Return what the log of a finished pair says of its stages."""
+    if trained is None:
+        return []
+    stages: list[dict[str, object]] = json.loads((trained / TRAINING_LOG).read_text())["stages"]
+    return stages
 
 
 def _untrained(stage: Stage, *, seed: int) -> LlamaForCausalLM:

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         minutes=options.minutes,
         stage_minutes=dict(options.stage_minutes),
         threads=tuple(options.threads),
+        trained=options.go_on_from,
     ).run()
 
 
@@ -83,6 +84,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=_FOLDER.parent / ".cache" / "models",
         help="checkpoints; remove it to start afresh",
+    )
+    parser.add_argument(
+        "--go-on-from",
+        type=Path,
+        metavar="FOLDER",
+        help="train the pair in this folder further, instead of a new one",
     )
     return parser.parse_args(arguments)
 

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ class LoadedSystem:
     Attributes:
         clients: One for each orchestrator; streams are spread over them in turn.
         orchestrator_pids: The orchestrators' processes.
-        idle_bytes: What each orchestrator had resident before the first load.
+        idle_bytes: What each orchestrator had resident before its first load.
         target_metrics: The targets' metrics addresses.
     """
 
@@ -83,15 +83,6 @@ class LoadedSystem:
     orchestrator_pids: tuple[int, ...]
     idle_bytes: tuple[int, ...]
     target_metrics: tuple[str, ...]
-
-    def with_orchestrators(self, count: int) -> LoadedSystem:
-        """Return the same with the first few orchestrators only."""
-        return replace(
-            self,
-            clients=self.clients[:count],
-            orchestrator_pids=self.orchestrator_pids[:count],
-            idle_bytes=self.idle_bytes[:count],
-        )
 
 
 @dataclass(frozen=True, slots=True)

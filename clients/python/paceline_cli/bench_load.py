@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Self
@@ -23,7 +23,7 @@ from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from paceline_bench.load import LoadRow
 
@@ -115,49 +115,58 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _load(settings: LoadSettings) -> list[LoadRow]:
     rows: list[LoadRow] = []
-    reference = Reference()
-    async with AsyncExitStack() as stack:
-        system = await _started(settings, stack)
-        loads = _loads(settings)
-        with progress("loading", total=len(loads)) as step:
-            for orchestrators, load in loads:
-                if load.strategy is Strategy.AUTOREGRESSIVE:  # the first of several
-                    reference = Reference()
-                part = system.with_orchestrators(orchestrators)
-                rows.append(await measure(part, load, reference))
-                step(_line(rows[-1]))
+    loads = _loads(settings)
+    async with running_system(_config(settings)) as models:
+        with progress("loading", total=len(settings.orchestrators) * len(loads)) as step:
+            for count in sorted(settings.orchestrators):
+                async with _orchestrators(count, models, settings) as system:
+                    async for row in _measured(system, loads):
+                        rows.append(row)
+                        step(_line(row))
     return rows
 
 
-def _loads(settings: LoadSettings) -> list[tuple[int, Load]]:
-    """Return the loads in their order, each with its number of orchestrators."""
+def _loads(settings: LoadSettings) -> list[Load]:
+    """Return the loads in their order: each number of streams begins with plain decoding."""
     strategies = [
         each for name, each in _STRATEGIES.items() if name in (_PLAIN, *settings.strategies)
     ]
     return [
-        (orchestrators, Load(strategy, streams, streams * settings.requests, settings.tokens))
-        for orchestrators in sorted(settings.orchestrators)
+        Load(strategy, streams, streams * settings.requests, settings.tokens)
         for streams in sorted(settings.streams)
         for strategy in strategies
     ]
 
 
-async def _started(settings: LoadSettings, stack: AsyncExitStack) -> LoadedSystem:
-    """Start everything, and let every orchestrator learn what the models are like."""
-    first = await stack.enter_async_context(running_system(_config(settings)))
-    further = [LocalSystem(_further(first)) for _ in range(1, max(settings.orchestrators))]
-    fronts = [first] + [await stack.enter_async_context(system) for system in further]
-    clients = [
-        await stack.enter_async_context(AsyncClient(front.orchestrator_address)) for front in fronts
-    ]
-    await _warm_up(clients, settings)
-    pids = tuple(front.orchestrator.pid for front in fronts)
-    return LoadedSystem(
-        clients=tuple(clients),
-        orchestrator_pids=pids,
-        idle_bytes=tuple(psutil.Process(pid).memory_info().rss for pid in pids),
-        target_metrics=tuple(target.metrics_address for target in first.targets),
-    )
+async def _measured(system: LoadedSystem, loads: Sequence[Load]) -> AsyncIterator[LoadRow]:
+    reference = Reference()
+    for load in loads:
+        if load.strategy is Strategy.AUTOREGRESSIVE:
+            reference = Reference()
+        yield await measure(system, load, reference)
+
+
+@asynccontextmanager
+async def _orchestrators(
+    count: int, models: LocalSystem, settings: LoadSettings
+) -> AsyncIterator[LoadedSystem]:
+    """Start orchestrators for models that run, and let each learn what those are like."""
+    async with AsyncExitStack() as stack:
+        fronts = [
+            await stack.enter_async_context(LocalSystem(_front(models))) for _ in range(count)
+        ]
+        clients = [
+            await stack.enter_async_context(AsyncClient(front.orchestrator_address))
+            for front in fronts
+        ]
+        await _warm_up(clients, settings)
+        pids = tuple(front.orchestrator.pid for front in fronts)
+        yield LoadedSystem(
+            clients=tuple(clients),
+            orchestrator_pids=pids,
+            idle_bytes=tuple(psutil.Process(pid).memory_info().rss for pid in pids),
+            target_metrics=tuple(target.metrics_address for target in models.targets),
+        )
 
 
 async def _warm_up(clients: Sequence[AsyncClient], settings: LoadSettings) -> None:
@@ -177,17 +186,16 @@ def _config(settings: LoadSettings) -> LocalSystemConfig:
             *_model(settings.drafter_ms),
             f"--simulated-acceptance-rate={settings.acceptance}",
         ),
-        orchestrator_arguments=(f"--request-limit={_REQUESTS}",),
     )
 
 
-def _further(first: LocalSystem) -> LocalSystemConfig:
-    """Describe one more orchestrator for the same models."""
+def _front(models: LocalSystem) -> LocalSystemConfig:
+    """Describe an orchestrator for models that run; a fresh one has nothing left of other loads."""
     return LocalSystemConfig(
         targets=0,
         drafters=0,
-        more_targets=tuple(f"{it.name}={it.address}" for it in first.targets),
-        more_drafters=tuple(f"{it.name}={it.address}" for it in first.drafters),
+        more_targets=tuple(f"{it.name}={it.address}" for it in models.targets),
+        more_drafters=tuple(f"{it.name}={it.address}" for it in models.drafters),
         orchestrator_arguments=(f"--request-limit={_REQUESTS}",),
     )
 
