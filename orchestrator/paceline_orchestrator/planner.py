@@ -37,7 +37,7 @@ from paceline_orchestrator.protocol.strategy import Strategy
 from paceline_orchestrator.rehearsal import VERIFICATION, Setting, rehearse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Measurements",
@@ -55,7 +55,9 @@ _WORTHWHILE_GAIN = 1.02
 _BROADCAST_STEPS = 2
 # Dispatching may take this part of the time of the event loop, which has one core: one of so many.
 # Beyond, answers begin to wait for one another, and a rejection for its restart.
-_DISPATCH_PARTS = 3
+_DISPATCH_PARTS = 2
+# DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
+_SAME_TIME = 1.002
 # Cases that are left to be simulated: the last ones are the likeliest to come again.
 _MOST_MISSING = 4
 
@@ -224,7 +226,7 @@ class Planner:
         feasible = smallest_lookahead(target_ns, drafter_ns, target_count=target_count)
         rehearsed = self._rehearsed.get(_case(measurements, target_count), {})
         if lookahead is None and rehearsed:
-            lookahead = min(rehearsed, key=lambda candidate: rehearsed[candidate])
+            lookahead = _longest_of_the_best(rehearsed)
         lookahead = lookahead or min(
             max(feasible, _affordable_lookahead(measurements)), _MAX_LOOKAHEAD
         )
@@ -236,6 +238,11 @@ class Planner:
             token_ns = _distributed_token_ns(alone, max(lookahead, feasible))
         token_ns = round(token_ns * max(1.0, measurements.crowding))
         return _Option(Strategy.DISTRIBUTED, lookahead, min(needed, target_count), token_ns)
+
+
+def _longest_of_the_best(rehearsed: Mapping[int, float]) -> int:
+    bearable = _SAME_TIME * min(rehearsed.values())
+    return max(lookahead for lookahead, time in rehearsed.items() if time <= bearable)
 
 
 def _plain(measurements: Measurements) -> _Option:
@@ -399,17 +406,28 @@ class _Case:
         return rehearse(
             self.setting,
             speculative_lookahead=_speculative(alone, None).lookahead,
-            lookaheads=self._lookaheads(),
+            lookaheads=self._lookaheads(alone),
         )
 
-    def _lookaheads(self) -> list[int]:
-        """Return Equation 1's, and by halves down to the affordable one."""
+    def _lookaheads(self, alone: Measurements) -> list[int]:
+        """Return Equation 1's, by halves down to the affordable one, and longer ones as good.
+
+        Those are where next to no draft token is accepted: a long block is seldom finished.
+        """
         lookahead = smallest_lookahead(
             VERIFICATION, self.setting.drafter_step, target_count=self.setting.target_count
         )
-        lookaheads = [min(max(lookahead, self.affordable_lookahead), _MAX_LOOKAHEAD)]
+        lookahead = min(max(lookahead, self.affordable_lookahead), _MAX_LOOKAHEAD)
+        lookaheads = [lookahead]
         while lookaheads[-1] > self.affordable_lookahead:
             lookaheads.append(max(self.affordable_lookahead, _ceil_div(lookaheads[-1], 2)))
+        bearable_ns = _SAME_TIME * _distributed_token_ns(alone, lookahead)
+        while (
+            lookahead < _MAX_LOOKAHEAD
+            and _distributed_token_ns(alone, 2 * lookahead) <= bearable_ns
+        ):
+            lookahead = min(2 * lookahead, _MAX_LOOKAHEAD)
+            lookaheads.append(lookahead)
         return lookaheads
 
 
