@@ -34,7 +34,7 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.planner import needed_target_count, smallest_lookahead
+from paceline_orchestrator.estimates import needed_target_count, smallest_lookahead
 from paceline_orchestrator.protocol.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.planner import smallest_lookahead
+from paceline_orchestrator.estimates import smallest_lookahead
 from paceline_orchestrator.protocol.strategy import Strategy
 from paceline_orchestrator.protocol.task import DispatchPolicy
 from paceline_orchestrator.simulation import ServerLatency

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_orchestrator.planner import needed_target_count, smallest_lookahead
+from paceline_orchestrator.estimates import needed_target_count, smallest_lookahead
 
 __all__ = ["Growth"]
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import TokenizerMismatchError
+from paceline_orchestrator.estimates import Measurements
 from paceline_orchestrator.order import STRATEGY_BY_NUMBER
-from paceline_orchestrator.planner import Measurements, Plan, Planner
+from paceline_orchestrator.planner import Plan, Planner
 from paceline_orchestrator.protocol.strategy import Strategy
 
 if TYPE_CHECKING:

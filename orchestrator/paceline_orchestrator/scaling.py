@@ -21,7 +21,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.discovery import Role
-from paceline_orchestrator.planner import needed_target_count
+from paceline_orchestrator.estimates import needed_target_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

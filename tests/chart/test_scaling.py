@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_orchestrator.planner import needed_target_count
+from paceline_orchestrator.estimates import needed_target_count
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.settings import parse
 from support.helm import RefusedError

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_orchestrator.planner import (
+from paceline_orchestrator.estimates import (
     Measurements,
-    Planner,
     needed_target_count,
     smallest_lookahead,
 )
+from paceline_orchestrator.planner import Planner
 from paceline_orchestrator.protocol.strategy import Strategy
 
 MS = 1_000_000

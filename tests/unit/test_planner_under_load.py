@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_orchestrator.planner import Measurements, Planner
+from paceline_orchestrator.estimates import Measurements
+from paceline_orchestrator.planner import Planner
 from paceline_orchestrator.protocol.strategy import Strategy
 
 MS = 1_000_000

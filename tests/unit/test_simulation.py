@@ -20,7 +20,8 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     stretches,
 )
-from paceline_orchestrator.planner import Measurements, Planner
+from paceline_orchestrator.estimates import Measurements
+from paceline_orchestrator.planner import Planner
 from paceline_orchestrator.protocol.messages import CapacityChanged
 from paceline_orchestrator.protocol.strategy import Strategy, create_method
 from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule

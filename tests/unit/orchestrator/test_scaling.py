@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_orchestrator.discovery import Role
-from paceline_orchestrator.planner import needed_target_count
+from paceline_orchestrator.estimates import needed_target_count
 from paceline_orchestrator.scaling import (
     Demand,
     DemandMeter,
