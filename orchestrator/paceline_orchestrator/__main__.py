@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving import lifecycle, telemetry
-from paceline_serving.settings import parse
+from paceline_serving.command_line import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,14 +17,8 @@ from paceline_orchestrator.discovery import (
     parse_services,
 )
 from paceline_serving.security import TlsFiles, refuse_plaintext
-from paceline_serving.settings import (
-    LISTEN_DESCRIPTION,
-    Address,
-    ServerSettings,
-    Settings,
-    StringList,
-    option,
-)
+from paceline_serving.server_settings import LISTEN_DESCRIPTION, ServerSettings
+from paceline_serving.settings import Address, Settings, StringList, option
 
 __all__ = ["OrchestratorSettings", "ScalingSettings"]
 

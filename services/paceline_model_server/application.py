@@ -10,8 +10,8 @@ from paceline_model_server.loading import new_host
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
 from paceline_serving import lifecycle, telemetry, transport
+from paceline_serving.command_line import parse
 from paceline_serving.model_settings import ModelServerSettings
-from paceline_serving.settings import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

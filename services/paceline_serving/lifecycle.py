@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from paceline_serving.settings import ServerSettings
+    from paceline_serving.server_settings import ServerSettings
 
 __all__ = ["Application", "ServerProcess", "bind", "run"]
 

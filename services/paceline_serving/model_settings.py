@@ -6,7 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline_serving.settings import ServerSettings, Settings
+from paceline_serving.server_settings import ServerSettings
+from paceline_serving.settings import Settings
 
 __all__ = [
     "DebugSettings",

@@ -7,8 +7,8 @@ import yaml
 
 from paceline_cli.generate import GenerateSettings
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving.command_line import parse
 from paceline_serving.model_settings import ModelServerSettings
-from paceline_serving.settings import parse
 from support.helm import CHART, RefusedError
 from support.manifests import VALUES_FILES, install, values_of
 

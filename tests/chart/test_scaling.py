@@ -4,7 +4,7 @@ import pytest
 
 from paceline_orchestrator.estimates import needed_target_count
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.settings import parse
+from paceline_serving.command_line import parse
 from support.helm import RefusedError
 from support.manifests import install
 

@@ -22,7 +22,7 @@ from paceline.v1 import (
 from paceline_drafter.servicer import ROLE as DRAFTER
 from paceline_model_server.application import ModelApplication
 from paceline_serving.lifecycle import ServerProcess
-from paceline_serving.settings import ServerSettings
+from paceline_serving.server_settings import ServerSettings
 from paceline_serving.telemetry import new_registry
 from paceline_serving.transport import pod_channel
 from paceline_target.servicer import ROLE as TARGET

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from paceline_serving.settings import Address, Settings, parse
+from paceline_serving.command_line import parse
+from paceline_serving.settings import Address, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import pytest
 
 from paceline_cli.__main__ import main
 from paceline_cli.bench_load import _EXAMPLES, LoadSettings
-from paceline_serving.settings import parse
+from paceline_serving.command_line import parse
 
 
 def read(line):

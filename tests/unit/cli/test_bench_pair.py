@@ -10,7 +10,7 @@ import torch
 
 from paceline_cli.__main__ import main
 from paceline_cli.bench_pair import _EXAMPLES, PairSettings, _some
-from paceline_serving.settings import parse
+from paceline_serving.command_line import parse
 from support.tiny_models import build_model, build_tokenizer, tiny_pair
 
 __all__ = ["tiny_pair"]

@@ -6,7 +6,7 @@ import pytest
 
 from paceline_orchestrator.discovery import Role, Service
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.settings import parse
+from paceline_serving.command_line import parse
 
 
 def read(*flags, **environment):

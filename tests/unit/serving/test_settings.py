@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from paceline_serving.command_line import parse
 from paceline_serving.model_settings import ModelServerSettings
-from paceline_serving.settings import ServerSettings, parse, to_arguments
+from paceline_serving.server_settings import ServerSettings
+from paceline_serving.settings import to_arguments
 
 
 def read(*arguments: str, environment: dict[str, str] | None = None) -> ServerSettings:

@@ -1,0 +1,165 @@
+"""The command line of a settings class: its flags, its help, and how it says what is wrong.
+
+The classes that a settings class is made of are the sections of `--help`, titled by their
+docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import textwrap
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from paceline_serving.settings import (
+    CONFIG_VARIABLE,
+    Settings,
+    SettingsError,
+    flag_of,
+    load,
+    nearest,
+    noted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pydantic.fields import FieldInfo
+
+__all__ = ["parse"]
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def parse(
+    settings_class: type[SettingsT],
+    arguments: Sequence[str],
+    *,
+    program: str,
+    environment: Mapping[str, str] | None = None,
+    examples: str = "",
+) -> SettingsT:
+    """Read settings for a program; print help or one line and exit if that is the end of it.
+
+    Args:
+        settings_class: What can be set.
+        arguments: The command line, without the program's name.
+        program: The program's name, for messages and help.
+        environment: The environment; None is this process's.
+        examples: Command lines for the help, one a line.
+
+    Raises:
+        SystemExit: 0 after `--help`, 2 after a line that names the wrong setting.
+    """
+    variables = os.environ if environment is None else environment
+    try:
+        flags = _parse_flags(settings_class, arguments, program=program, examples=examples)
+        config = flags.pop("config", None) or variables.get(CONFIG_VARIABLE)
+        return load(
+            settings_class,
+            flags=flags,
+            environment=variables,
+            file=Path(config) if config else None,
+        )
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise SettingsError(message)
+
+
+class _Help(argparse.HelpFormatter):
+    """Keeps the line breaks of descriptions and examples, and gives options room."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=100)
+
+    def _fill_text(self, text: str, _width: int, indent: str) -> str:
+        return textwrap.indent(text, indent)
+
+
+_SOURCES = """
+Each option can also be set in the environment (--log-level as PACELINE_LOG_LEVEL) and in the YAML
+file (as log_level). A flag wins over the environment, the environment over the file. An unknown
+name is an error everywhere.
+"""
+
+
+def _parse_flags(
+    settings_class: type[Settings], arguments: Sequence[str], *, program: str, examples: str
+) -> dict[str, Any]:
+    parser = _parser(settings_class, program=program, examples=examples)
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            raise SettingsError(f"unexpected argument {unknown[0]!r}; quote what has spaces")
+        known = ["--config", *(flag_of(*each) for each in settings_class.model_fields.items())]
+        raise SettingsError(f"unknown option {word}{nearest(word, known)}")
+    return vars(namespace)
+
+
+def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _Parser:
+    shown = textwrap.indent(textwrap.dedent(examples).strip(), "  ")
+    parser = _Parser(
+        prog=program,
+        usage="%(prog)s [options]" + "".join(_usage(settings_class)),
+        description=inspect.cleandoc(settings_class.__doc__ or ""),
+        epilog=(f"examples:\n{shown}\n" if shown else "") + _SOURCES,
+        formatter_class=_Help,
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    left = dict(settings_class.model_fields)  # a section may declare another one's field anew
+    for section in settings_class.__mro__:
+        names = [name for name in vars(section).get("__annotations__", ()) if name in left]
+        if names:
+            title = (section.__doc__ or "").strip().splitlines()[0].rstrip(".")
+            group = parser.add_argument_group("Options" if section is settings_class else title)
+            for name in names:
+                _add_option(group, name, field=left.pop(name))
+    general = parser.add_argument_group("General")
+    general.add_argument("--config", metavar="FILE", help="YAML file with options")
+    general.add_argument("-h", "--help", action="help", help="show this help and exit")
+    return parser
+
+
+def _usage(settings_class: type[Settings]) -> Iterator[str]:
+    dots = {"argument": "", "arguments": " ..."}
+    for name, field in settings_class.model_fields.items():
+        if (kind := noted(field, "kind")) in dots:
+            yield f" [{name.upper()}{dots[kind]}]"
+
+
+def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
+    """Add one option. Values stay text: the model parses and checks them, from every source."""
+    default, kind = field.get_default(), noted(field, "kind")
+    silent = default is False or default in (None, "", ()) or field.is_required()
+    # argparse formats help with %.
+    text = f"{field.description}{'' if silent else f' (default: {default})'}".replace("%", "%%")
+    choices = _choices(field.annotation)
+    metavar = "{" + ",".join(choices) + "}" if choices else name.rpartition("_")[2].upper()
+    if kind in {"argument", "arguments"}:
+        count = "?" if kind == "argument" else "*"
+        group.add_argument(name, nargs=count, metavar=metavar, help=text)
+    elif field.annotation is bool:
+        group.add_argument(
+            flag_of(name, field), dest=name, action=argparse.BooleanOptionalAction, help=text
+        )
+    else:
+        action = "append" if kind == "repeated" else "store"
+        group.add_argument(
+            flag_of(name, field), dest=name, action=action, metavar=metavar, help=text
+        )
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
