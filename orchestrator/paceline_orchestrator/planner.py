@@ -26,7 +26,7 @@ from paceline_orchestrator.estimates import (
     speculative,
 )
 from paceline_orchestrator.protocol.strategy import Strategy
-from paceline_orchestrator.rehearsal import VERIFICATION, Setting, rehearse
+from paceline_orchestrator.rehearsal import VERIFICATION, Setting, expected_token_time, rehearse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,9 +38,11 @@ _WORTHWHILE_GAIN = 1.02
 # From here on the prompt goes to all targets at once: waiting for a cold target in the middle of a
 # generation costs its whole prefill, having it prefill at the start costs a busy target.
 _BROADCAST_STEPS = 2
+# What DSI is simulated with; a finer choice changes little.
+_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
 _SAME_TIME = 1.002
-# Cases that are left to be simulated: the last ones are the likeliest to come again.
+# Settings that are left to be simulated: the last ones are the likeliest to come again.
 _MOST_MISSING = 4
 
 
@@ -70,13 +72,13 @@ class Planner:
 
     Concurrency:
         `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes some
-        100 ms for each case that `choose` would have liked to have simulated: call it on a worker
-        thread. Both can run at the same time.
+        100 ms for each setting that `choose` would have liked to have simulated: call it on a
+        worker thread. Both can run at the same time.
     """
 
     def __init__(self) -> None:
-        self._rehearsed: dict[_Case, dict[int, float]] = {}  # see rehearse
-        self._missing: deque[_Case] = deque(maxlen=_MOST_MISSING)
+        self._rehearsed: dict[Setting, dict[int, list[int]]] = {}  # by lookahead
+        self._missing: deque[Setting] = deque(maxlen=_MOST_MISSING)
 
     def choose(
         self,
@@ -109,7 +111,7 @@ class Planner:
             if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
                 best = option
         if best.strategy is not Strategy.AUTOREGRESSIVE and measurements.crowding <= 1:
-            self._miss(_case(measurements, available))
+            self._miss(_setting(measurements, available))
         return _plan(best, measurements, others=[each for each in options if each is not best])
 
     def refine(self) -> None:
@@ -118,12 +120,16 @@ class Planner:
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
         """
         while self._missing:
-            case = self._missing.pop()
-            self._rehearsed[case] = case.rehearse()
+            setting = self._missing.pop()
+            self._rehearsed[setting] = {
+                lookahead: rehearse(setting, lookahead=lookahead)
+                for lookahead in _lookaheads(setting)
+            }
 
-    def _miss(self, case: _Case) -> None:
-        if case not in self._rehearsed and case not in self._missing:
-            self._missing.append(case)
+    def _miss(self, setting: Setting) -> None:
+        is_known = setting in self._rehearsed or setting in self._missing
+        if not is_known and setting.drafter_step <= VERIFICATION:
+            self._missing.append(setting)
 
     def _distributed(
         self, measurements: Measurements, lookahead: int | None, target_count: int
@@ -131,25 +137,41 @@ class Planner:
         own = on_its_part(measurements)
         target_ns, drafter_ns = own.verification_ns, own.drafter_step_ns
         feasible = smallest_lookahead(target_ns, drafter_ns, target_count=target_count)
-        rehearsed = self._rehearsed.get(_case(measurements, target_count), {})
-        if lookahead is None and rehearsed:
-            lookahead = _longest_of_the_best(rehearsed)
-        lookahead = lookahead or min(
-            max(feasible, affordable_lookahead(measurements)), MAX_LOOKAHEAD
-        )
+        affordable = affordable_lookahead(measurements)
+        rehearsed = self._rehearsed_times(measurements, target_count)
+        if lookahead is None:
+            lookahead = _longest_of_the_best(rehearsed, at_least=affordable)
+        lookahead = lookahead or min(max(feasible, affordable), MAX_LOOKAHEAD)
         needed = needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
         if lookahead in rehearsed:
-            rival = speculative(own, None)
-            token_ns = min(round(rehearsed[lookahead] * rival.token_ns), target_ns)
+            token_ns = min(rehearsed[lookahead], target_ns)
         else:
             token_ns = distributed_token_ns(own, max(lookahead, feasible))
         token_ns = round(token_ns * max(1.0, measurements.crowding))
         return Option(Strategy.DISTRIBUTED, lookahead, min(needed, target_count), token_ns)
 
+    def _rehearsed_times(self, measurements: Measurements, target_count: int) -> dict[int, int]:
+        """Return DSI's time for each token, in ns, by lookahead, as far as it was simulated.
 
-def _longest_of_the_best(rehearsed: Mapping[int, float]) -> int:
-    bearable = _SAME_TIME * min(rehearsed.values())
-    return max(lookahead for lookahead, time in rehearsed.items() if time <= bearable)
+        A setting is only near to what was measured; SI, in closed form in both, tells how near.
+        """
+        setting = _setting(measurements, target_count)
+        rehearsed = self._rehearsed.get(setting, {})
+        rate = measurements.acceptance_rate
+        if not rehearsed:
+            return {}
+        rival = speculative(on_its_part(measurements), None).token_ns
+        rehearsed_rival = speculative(_measured(setting, acceptance_rate=rate), None).token_ns
+        return {
+            lookahead: round(expected_token_time(times, rate) * rival / rehearsed_rival)
+            for lookahead, times in rehearsed.items()
+        }
+
+
+def _longest_of_the_best(times: Mapping[int, int], *, at_least: int) -> int | None:
+    affordable = {each: time for each, time in times.items() if each >= at_least}
+    bearable = _SAME_TIME * min(affordable.values(), default=0)
+    return max((each for each, time in affordable.items() if time <= bearable), default=None)
 
 
 def _plan(option: Option, measurements: Measurements, *, others: Sequence[Option]) -> Plan:
@@ -178,62 +200,38 @@ def _why(measurements: Measurements, others: Sequence[Option]) -> str:
     return "; ".join(reasons)
 
 
-def _case(measurements: Measurements, target_count: int) -> _Case:
+def _setting(measurements: Measurements, target_count: int) -> Setting:
     """Return what a simulation depends on, rounded so that similar measurements share it."""
     own = on_its_part(measurements)
-    return _Case(
-        Setting(
-            drafter_step=max(1, _rounded(own.drafter_step_ns / own.verification_ns, 4)),
-            call=_rounded(own.call_ns / own.verification_ns, 1),
-            acceptance_rate=round(20 * own.acceptance_rate) / 20,
-            target_count=target_count,
-        ),
-        affordable_lookahead=affordable_lookahead(measurements),
+    return Setting(
+        drafter_step=max(1, _rounded(own.drafter_step_ns / own.verification_ns, 4)),
+        call=_rounded(own.call_ns / own.verification_ns, 1),
+        target_count=target_count,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What a simulation depends on."""
+def _measured(setting: Setting, *, acceptance_rate: float) -> Measurements:
+    """Return what would be measured in a setting."""
+    return Measurements(
+        target_step_ns=VERIFICATION - setting.call,
+        target_first_ns=VERIFICATION,
+        drafter_step_ns=setting.drafter_step,
+        acceptance_rate=acceptance_rate,
+        target_count=setting.target_count,
+        call_ns=setting.call,
+    )
 
-    setting: Setting
-    affordable_lookahead: int
 
-    def rehearse(self) -> dict[int, float]:
-        """Simulate the lookaheads that are worth it."""
-        idle = Measurements(
-            target_step_ns=VERIFICATION - self.setting.call,
-            target_first_ns=VERIFICATION,
-            drafter_step_ns=self.setting.drafter_step,
-            acceptance_rate=self.setting.acceptance_rate,
-            target_count=self.setting.target_count,
-            call_ns=self.setting.call,
-        )
-        return rehearse(
-            self.setting,
-            speculative_lookahead=speculative(idle, None).lookahead,
-            lookaheads=self._lookaheads(idle),
-        )
+def _lookaheads(setting: Setting) -> list[int]:
+    """Return Equation 1's, those below, and those up to a block as long as a verification.
 
-    def _lookaheads(self, idle: Measurements) -> list[int]:
-        """Return Equation 1's, by halves down to the affordable one, and longer ones as good.
-
-        Those are where next to no draft token is accepted: a long block is seldom finished.
-        """
-        lookahead = smallest_lookahead(
-            VERIFICATION, self.setting.drafter_step, target_count=self.setting.target_count
-        )
-        lookahead = min(max(lookahead, self.affordable_lookahead), MAX_LOOKAHEAD)
-        lookaheads = [lookahead]
-        while lookaheads[-1] > self.affordable_lookahead:
-            lookaheads.append(max(self.affordable_lookahead, math.ceil(lookaheads[-1] / 2)))
-        bearable_ns = _SAME_TIME * distributed_token_ns(idle, lookahead)
-        while (
-            lookahead < MAX_LOOKAHEAD and distributed_token_ns(idle, 2 * lookahead) <= bearable_ns
-        ):
-            lookahead = min(2 * lookahead, MAX_LOOKAHEAD)
-            lookaheads.append(lookahead)
-        return lookaheads
+    Longer ones than Equation 1 asks for are as good where next to no draft token is accepted.
+    """
+    step, targets = setting.drafter_step, setting.target_count
+    feasible = smallest_lookahead(VERIFICATION, step, target_count=targets)
+    longest = smallest_lookahead(VERIFICATION, step, target_count=1)
+    shorter = (each for each in _LOOKAHEADS if each < longest)
+    return sorted({*shorter, min(feasible, MAX_LOOKAHEAD), min(longest, MAX_LOOKAHEAD)})
 
 
 def _rounded(ratio: float, steps: int) -> int:

@@ -1,6 +1,9 @@
-"""DSI beside SI on the virtual clock: what the planner cannot say in closed form.
+"""DSI on the virtual clock: what the planner cannot say in closed form.
 
-The protocols that serve users are simulated, with the same agreements, so that luck cancels out.
+A correction is a fresh start: with one drafter that is no slower than the targets, and with targets
+of equal, steady latency, all that is in flight when a draft token is rejected descends from it. So
+one run of the protocol that serves users, in which every draft token is right, tells when the token
+after any number of accepted ones is final; how likely that number is says the acceptance rate.
 """
 
 from __future__ import annotations
@@ -15,14 +18,13 @@ from paceline_orchestrator.protocol.task import DecodingTask
 from paceline_orchestrator.simulation import AgreementOracle, ServerLatency, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-__all__ = ["VERIFICATION", "Setting", "rehearse"]
+__all__ = ["VERIFICATION", "Setting", "expected_token_time", "rehearse"]
 
 VERIFICATION = 10_000
 """What a verification takes, its call included: the unit of all times is a part of it."""
 
-_SEEDS = 2
 _TOKENS = (40, 160)  # the fewer, the more drafter steps are in a verification
 _DRAFTS = 1600
 
@@ -32,49 +34,51 @@ class Setting:
     """Where to rehearse.
 
     Attributes:
-        drafter_step: A draft token's time, 1 or more.
+        drafter_step: A draft token's time, in [1, VERIFICATION].
         call: What a draft's call takes before its first token, besides.
-        acceptance_rate: Probability that the target accepts a draft token, in [0, 1].
         target_count: Targets.
     """
 
     drafter_step: int
     call: int
-    acceptance_rate: float
     target_count: int
 
 
-def rehearse(
-    setting: Setting, *, speculative_lookahead: int, lookaheads: Iterable[int]
-) -> dict[int, float]:
-    """Return DSI's time by lookahead, relative to that of SI with its own lookahead.
+def rehearse(setting: Setting, *, lookahead: int) -> list[int]:
+    """Return when each token after a correction is final, if every draft token is right.
 
     Cost:
-        Some 100 ms of computing for each lookahead.
+        Some 50 ms of computing.
     """
-    rival_time = _total_time(Strategy.SPECULATIVE, speculative_lookahead, setting)
-    return {
-        lookahead: _total_time(Strategy.DISTRIBUTED, lookahead, setting) / rival_time
-        for lookahead in lookaheads
-    }
-
-
-def _total_time(strategy: Strategy, lookahead: int, setting: Setting) -> float:
     targets = [ServerLatency(VERIFICATION, VERIFICATION)] * setting.target_count
     drafter = ServerLatency(setting.drafter_step, setting.drafter_step, call=setting.call)
     capacity = CapacityChanged(targets=tuple(range(len(targets))), drafters=(0,))
     fewest, most = _TOKENS
     length = min(max(fewest, _DRAFTS * setting.drafter_step // VERIFICATION), most)
-    total = 0.0
-    for seed in range(_SEEDS):
-        oracle = AgreementOracle(setting.acceptance_rate, seed=seed, length=length + 1)
-        task = DecodingTask(oracle.prompt(1), length, lookahead=lookahead)
-        method = create_method(strategy, task, capacity=capacity)
-        result = simulate(
-            method, oracle, targets=targets, drafters=[drafter], after_event=_let_others_run
-        )
-        total += float(result.total_time)
-    return total
+    oracle = AgreementOracle(1.0, seed=0, length=length + 1)
+    task = DecodingTask(oracle.prompt(1), length, lookahead=lookahead)
+    method = create_method(Strategy.DISTRIBUTED, task, capacity=capacity)
+    result = simulate(
+        method, oracle, targets=targets, drafters=[drafter], after_event=_let_others_run
+    )
+    return [int(each) for each in result.token_times]
+
+
+def expected_token_time(times: Sequence[int], acceptance_rate: float) -> float:
+    """Return the time between two corrections over the expected tokens.
+
+    Args:
+        times: See `rehearse`; a run longer than that counts as if it ended there.
+        acceptance_rate: Probability that the target accepts a draft token, in [0, 1].
+    """
+    time_sum = token_sum = 0.0
+    reached = 1.0  # the probability that so many draft tokens are accepted
+    for accepted, final in enumerate(times):
+        ends_here = reached if accepted == len(times) - 1 else reached * (1 - acceptance_rate)
+        time_sum += ends_here * final
+        token_sum += reached
+        reached *= acceptance_rate
+    return time_sum / token_sum
 
 
 def _let_others_run() -> None:

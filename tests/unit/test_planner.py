@@ -144,7 +144,7 @@ def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     monkeypatch.setattr(
         "paceline_orchestrator.planner.rehearse", lambda *_, **__: pytest.fail("again")
     )
-    planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.64))
+    planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.9))
     planner.refine()
 
 
@@ -170,15 +170,15 @@ def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
     settings = []
     monkeypatch.setattr(
         "paceline_orchestrator.planner.rehearse",
-        lambda setting, **_: settings.append(setting) or {},
+        lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
     for _ in range(2):
-        for percent in range(50, 100, 10):
-            planner.choose(replace(VICUNA, acceptance_rate=percent / 100))
+        for target_count in range(3, 8):
+            planner.choose(replace(VICUNA, target_count=target_count))
     planner.refine()
     planner.refine()
-    assert [it.acceptance_rate for it in settings] == [0.9, 0.8, 0.7, 0.6]
+    assert list(dict.fromkeys(settings)) == [7, 6, 5, 4]
 
 
 # --- what a call costs -------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_dispatching_takes_no_more_than_half_of_the_event_loop(
     assert Planner().choose(many, strategy=Strategy.DISTRIBUTED).lookahead == lookahead
 
 
-def test_a_lookahead_below_the_affordable_is_not_even_simulated():
+def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
     costly = replace(VICUNA, dispatch_ns=1_500_000)
     planner = refined(costly)
     plan = planner.choose(costly)

@@ -109,7 +109,7 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
         clock.ns += 100 * 5 * MS
         planning.learn(took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
-    assert "DSI from lookahead 5 on, at 5.0 ms of CPU for a verification" in note
+    assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
 
 
 async def test_what_was_asked_for_is_simulated_when_there_is_time():
