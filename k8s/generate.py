@@ -30,7 +30,7 @@ OWN_SETTINGS = frozenset(
         *("tls_key", "targets", "drafters", "discovery", "target_service", "drafter_service"),
         *("pool_tls_authority", "pool_tls_certificate", "pool_tls_key"),
         *("scaler_listen", "peer_service", "verifier_lookahead"),
-        *("least_verifiers", "most_verifiers"),
+        *("fixed_verifiers", "least_verifiers", "most_verifiers"),
     }
 )
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)

@@ -62,20 +62,21 @@ class Autoscaler:
         self.is_active = False
         self._desired_gauge = Gauge(
             "paceline_desired_verifiers",
-            "Targets that the whole service wants (every replica says the same)",
+            "Targets that the service wants beside the fixed ones (every replica says the same)",
             registry=registry,
         )
         self._desired_gauge.set(self.desired)
-        self._stream_gauge = Gauge(
+        # Asked for at every scrape, on the endpoint's thread: what runs now, not a second ago.
+        Gauge(
             "paceline_stream_verifiers",
             "Targets that Equation 1 gives the streams of this replica",
             registry=registry,
-        )
-        self._verification_gauge = Gauge(
+        ).set_function(lambda: meter.demand().stream_verifiers)
+        Gauge(
             "paceline_verifications_in_flight",
             "Verifications of this replica that run or wait at targets",
             registry=registry,
-        )
+        ).set_function(lambda: meter.demand().verification_count)
 
     def own_demand(self) -> Demand:
         """Return what the streams of this replica ask."""
@@ -118,11 +119,10 @@ class Autoscaler:
                 everything,
                 least=self._settings.least_verifiers,
                 most=self._settings.most_verifiers,
+                fixed=self._settings.fixed_verifiers,
             )
         )
         self._desired_gauge.set(self.desired)
-        self._stream_gauge.set(own.stream_verifiers)
-        self._verification_gauge.set(own.verification_count)
         async with self._changed:
             self.is_active = everything.is_active
             self._changed.notify_all()

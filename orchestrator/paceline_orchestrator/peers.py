@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+import grpc
+
 from paceline.errors import PacelineError
 from paceline_orchestrator.external_scaler import REPLICA_DEMAND, read_demand
 from paceline_orchestrator.externalscaler.externalscaler_pb2 import GetMetricsRequest
@@ -17,8 +19,6 @@ from paceline_orchestrator.wire import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import grpc
 
     from paceline_orchestrator.discovery import Discovery, Endpoint
 
@@ -86,7 +86,8 @@ class Peers:
     async def _ask(self, peer: _Peer) -> None:
         request = GetMetricsRequest(metric_name=REPLICA_DEMAND)
         stub = ExternalScalerStub(peer.channel)
-        with suppress(PacelineError):
+        # The channel of a replica that has gone just now refuses the call itself.
+        with suppress(PacelineError, grpc.aio.UsageError):
             response = await answer(stub.GetMetrics(request, timeout=_TIMEOUT_SECONDS))
             peer.replica_id, peer.demand = read_demand(response)
             peer.heard_at = time.monotonic()

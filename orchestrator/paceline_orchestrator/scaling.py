@@ -2,7 +2,7 @@
 
     floor      every stream may use as many as Equation 1 says:  ceil(t / (lookahead * d))
     elastic    what runs or waits at verifiers shall not wait:   one for each verification
-    desired    the larger of the two, within the operator's limits
+    desired    the larger of the two, less those that nobody scales, within the operator's limits
 
 The latencies of a pair of models hardly move; how many streams there are does. Integers, because in
 floating point ceil(t / (k * d)) is one too many in two of a thousand cases, and another one than a
@@ -61,9 +61,10 @@ class Demand:
         )
 
 
-def desired_verifiers(demand: Demand, *, least: int, most: int) -> int:
-    """Return how many verifiers the service wants."""
-    return max(least, min(most, max(demand.stream_verifiers, demand.verification_count)))
+def desired_verifiers(demand: Demand, *, least: int, most: int, fixed: int = 0) -> int:
+    """Return how many verifiers the service wants beside the `fixed` ones, that nobody scales."""
+    wanted = max(demand.stream_verifiers, demand.verification_count) - fixed
+    return max(least, min(most, wanted))
 
 
 class DemandMeter:
@@ -111,13 +112,16 @@ class DemandMeter:
             del self._orders[id(order)]
 
     def demand(self) -> Demand:
-        """Return what is asked now."""
+        """Return what is asked now.
+
+        Concurrency: Any thread may ask: what changes meanwhile is copied first.
+        """
         targets = [it for it in self._pool.servers if it.role is Role.TARGET]
         drafters = [it for it in self._pool.servers if it.role is Role.DRAFTER]
         latencies_us = _step_us(targets), _step_us(drafters)
         return Demand(
             stream_verifiers=sum(
-                self._wanted(order, *latencies_us) for order in self._orders.values()
+                self._wanted(order, *latencies_us) for order in list(self._orders.values())
             ),
             verification_count=sum(it.call_count for it in targets),
             is_active=self.is_active,

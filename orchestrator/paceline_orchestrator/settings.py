@@ -133,6 +133,9 @@ class ScalingSettings(Settings):
         description="draft tokens in a verification that targets are provided for: a stream wants"
         " ceil(target latency / (this * drafter latency)) of them",
     )
+    fixed_verifiers: int = Field(
+        0, ge=0, le=10_000, description="targets that nobody scales; so many fewer are wanted"
+    )
     least_verifiers: int = Field(1, ge=0, le=10_000, description="targets to want at least")
     most_verifiers: int = Field(64, ge=1, le=10_000, description="targets to want at most")
     scale_down_seconds: float = Field(

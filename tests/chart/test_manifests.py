@@ -160,6 +160,7 @@ def test_a_default_installation_is_as_reviewed():
         ("Role", "demo-orchestrator"),
         ("RoleBinding", "demo-orchestrator"),
         ("Service", "demo-drafter-default"),
+        ("Service", "demo-metrics"),
         ("Service", "demo-orchestrator"),
         ("Service", "demo-target-default"),
         ("ServiceAccount", "demo-drafter"),

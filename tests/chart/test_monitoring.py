@@ -148,6 +148,28 @@ def test_the_dashboard_is_bound_to_no_data_source_and_says_what_each_panel_shows
             assert 'namespace=~"$namespace", job=~"$job"' in target["expr"]
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "paceline_time_to_first_token_seconds_bucket",
+        "paceline_inter_token_latency_seconds_bucket",
+        "paceline_request_duration_seconds_bucket",
+        "paceline_rpc_hop_seconds_bucket",
+        "paceline_speculation_parallelism_sum",
+        "paceline_spec_decode_num_accepted_tokens_total",
+        "paceline_wasted_tokens_total",
+        "paceline_queue_seconds_bucket",
+        "paceline_forward_seconds_bucket",
+        "paceline_kv_cache_usage_perc",
+        "paceline_sessions_active",
+        "paceline_fallbacks_total",
+    ],
+)
+def test_the_dashboard_shows_what_operators_look_for(metric):
+    expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
+    assert any(re.search(rf"\b{metric}\b", expression) for expression in expressions)
+
+
 def test_the_panels_of_the_dashboard_do_not_overlap():
     taken = set()
     for panel in DASHBOARD["panels"]:

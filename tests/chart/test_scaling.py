@@ -95,6 +95,31 @@ def test_the_autoscaler_and_the_orchestrators_have_the_same_limits(mode):
     assert settings.peer_service == f"{service['metadata']['name']}:50053"
 
 
+@pytest.mark.parametrize("mode", ["hpa", "keda"])
+def test_one_of_several_pools_is_scaled_and_the_others_keep_their_number(mode):
+    latency = {"targetMicroseconds": 36_000, "drafterMicroseconds": 4_000, "lookahead": 2}
+    pools = {"reserved": {"replicas": 3}, "spot": {}, "tiny": {"replicas": 1}}
+    release = install(
+        {
+            "autoscaling": {"mode": mode, "pool": "spot"},
+            "target": {"latency": latency, "pools": pools},
+        }
+    )
+    assert replicas(release, "-target-reserved") == 3
+    assert replicas(release, "-target-spot") is None
+    (scaler,) = release.of("HorizontalPodAutoscaler") or release.of("ScaledObject")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "demo-target-spot"
+    # Equation 1 asks for 5, and 4 are there.
+    spec = scaler["spec"]
+    assert spec.get("minReplicas", spec.get("minReplicaCount")) == 1
+    flags = release.pod("-orchestrator").flags
+    settings = parse(OrchestratorSettings, flags, program="test", environment={})
+    assert settings.fixed_verifiers == 4
+    assert (settings.least_verifiers, settings.most_verifiers) == (1, 8)
+    assert f"demo-target-spot: 1 to 8, by {mode}" in release.notes
+    assert "demo-target-reserved: 3" in release.notes
+
+
 def test_scaling_up_takes_one_step_and_the_tolerance_is_off_where_it_can_be():
     for kube_version, tolerance in (("1.34.0", None), ("1.35.0", "0")):
         values = {"autoscaling": {"mode": "hpa", "maxReplicas": 20}}

@@ -176,7 +176,18 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
         ),
         (
             {"autoscaling": {"mode": "hpa"}, "target": {"pools": {"a": {}, "b": {}}}},
-            "there are 2 target pools: keep one target pool, or set autoscaling.mode=none",
+            "scales one target pool, and there are 2: say which in autoscaling.pool (a, b)",
+        ),
+        (
+            {"autoscaling": {"mode": "hpa", "pool": "c"}, "target": {"pools": {"a": {}, "b": {}}}},
+            "autoscaling.pool=c is no target pool: set it to one of a, b",
+        ),
+        (
+            {
+                "autoscaling": {"mode": "keda", "pool": "b"},
+                "target": {"pools": {"a": {"replicas": 2}, "b": {"replicas": 3}}},
+            },
+            "set target.pools.b.replicas=null and say autoscaling.minReplicas",
         ),
         (
             {"orchestrator": {"service": {"headless": True, "type": "NodePort"}}},

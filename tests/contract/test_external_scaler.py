@@ -247,6 +247,20 @@ async def test_a_replica_that_does_not_answer_holds_up_nobody():
         await until(lambda: scalers[0].desired == 3, what="it says 3")
 
 
+async def test_a_replica_that_goes_just_when_it_is_asked_counts_nothing():
+    channel, reached = grpc.aio.insecure_channel("127.0.0.1:1"), asyncio.Event()
+    await channel.close()
+
+    def open_channel(_endpoint):
+        reached.set()
+        return channel
+
+    here = StaticDiscovery((Endpoint("a", "127.0.0.1:1", Role.ORCHESTRATOR),))
+    async with Peers(here, open_channel=open_channel, replica_id=1) as peers:
+        await reached.wait()
+        assert await peers.demand() == Demand()
+
+
 async def test_a_static_list_of_peers_may_be_this_replica_alone():
     peers = Peers(StaticDiscovery(()), open_channel=lambda _: None, replica_id=1)
     async with peers:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "up": "run a whole system on this machine until Ctrl-C",
     "generate": "continue a prompt, and stream the text",
     "info": "describe the models and servers behind an orchestrator",
+    "top": "watch servers, sessions, acceptance, queues and waste, live",
     "health": "ask servers whether they serve; the exit code tells",
     "check-pair": "check that a drafter and a target fit together",
     "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
@@ -27,6 +28,10 @@ _COMMANDS = {
     "bench": "measure: Table 2 of the DSI paper, your own pair of models, load",
     "serve": "run one server: a drafter, a target or an orchestrator",
 }
+
+# What commands need besides `cli`, and whatever computes with a model.
+_EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench"}
+_MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
 
 _HELP = """\
 usage: paceline COMMAND [options]
@@ -98,10 +103,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("paceline"):
+        package = (error.name or "").partition(".")[0]
+        if package.startswith("paceline"):
             raise
-        extra = "bench" if error.name in {"matplotlib", "numpy"} else "cli"
-        return _fail(f"{error.name} is not installed: pip install 'paceline[{extra}]'")
+        extra = "server" if package in _MODEL_PACKAGES else _EXTRAS.get(name, "cli")
+        return _fail(f"{package} is not installed: pip install 'paceline[{extra}]'")
     return code
 
 

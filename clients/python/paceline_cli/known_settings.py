@@ -9,6 +9,7 @@ from paceline_cli.demo import DemoSettings
 from paceline_cli.generate import GenerateSettings
 from paceline_cli.health import HealthSettings
 from paceline_cli.info import InfoSettings
+from paceline_cli.top import TopSettings
 from paceline_cli.up import UpSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.model_settings import ModelServerSettings
@@ -29,6 +30,7 @@ def settings_classes() -> tuple[type[Settings], ...]:
         InfoSettings,
         ModelServerSettings,
         OrchestratorSettings,
+        TopSettings,
         UpSettings,
         *_of_the_bench_extra(),
     )

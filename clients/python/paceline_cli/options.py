@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline_serving.command_line import parse
 from paceline_serving.settings import Address, Settings
@@ -14,10 +14,21 @@ from paceline_serving.settings import Address, Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ClientTlsSettings", "ConnectionSettings", "read_options"]
+__all__ = ["ClientTlsSettings", "ConnectionSettings", "PictureFile", "read_options"]
 
 _SettingsT = TypeVar("_SettingsT", bound=Settings)
 _PREFIX = "PACELINE_"
+_PICTURES = (".svg", ".png")
+
+
+def _check_picture(path: Path) -> Path:
+    if path.suffix not in _PICTURES:
+        raise ValueError(f"must end in {' or '.join(_PICTURES)}")
+    return path
+
+
+PictureFile: TypeAlias = Annotated[Path, AfterValidator(_check_picture)]
+"""Where a picture goes; known to be one before the work is done."""
 
 
 class ClientTlsSettings(Settings):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from rich.console import Console
 
 from paceline_bench.forecast import forecast, forecast_jobs
@@ -13,7 +13,7 @@ from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, tab
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.report import write_json
-from paceline_cli.options import read_options
+from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
 from paceline_orchestrator.simulation import ServerLatency
 from paceline_serving.settings import Settings, option
@@ -29,16 +29,9 @@ _EXAMPLES = """
 paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 8
 paceline plan --target-ms 30 --drafter-ms 12 --acceptance 0.9 --gpus 4 --target-first-ms 400
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 4 --call-ms 1
-paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --plot plan.svg
+paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --chart plan.svg
 """
 _NS_PER_MS = 1_000_000
-_PICTURES = (".png", ".svg", ".pdf")
-
-
-def _check_picture(path: Path) -> Path:
-    if path.suffix not in _PICTURES:
-        raise ValueError(f"must end in {', '.join(_PICTURES)}")
-    return path
 
 
 class PlanSettings(Settings):
@@ -66,9 +59,7 @@ class PlanSettings(Settings):
         0, ge=0, le=1e6, description="what a call to a server takes besides its forward"
     )
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
-    plot: Annotated[Path, AfterValidator(_check_picture)] | None = Field(
-        None, description="where to draw it: .png, .svg or .pdf"
-    )
+    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
     json_file: Path | None = option(None, description="where to keep the rows", flag="json")
 
     @property
@@ -98,14 +89,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
-    if settings.plot is not None:
+    if settings.chart is not None:
         # Here, because loading it takes most of a second.
         from paceline_bench.charts import save_figure
         from paceline_bench.forecast_picture import draw_forecast
 
         title = _conditions(settings).replace("; ", "\n")
-        save_figure(draw_forecast(rows, title=title), settings.plot)
-        print(f"{settings.plot} has the picture.")
+        save_figure(draw_forecast(rows, title=title), settings.chart)
+        print(f"{settings.chart} has the picture.")
     if settings.json_file is not None:
         write_json(settings.json_file, json_rows(rows))
         print(f"{settings.json_file} has the rows.")

@@ -17,6 +17,7 @@ from paceline_cli.local_models import LocalModelSettings, flags
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
+from paceline_cli.up_record import leave_word
 from paceline_serving.settings import Address, OneOrMore, option
 
 if TYPE_CHECKING:
@@ -105,12 +106,14 @@ async def running_system(
 
 async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
     async with running_system(config, log_directory=log_directory) as system:
-        _print_system(system)
-        try:
-            ended = await system.wait_for_exit()
-        except asyncio.CancelledError:
-            print("\nstopping ...", file=sys.stderr)
-            raise
+        metrics = {server.name: server.metrics_address for server in system.servers}
+        with leave_word(system.orchestrator_address, metrics):
+            _print_system(system)
+            try:
+                ended = await system.wait_for_exit()
+            except asyncio.CancelledError:
+                print("\nstopping ...", file=sys.stderr)
+                raise
         raise ServerExitedError(ended.obituary())
 
 
@@ -119,7 +122,8 @@ def _print_system(system: LocalSystem) -> None:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
     address = system.orchestrator_address
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
-    print(f"\nNow, in another terminal:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
+    print(f"  paceline top{elsewhere}")
     print("\nCtrl-C stops everything.", flush=True)
 
 

@@ -6,12 +6,12 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
 {{- $scope := .scope -}}
 {{- $values := .root.Values.monitoring.prometheusRule -}}
 - alert: PacelineNoTarget
-  expr: absent(paceline_sessions_active{role="target", {{ $scope }}})
+  expr: (max(paceline_ready_servers{role="target", {{ $scope }}}) or vector(0)) == 0
   for: 2m
   labels: {severity: critical}
   annotations:
-    summary: No target runs, so nothing can be decoded
-    description: Look at the target pods, then at their logs. Orchestrators refuse requests until one is ready.
+    summary: No target is ready, so nothing can be decoded
+    description: Look at the target pods (pending, loading, failing), then at their logs. Orchestrators refuse requests until one is ready.
 - alert: PacelineErrors
   expr: |-
     sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code=~"INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE", {{ $scope }}}[5m]))

@@ -54,7 +54,7 @@ metrics: 9090
 {{- $_ := set $devices $pool.gpu.resource (int64 $pool.gpu.count | toString) -}}
 {{- end -}}
 {{- $replicas := include "paceline.replicas" $pool -}}
-{{- if and (eq .role "target") (ne .root.Values.autoscaling.mode "none") -}}
+{{- if and (eq .role "target") (eq .pool (include "paceline.scaledPool" .root)) -}}
 {{- $replicas = "" -}}
 {{- end -}}
 {{- include "paceline.deployment" (merge (dict

@@ -41,16 +41,16 @@ paceline.serviceName (list $ "target-default")
 {{- end }}
 
 {{/*
-Orchestrators tell each other what their streams ask for, so that each of them answers for all. The
-one target pool there is (validate.yaml) has the limits.
+Orchestrators tell each other what their streams ask for, so that each of them answers for all. What
+they say is how many targets the scaled pool shall have beside the others.
 */}}
 {{- define "paceline.scalingFlags" -}}
 {{- $scaler := (include "paceline.orchestratorPorts" . | fromYaml).scaler }}
 - --scaler-listen={{ .Values.listenHost }}:{{ $scaler }}
 - --peer-service={{ include "paceline.serviceName" (list $ "scaler") }}:{{ $scaler }}
-{{- range include "paceline.pools" (list $ "target") | fromYaml }}
-- --verifier-lookahead={{ int64 .latency.lookahead }}
-- --least-verifiers={{ include "paceline.minReplicas" (list $ .) }}
-- --most-verifiers={{ int64 $.Values.autoscaling.maxReplicas }}
-{{- end }}
+{{- $pool := index (include "paceline.pools" (list $ "target") | fromYaml) (include "paceline.scaledPool" .) }}
+- --verifier-lookahead={{ int64 $pool.latency.lookahead }}
+- --fixed-verifiers={{ include "paceline.fixedTargets" . }}
+- --least-verifiers={{ include "paceline.minReplicas" (list $ $pool) }}
+- --most-verifiers={{ int64 .Values.autoscaling.maxReplicas }}
 {{- end }}

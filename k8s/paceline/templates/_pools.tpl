@@ -46,11 +46,32 @@ Empty if a latency is unknown.
 {{- end -}}
 {{- end }}
 
-{{/* The fewest targets that an autoscaler may leave: paceline.minReplicas (list $ $pool) */}}
+{{/* The target pool that an autoscaler scales; empty without one. */}}
+{{- define "paceline.scaledPool" -}}
+{{- if ne .Values.autoscaling.mode "none" -}}
+{{- .Values.autoscaling.pool | default (include "paceline.pools" (list . "target") | fromYaml | keys | first) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Targets of the other pools, which keep their number. */}}
+{{- define "paceline.fixedTargets" -}}
+{{- $scaled := include "paceline.scaledPool" . -}}
+{{- $count := 0 -}}
+{{- range $name, $pool := include "paceline.pools" (list . "target") | fromYaml -}}
+{{- if ne $name $scaled -}}
+{{- $count = add $count (include "paceline.replicas" $pool) -}}
+{{- end -}}
+{{- end -}}
+{{- $count -}}
+{{- end }}
+
+{{/* The fewest targets that an autoscaler may leave of its pool: paceline.minReplicas (list $ $pool) */}}
 {{- define "paceline.minReplicas" -}}
-{{- $wanted := (index . 0).Values.autoscaling.minReplicas -}}
+{{- $root := index . 0 -}}
+{{- $wanted := $root.Values.autoscaling.minReplicas -}}
 {{- if kindIs "invalid" $wanted -}}
-{{- include "paceline.neededTargets" (index . 1).latency | default 1 -}}
+{{- $needed := include "paceline.neededTargets" (index . 1).latency | default 1 -}}
+{{- sub $needed (include "paceline.fixedTargets" $root) | max 1 -}}
 {{- else -}}
 {{- int64 $wanted -}}
 {{- end -}}

@@ -21,7 +21,7 @@ def run(capsys, *arguments):
 def test_help_names_every_command(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for command in ("check-pair", "demo", "generate", "health", "info", "serve", "up"):
+    for command in ("check-pair", "demo", "generate", "health", "info", "serve", "top", "up"):
         assert f"\n  {command} " in out
 
 
@@ -36,7 +36,9 @@ def test_help_loads_no_command():
     assert result.stdout.endswith("[]\n")
 
 
-@pytest.mark.parametrize("command", ["check-pair", "demo", "generate", "health", "info", "up"])
+@pytest.mark.parametrize(
+    "command", ["check-pair", "demo", "generate", "health", "info", "top", "up"]
+)
 def test_the_help_of_each_command_has_examples(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -44,6 +46,30 @@ def test_the_help_of_each_command_has_examples(capsys, command):
     out = capsys.readouterr().out
     assert f"  paceline {command}" in out
     assert "PACELINE_" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("bench load", "psutil", "bench"),
+        ("bench table2", "rich", "bench"),
+        ("plan", "pydantic", "bench"),
+        ("simulate", "numpy", "bench"),
+        ("bench pair --random-target 1x64 --random-drafter 1x64", "torch", "server"),
+        ("info", "rich", "cli"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_the_extra_that_has_it(command, missing, extra):
+    # As if it were not there: in a process of its own, which has loaded nothing yet.
+    check = (
+        f"import sys; sys.modules[{missing!r}] = None;"
+        f"from paceline_cli.__main__ import main; sys.exit(main({command.split()}))"
+    )
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"paceline: {missing} is not installed: pip install 'paceline[{extra}]'\n"
+    )
 
 
 def test_an_unknown_command_is_told_its_nearest(capsys):

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from paceline_orchestrator.autoscaler import Autoscaler as OwnAutoscaler
 from paceline_orchestrator.discovery import Role
 from paceline_orchestrator.estimates import needed_target_count
 from paceline_orchestrator.scaling import (
@@ -17,6 +19,7 @@ from paceline_orchestrator.scaling import (
     RunningMaximum,
     desired_verifiers,
 )
+from paceline_orchestrator.settings import ScalingSettings
 from support.hpa import Autoscaler
 
 demands = st.builds(
@@ -48,6 +51,14 @@ def test_the_larger_of_floor_and_elastic_part_is_wanted_within_the_limits(demand
     assert least <= wanted <= most
     larger = max(demand.stream_verifiers, demand.verification_count)
     assert wanted == larger or (larger < least and wanted == least) or wanted == most < larger
+
+
+@given(demands, limits, st.integers(0, 200))
+def test_targets_that_nobody_scales_are_taken_off_within_the_limits(demand, limits, fixed):
+    least, most = limits
+    everything = desired_verifiers(demand, least=0, most=1000)
+    wanted = desired_verifiers(demand, least=least, most=most, fixed=fixed)
+    assert wanted == max(least, min(most, everything - fixed))
 
 
 @given(st.lists(demands), st.lists(demands))
@@ -113,6 +124,19 @@ def test_one_slow_server_does_not_count_and_unknown_latencies_make_one():
 def test_verifications_under_way_are_those_at_targets():
     meter = DemandMeter(a_pool((36, 36), (4, 4, 4), calls=2), lookahead=3)
     assert meter.demand().verification_count == 4
+
+
+def test_a_scrape_shows_what_is_asked_at_that_moment():
+    pool, registry = a_pool(calls=2), CollectorRegistry()
+    meter = DemandMeter(pool, lookahead=3)
+    OwnAutoscaler(meter, settings=ScalingSettings(), registry=registry, replica_id=1)
+    shown = registry.get_sample_value
+    assert shown("paceline_verifications_in_flight") == 2
+    pool.servers[0].call_count = 5
+    with meter.stream(an_order()):
+        assert shown("paceline_verifications_in_flight") == 5
+        assert shown("paceline_stream_verifiers") == 3
+    assert shown("paceline_stream_verifiers") == 0
 
 
 def test_activity_outlasts_a_stream_and_wakes_whoever_waits():

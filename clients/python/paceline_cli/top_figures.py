@@ -1,0 +1,177 @@
+"""What servers do, in numbers: worked out from their metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_cli.top_samples import Readings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Figures", "Totals", "figures", "totals"]
+
+_GENERATE = "paceline.v1.OrchestratorService/Generate"
+_ENDED_WELL = ("OK", "CANCELLED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the service does. Rates are since the look before; None: not known.
+
+    Means and shares are of what happened since then, or if nothing did, since the servers started.
+
+    Attributes:
+        running: Requests being served.
+        requests_per_second: That came.
+        failures_per_second: That ended with an error; those that their client cancelled are none.
+        tokens_per_second: Output.
+        first_token_seconds: From a request's arrival to its first token, the mean.
+        token_gap_seconds: From one token to the next, the mean.
+        hop_seconds: Network, gRPC and event loops of a call to a model server, the mean.
+        targets_per_stream: SP: the most targets that verified for a stream at the same time, the
+            mean of the streams that ended.
+        verifications: That run or wait at targets.
+        acceptance_rate: Share of the judged draft tokens.
+        rejected_per_second: Draft tokens that a target rejected.
+        discarded_per_second: Draft tokens that no target judged, since those before were wrong.
+        wasted_share: Both, of all draft tokens.
+        cancelled_per_second: Calls that a rejection made worthless.
+        repairs_per_second: What did not go as planned, and cost no token.
+        wanted_targets: As an autoscaler is told.
+    """
+
+    running: int | None = None
+    requests_per_second: float | None = None
+    failures_per_second: float | None = None
+    tokens_per_second: float | None = None
+    first_token_seconds: float | None = None
+    token_gap_seconds: float | None = None
+    hop_seconds: float | None = None
+    targets_per_stream: float | None = None
+    verifications: int | None = None
+    acceptance_rate: float | None = None
+    rejected_per_second: float | None = None
+    discarded_per_second: float | None = None
+    wasted_share: float | None = None
+    cancelled_per_second: float | None = None
+    repairs_per_second: float | None = None
+    wanted_targets: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a server does, or a pool of them. None: not known, or not of this role.
+
+    Attributes:
+        sessions: Open ones.
+        running: Forwards at the model; an orchestrator's requests.
+        waiting: Calls in the queue.
+        forwards_per_second: That ran to their end.
+        positions_per_second: Token positions computed in them.
+        queue_seconds: Wait of a call, the mean.
+        forward_seconds: Of an answered call, the mean.
+        acceptance_rate: Share of the draft tokens that a target judged.
+        wasted_per_second: Token positions that a target was asked for in vain.
+        cancelled_per_second: Calls that were given up, or replaced by newer ones.
+        memory_share: Reserved part of the token budget; of a pool, its fullest server's.
+    """
+
+    sessions: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    forwards_per_second: float | None = None
+    positions_per_second: float | None = None
+    queue_seconds: float | None = None
+    forward_seconds: float | None = None
+    acceptance_rate: float | None = None
+    wasted_per_second: float | None = None
+    cancelled_per_second: float | None = None
+    memory_share: float | None = None
+
+
+def figures(role: str, parts: Sequence[Readings]) -> Figures:
+    """Return what servers of one role do together."""
+    if not parts:
+        return Figures()
+    readings = Readings.sum(parts)
+    now = readings.now
+    running = int(now.total("paceline_num_requests_running"))
+    if role == "orchestrator":
+        cancelled = readings.rate("paceline_worthless_rpcs_cancelled_total")
+        return Figures(running=running, cancelled_per_second=cancelled)
+    is_target = role == "target"
+    return Figures(
+        sessions=int(now.total("paceline_sessions_active")),
+        running=running,
+        waiting=int(now.total("paceline_num_requests_waiting")),
+        forwards_per_second=readings.rate("paceline_forwards_total"),
+        positions_per_second=readings.rate("paceline_forward_rows_total"),
+        queue_seconds=readings.mean("paceline_queue_seconds"),
+        forward_seconds=readings.mean("paceline_forward_seconds"),
+        acceptance_rate=_acceptance_rate(readings) if is_target else None,
+        wasted_per_second=readings.rate("paceline_wasted_tokens_total") if is_target else None,
+        cancelled_per_second=readings.rate(
+            "paceline_calls_cancelled_total", "paceline_calls_superseded_total"
+        ),
+        memory_share=max(it.now.total("paceline_kv_cache_usage_perc") for it in parts),
+    )
+
+
+def _acceptance_rate(targets: Readings) -> float | None:
+    return targets.share(
+        "paceline_spec_decode_num_accepted_tokens_total",
+        of="paceline_spec_decode_num_draft_tokens_total",
+    )
+
+
+def totals(
+    orchestrators: Sequence[Readings], targets: Sequence[Readings], *, told_running: int | None
+) -> Totals:
+    """Return what the service does.
+
+    Args:
+        orchestrators: Those whose metrics are known.
+        targets: The same.
+        told_running: Requests that an orchestrator said it serves, where there are no metrics.
+    """
+    judged = _acceptance_rate(Readings.sum(targets))
+    if not orchestrators:
+        return Totals(running=told_running, acceptance_rate=judged)
+    readings = Readings.sum(orchestrators)
+    now = readings.now
+    rejected = readings.rate("paceline_wasted_tokens_total", reason="rejected")
+    discarded = readings.rate("paceline_wasted_tokens_total", reason="discarded")
+    of_requests = readings.mean("paceline_request_spec_decode_acceptance_rate")
+    return Totals(
+        running=int(now.total("paceline_num_requests_running")),
+        requests_per_second=readings.rate("paceline_incoming_requests_total"),
+        failures_per_second=_failures(readings),
+        tokens_per_second=readings.rate(
+            "paceline_inter_token_latency_seconds_count",
+            "paceline_time_to_first_token_seconds_count",
+        ),
+        first_token_seconds=readings.mean("paceline_time_to_first_token_seconds"),
+        token_gap_seconds=readings.mean("paceline_inter_token_latency_seconds"),
+        hop_seconds=readings.mean("paceline_rpc_hop_seconds"),
+        targets_per_stream=readings.mean("paceline_speculation_parallelism"),
+        verifications=int(now.total("paceline_verifications_in_flight")),
+        acceptance_rate=of_requests if judged is None else judged,
+        rejected_per_second=rejected,
+        discarded_per_second=discarded,
+        wasted_share=readings.share(
+            "paceline_wasted_tokens_total", of="paceline_spec_decode_num_draft_tokens_total"
+        ),
+        cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
+        repairs_per_second=readings.rate("paceline_fallbacks_total"),
+        wanted_targets=max(int(it.now.total("paceline_desired_verifiers")) for it in orchestrators),
+    )
+
+
+def _failures(readings: Readings) -> float | None:
+    ended = readings.rate("paceline_rpcs_total", method=_GENERATE)
+    if ended is None:
+        return None
+    well = (readings.rate("paceline_rpcs_total", method=_GENERATE, code=it) for it in _ENDED_WELL)
+    return ended - sum(it or 0.0 for it in well)

@@ -1,0 +1,110 @@
+"""What a server's metrics page says, and what was counted between two looks at it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Readings", "Samples", "parse_page"]
+
+_Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Values by metric and labels."""
+
+    values: Mapping[str, Mapping[_Labels, float]]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def total(self, name: str, **labels: str) -> float:
+        """Add up a metric's values with these labels; 0 if there are none."""
+        wanted = labels.items()
+        return sum(value for it, value in self.values.get(name, {}).items() if wanted <= it)
+
+    def since(self, before: Samples) -> Samples:
+        """Return what was counted since; a counter that went back began anew with its process."""
+        gained = {}
+        for name, values in self.values.items():
+            old = before.values.get(name, {})
+            gained[name] = {
+                labels: value - old.get(labels, 0.0) if value >= old.get(labels, 0.0) else value
+                for labels, value in values.items()
+            }
+        return Samples(gained)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Samples]) -> Samples:
+        """Add up what several servers say."""
+        sums: dict[str, dict[_Labels, float]] = {}
+        for part in parts:
+            for name, values in part.values.items():
+                into = sums.setdefault(name, defaultdict(float))
+                for labels, value in values.items():
+                    into[labels] += value
+        return cls(sums)
+
+
+def parse_page(text: str) -> Samples:
+    """Read a page of metrics; of histograms only sums and counts.
+
+    Raises:
+        ValueError: It is no such page.
+    """
+    lines = (line for line in text.splitlines(keepends=True) if "_bucket{" not in line)
+    values: dict[str, dict[_Labels, float]] = {}
+    for family in text_string_to_metric_families("".join(lines)):
+        for sample in family.samples:
+            values.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return Samples(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One look at a server, or at several of them together.
+
+    Attributes:
+        now: What it shows.
+        gained: What it counted since the look before; None at the first look.
+        seconds: How long that was.
+    """
+
+    now: Samples
+    gained: Samples | None = None
+    seconds: float = 0.0
+
+    @classmethod
+    def sum(cls, parts: Iterable[Readings]) -> Readings:
+        """Put several servers together; one that is new counts from its second look."""
+        known = list(parts)
+        gained = [it.gained for it in known if it.gained is not None]
+        return cls(
+            Samples.sum(it.now for it in known),
+            Samples.sum(gained) if gained else None,
+            max((it.seconds for it in known), default=0.0),
+        )
+
+    def rate(self, *counters: str, **labels: str) -> float | None:
+        """Return how much a second these counters gained together; None at the first look."""
+        if self.gained is None or not self.seconds:
+            return None
+        return sum(self.gained.total(it, **labels) for it in counters) / self.seconds
+
+    def share(self, part: str, *, of: str) -> float | None:
+        """Divide what two counters gained; where nothing happened, all that they ever counted."""
+        for samples in (self.gained, self.now):
+            if samples is not None and (whole := samples.total(of)):
+                return samples.total(part) / whole
+        return None
+
+    def mean(self, histogram: str) -> float | None:
+        """Return the mean of what a histogram saw; where it saw nothing, of all it ever saw."""
+        return self.share(f"{histogram}_sum", of=f"{histogram}_count")

@@ -1,0 +1,72 @@
+"""Where `paceline up` leaves word of what it runs, for `paceline top` on the same machine.
+
+One file for each address of an orchestrator, in a directory that is this user's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["leave_word", "metrics_addresses"]
+
+
+@contextmanager
+def leave_word(orchestrator: str, metrics: Mapping[str, str]) -> Iterator[None]:
+    """Let others find the metrics of a system while it runs; without a place for that, do not.
+
+    Args:
+        orchestrator: Where it listens.
+        metrics: Address of the metrics by server name.
+    """
+    file = _file(orchestrator)
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(file.parent)
+        file.write_text(json.dumps({"pid": os.getpid(), "metrics": dict(metrics)}))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            _check_owner(file.parent)
+            file.unlink()
+
+
+def metrics_addresses(orchestrator: str) -> dict[str, str]:
+    """Return where the servers behind an orchestrator of this machine show metrics, by name.
+
+    Empty if nobody of this user runs it with `paceline up`.
+    """
+    file = _file(orchestrator)
+    try:
+        _check_owner(file.parent)
+        content = json.loads(file.read_text())
+        os.kill(content["pid"], 0)  # raises if it was killed, and could not take its word back
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(address) for name, address in content["metrics"].items()}
+
+
+def _check_owner(directory: Path) -> None:
+    """Refuse a directory that someone else made: to be believed, or to have files overwritten.
+
+    Raises:
+        PermissionError: It is someone else's.
+    """
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} is someone else's")
+
+
+def _file(orchestrator: str) -> Path:
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    shared = Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}"
+    directory = Path(own) / "paceline" if own else shared
+    return directory / f"{re.sub(r'[^A-Za-z0-9.]', '-', orchestrator)}.json"
