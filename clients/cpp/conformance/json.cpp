@@ -1,0 +1,259 @@
+#include "json.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace conformance {
+namespace {
+
+using paceline::GenerateOptions;
+using Setter = std::function<void(GenerateOptions&, const Json&)>;
+
+// A name as on the wire: "DISTRIBUTED".
+template <class Enum>
+std::string name(Enum value) {
+  std::string word(to_string(value));
+  std::transform(word.begin(), word.end(), word.begin(),
+                 [](unsigned char c) { return std::toupper(c); });
+  return word;
+}
+
+Json told(const paceline::Statistics& it) {
+  return {{"target_forward_count", it.target_forward_count},
+          {"drafter_forward_count", it.drafter_forward_count},
+          {"drafted_token_count", it.drafted_token_count},
+          {"accepted_token_count", it.accepted_token_count},
+          {"rejected_token_count", it.rejected_token_count},
+          {"discarded_token_count", it.discarded_token_count},
+          {"acceptance_rate", it.acceptance_rate},
+          {"cancelled_rpc_count", it.cancelled_rpc_count},
+          {"fallbacks", it.fallbacks},
+          {"queue_ns", it.queue_ns},
+          {"forward_ns", it.forward_ns},
+          {"network_ns", it.network_ns},
+          {"time_to_first_token_ns", it.time_to_first_token_ns},
+          {"total_ns", it.total_ns}};
+}
+
+// A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.
+std::int64_t integer(const char* option, const Json& value) {
+  const auto refuse = [&] {
+    return paceline::InvalidFieldError::of(option, value.dump() + " is out of range");
+  };
+  if (value.is_string()) {
+    try {
+      return std::stoll(value.get<std::string>());
+    } catch (const std::logic_error&) {
+      throw refuse();
+    }
+  }
+  if (!value.is_number_integer()) throw refuse();
+  if (value.is_number_unsigned() &&
+      value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
+    throw refuse();
+  }
+  return value.get<std::int64_t>();
+}
+
+std::vector<std::int64_t> integers(const char* option, const Json& values) {
+  std::vector<std::int64_t> read;
+  for (const auto& value : values) read.push_back(integer(option, value));
+  return read;
+}
+
+Setter set(const char* option, std::optional<std::int64_t> GenerateOptions::*field) {
+  return [=](auto& options, const auto& value) { options.*field = integer(option, value); };
+}
+
+Setter set(const char*, std::optional<double> GenerateOptions::*field) {
+  return [=](auto& options, const auto& value) {
+    options.*field = value == "NaN" ? std::nan("") : value.template get<double>();
+  };
+}
+
+template <class Enum>
+Setter set(const char*, std::optional<Enum> GenerateOptions::*field) {
+  return [=](auto& options, const auto& value) {
+    options.*field = paceline::from_string<Enum>(value.template get<std::string>());
+  };
+}
+
+Setter set(const char*, std::optional<bool> GenerateOptions::*field) {
+  return [=](auto& options, const auto& value) { options.*field = value.template get<bool>(); };
+}
+
+template <class Plain>
+Setter set(const char*, Plain GenerateOptions::*field) {
+  return [=](auto& options, const auto& value) { options.*field = value.template get<Plain>(); };
+}
+
+void set_stop(GenerateOptions& options, const Json& value) {
+  if (value.is_string()) {
+    options.stop = {value.get<std::string>()};
+  } else {
+    options.stop = value.get<std::vector<std::string>>();
+  }
+}
+
+std::map<std::string, Setter> setters() {
+#define PACELINE_OPTION(name) \
+  { #name, set(#name, &GenerateOptions::name) }
+  return {
+      PACELINE_OPTION(max_tokens),
+      PACELINE_OPTION(temperature),
+      PACELINE_OPTION(top_k),
+      PACELINE_OPTION(top_p),
+      PACELINE_OPTION(min_p),
+      PACELINE_OPTION(seed),
+      PACELINE_OPTION(strategy),
+      PACELINE_OPTION(lookahead),
+      PACELINE_OPTION(targets),
+      PACELINE_OPTION(drafters),
+      PACELINE_OPTION(rule),
+      PACELINE_OPTION(dispatch),
+      PACELINE_OPTION(ignore_eos),
+      PACELINE_OPTION(logprobs),
+      PACELINE_OPTION(add_special_tokens),
+      PACELINE_OPTION(parse_special_tokens),
+      PACELINE_OPTION(include_timeline),
+      PACELINE_OPTION(stream_timeline),
+      PACELINE_OPTION(request_id),
+      {"stop", set_stop},
+      {"resume_token_ids",
+       [](auto& options, const auto& value) {
+         options.resume_token_ids = integers("resume_token_ids", value);
+       }},
+  };
+#undef PACELINE_OPTION
+}
+
+std::optional<std::string> file(const Json& tls, const char* key) {
+  if (!tls.contains(key) || tls[key].is_null()) return std::nullopt;
+  return tls[key].get<std::string>();
+}
+
+}  // namespace
+
+Json told(const paceline::Chunk& chunk) {
+  Json origins = Json::array();
+  for (const auto origin : chunk.origins) origins.push_back(name(origin));
+  return {{"position", chunk.position},
+          {"token_ids", chunk.token_ids},
+          {"text", chunk.text},
+          {"logprobs", chunk.logprobs},
+          {"origins", origins}};
+}
+
+Json told(const paceline::TimelineEvent& event) {
+  return {{"kind", name(event.kind)},   {"server", event.server},
+          {"start_ns", event.start_ns}, {"end_ns", event.end_ns},
+          {"position", event.position}, {"token_ids", event.token_ids},
+          {"call_id", event.call_id},   {"speculation_depth", event.speculation_depth}};
+}
+
+Json told(const std::optional<paceline::Started>& started) {
+  if (!started) return nullptr;
+  return {{"request_id", started->request_id},
+          {"seed", started->seed},
+          {"model_fingerprint", started->model_fingerprint},
+          {"strategy", name(started->strategy)},
+          {"promise", name(started->promise)},
+          {"prompt_token_count", started->prompt_token_count},
+          {"lookahead", started->lookahead},
+          {"target_count", started->target_count},
+          {"plan_note", started->plan_note}};
+}
+
+Json told(const std::optional<paceline::Finished>& finished) {
+  if (!finished) return nullptr;
+  return {{"finish_reason", name(finished->finish_reason)},
+          {"stop_string", finished->stop_string},
+          {"promise", name(finished->promise)},
+          {"lookahead", finished->lookahead},
+          {"targets_used", finished->targets_used},
+          {"usage",
+           {{"prompt_token_count", finished->usage.prompt_token_count},
+            {"completion_token_count", finished->usage.completion_token_count}}},
+          {"statistics", told(finished->statistics)},
+          {"timeline_length", finished->timeline.size()}};
+}
+
+Json told(const paceline::SystemInfo& system) {
+  Json servers = Json::array();
+  for (const auto& server : system.servers) {
+    servers.push_back({{"name", server.name},
+                       {"address", server.address},
+                       {"role", server.role},
+                       {"ready", server.ready},
+                       {"status", server.status},
+                       {"model_fingerprint", server.model_fingerprint},
+                       {"decode_step_ns", server.decode_step_ns}});
+  }
+  return {{"version", system.version},
+          {"model_name", system.model_name},
+          {"model_fingerprint", system.model_fingerprint},
+          {"tokenizer_fingerprint", system.tokenizer_fingerprint},
+          {"vocabulary_size", system.vocabulary_size},
+          {"context_length", system.context_length},
+          {"servers", servers},
+          {"running_request_count", system.running_request_count}};
+}
+
+Json told(const paceline::PacelineError& error) {
+  Json violations = Json::array();
+  for (const auto& [field, description] : error.violations()) {
+    violations.push_back({{"field", field}, {"description", description}});
+  }
+  const auto& kind = error.kind();
+  const auto retry = error.retry_after();
+  return {{"kind", kind.name.substr(0, kind.name.rfind("Error"))},
+          {"code", kind.code},
+          {"reason", kind.reason},
+          {"message", error.what()},
+          {"metadata", error.metadata()},
+          {"violations", violations},
+          {"retry_after_seconds", retry ? Json(retry->count()) : Json()}};
+}
+
+paceline::ClientOptions read_client_options(const Json& request) {
+  paceline::ClientOptions options;
+  options.insecure = request.value("insecure", false);
+  if (request.contains("tls") && !request["tls"].is_null()) {
+    const auto& tls = request["tls"];
+    options.tls = {file(tls, "ca"), file(tls, "certificate"), file(tls, "key"), std::nullopt};
+  }
+  return options;
+}
+
+paceline::Prompt read_prompt(const Json& prompt) {
+  if (prompt.contains("text")) return prompt["text"].get<std::string>();
+  return integers("ids", prompt.at("token_ids"));
+}
+
+paceline::GenerateOptions read_options(const Json& options) {
+  static const auto known = setters();
+  GenerateOptions read;
+  for (const auto& [option, value] : options.items()) {
+    const auto setter = known.find(option);
+    if (setter == known.end()) throw Unsupported("option " + option);
+    if (!value.is_null()) setter->second(read, value);
+  }
+  return read;
+}
+
+paceline::CallOptions read_call(const Json& request) {
+  paceline::CallOptions call;
+  if (request.contains("timeout_seconds") && !request["timeout_seconds"].is_null()) {
+    call.timeout = paceline::Seconds(request["timeout_seconds"].get<double>());
+  }
+  call.resume_attempts = request.value("resume_attempts", 0);
+  return call;
+}
+
+}  // namespace conformance

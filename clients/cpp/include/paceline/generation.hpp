@@ -1,0 +1,128 @@
+// What a client hears of a generation: plain data, without protobuf.
+//
+// Field names, units and meanings are those of orchestrator_service.proto. Positions are absolute:
+// they count the prompt.
+
+#ifndef PACELINE_GENERATION_HPP_
+#define PACELINE_GENERATION_HPP_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "paceline/words.hpp"
+
+namespace paceline {
+
+/// What the generation will be; told before any token.
+struct Started {
+  std::string request_id;
+  std::uint64_t seed = 0;  ///< The seed in use: with it the same text can be had again.
+  std::string model_fingerprint;
+  Strategy strategy = Strategy::Unknown;  ///< The strategy in use; never Auto.
+  VerificationRule promise = VerificationRule::Unknown;
+  std::int64_t prompt_token_count = 0;
+  std::int64_t lookahead = 0;
+  std::int64_t target_count = 0;
+  std::string plan_note;  ///< Why Auto chose so, in one line; else empty.
+};
+
+/// Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each.
+struct Chunk {
+  std::int64_t position = 0;
+  std::vector<std::int64_t> token_ids;
+  std::string text;
+  std::vector<double> logprobs;
+  std::vector<TokenOrigin> origins;
+};
+
+/// A draft, a verification, or what became of them, in ns since the request arrived.
+struct TimelineEvent {
+  TimelineEventKind kind = TimelineEventKind::Unknown;
+  std::string server;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+  std::int64_t position = 0;
+  std::vector<std::int64_t> token_ids;
+  std::int64_t call_id = 0;
+  std::int64_t speculation_depth = 0;
+};
+
+/// What Generation::events() gives.
+using Event = std::variant<Chunk, TimelineEvent>;
+
+/// Tokens in the prompt, and tokens generated, resumed ones included.
+struct Usage {
+  std::int64_t prompt_token_count = 0;
+  std::int64_t completion_token_count = 0;
+};
+
+/// What it took. Of a resumed generation: what its last part took.
+struct Statistics {
+  std::int64_t target_forward_count = 0;
+  std::int64_t drafter_forward_count = 0;
+  std::int64_t drafted_token_count = 0;
+  std::int64_t accepted_token_count = 0;
+  std::int64_t rejected_token_count = 0;
+  std::int64_t discarded_token_count = 0;
+  double acceptance_rate = 0;
+  std::int64_t cancelled_rpc_count = 0;
+  std::map<std::string, std::int64_t> fallbacks;
+  std::int64_t queue_ns = 0;
+  std::int64_t forward_ns = 0;
+  std::int64_t network_ns = 0;
+  std::int64_t time_to_first_token_ns = 0;
+  std::int64_t total_ns = 0;
+};
+
+/// The end of a generation; `timeline` is there if asked for.
+struct Finished {
+  FinishReason finish_reason = FinishReason::Unknown;
+  std::string stop_string;
+  VerificationRule promise = VerificationRule::Unknown;
+  std::int64_t lookahead = 0;
+  std::int64_t targets_used = 0;
+  Usage usage;
+  Statistics statistics;
+  std::vector<TimelineEvent> timeline;
+};
+
+/// A whole generation.
+struct Completion {
+  Started started;
+  std::vector<Chunk> chunks;
+  Finished finished;
+  std::int64_t resumed_token_count = 0;  ///< If resumed: tokens from before its last part.
+
+  std::string text() const;
+  std::vector<std::int64_t> token_ids() const;
+};
+
+/// A model server as the orchestrator sees it.
+struct ServerInfo {
+  std::string name;
+  std::string address;
+  std::string role;
+  bool ready = false;
+  std::string status;
+  std::string model_fingerprint;
+  std::int64_t decode_step_ns = 0;
+};
+
+/// What an orchestrator works with.
+struct SystemInfo {
+  std::string version;
+  std::string model_name;
+  std::string model_fingerprint;
+  std::string tokenizer_fingerprint;
+  std::int64_t vocabulary_size = 0;
+  std::int64_t context_length = 0;
+  std::vector<ServerInfo> servers;
+  std::int64_t running_request_count = 0;
+};
+
+}  // namespace paceline
+
+#endif  // PACELINE_GENERATION_HPP_

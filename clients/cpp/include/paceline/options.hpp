@@ -1,0 +1,72 @@
+// What a client asks for. What is left out is the server's default.
+//
+// Numbers are signed, so that a negative one is refused by name instead of wrapping around.
+
+#ifndef PACELINE_OPTIONS_HPP_
+#define PACELINE_OPTIONS_HPP_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "paceline/errors.hpp"
+#include "paceline/words.hpp"
+
+namespace paceline {
+
+/// Text in UTF-8, or token ids.
+using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
+
+/// How to trust the server, and how to be trusted by it (mTLS); the files are PEM.
+struct Tls {
+  std::optional<std::string> ca_file;           ///< Whom to trust. Default: the system's.
+  std::optional<std::string> certificate_file;  ///< The client's own certificate, for mTLS.
+  std::optional<std::string> key_file;          ///< Its private key.
+  std::optional<std::string> server_name;       ///< In the certificate, if not the address's.
+};
+
+/// How to reach an orchestrator.
+struct ClientOptions {
+  std::optional<Tls> tls;  ///< Without it the connection is plaintext.
+  bool insecure = false;   ///< Allow plaintext to another machine.
+  Seconds timeout{120};    ///< The default deadline of a call.
+};
+
+/// How long and how often to try.
+struct CallOptions {
+  std::optional<Seconds> timeout;  ///< The deadline for all of it. Default: the client's.
+  /// How often to go on by itself after a TryAgainError, such as a broken connection. The text has
+  /// no gap and no duplicate.
+  int resume_attempts = 0;
+};
+
+/// Every option of a generation. Limits are checked by the server.
+struct GenerateOptions {
+  std::optional<std::int64_t> max_tokens;  ///< Default 256, or what the context leaves.
+  std::vector<std::string> stop;           ///< End before the first of these strings.
+  std::optional<double> temperature;       ///< 0 (the default) is greedy.
+  std::optional<std::int64_t> top_k;       ///< Keep the k most likely tokens; 0 keeps all.
+  std::optional<double> top_p;       ///< Keep the likeliest tokens that reach it; 1 keeps all.
+  std::optional<double> min_p;       ///< Keep tokens this times as likely as the likeliest; 0: all.
+  std::optional<std::int64_t> seed;  ///< Chosen, and told in `started`, if absent.
+  std::optional<Strategy> strategy;  ///< Default Auto.
+  std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; else planned.
+  std::optional<std::int64_t> targets;         ///< Targets to use at most; else planned.
+  std::optional<std::int64_t> drafters;        ///< Drafters to use at most. Default 1.
+  std::optional<VerificationRule> rule;        ///< What the output promises. Default Exact.
+  std::optional<DispatchPolicy> dispatch;      ///< When blocks are sent. Default WorkConserving.
+  bool ignore_eos = false;                     ///< Go on after an end-of-text token.
+  bool logprobs = false;                       ///< Return each token's log probability.
+  std::optional<bool> add_special_tokens;      ///< To a text prompt. Default true.
+  std::optional<bool> parse_special_tokens;    ///< Written in a text prompt. Default false.
+  bool include_timeline = false;               ///< Put everything into `finished.timeline`.
+  bool stream_timeline = false;                ///< Tell of it live, in events().
+  std::string request_id;                      ///< A name for logs. Chosen if empty.
+  std::vector<std::int64_t> resume_token_ids;  ///< Received earlier; needs their seed.
+};
+
+}  // namespace paceline
+
+#endif  // PACELINE_OPTIONS_HPP_

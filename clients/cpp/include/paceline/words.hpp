@@ -1,0 +1,85 @@
+// The enumerations and their words: "distributed" is Strategy::Distributed.
+//
+// Numbers are those of the wire. Unknown is what a newer server says and this client has no word
+// for.
+
+#ifndef PACELINE_WORDS_HPP_
+#define PACELINE_WORDS_HPP_
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace paceline {
+
+/// How a request is decoded. The output is the same with every one.
+enum class Strategy { Unknown, Auto, Autoregressive, Speculative, Distributed };
+
+/// How draft tokens are accepted, and with it what the output promises.
+///
+/// Exact promises the target's own tokens for the seed, Rejection the target's distribution.
+enum class VerificationRule { Unknown, Exact, Rejection };
+
+/// When draft tokens are sent to targets.
+enum class DispatchPolicy { Unknown, WorkConserving, Blocks };
+
+/// Why a generation ended.
+enum class FinishReason { Unknown, Length, Eos, StopString };
+
+/// Where a token came from: a drafter's guess, or the target itself.
+enum class TokenOrigin { Unknown, AcceptedDraft, Target };
+
+/// What a timeline event tells of.
+enum class TimelineEventKind {
+  Unknown,
+  Drafted,
+  Verifying,
+  Accepted,
+  Corrected,
+  Discarded,
+  Cancelled
+};
+
+namespace detail {
+
+template <class Enum>
+inline constexpr std::array<std::string_view, 0> words{};
+template <>
+inline constexpr std::array<std::string_view, 5> words<Strategy>{
+    "unknown", "auto", "autoregressive", "speculative", "distributed"};
+template <>
+inline constexpr std::array<std::string_view, 3> words<VerificationRule>{"unknown", "exact",
+                                                                         "rejection"};
+template <>
+inline constexpr std::array<std::string_view, 3> words<DispatchPolicy>{"unknown", "work_conserving",
+                                                                       "blocks"};
+template <>
+inline constexpr std::array<std::string_view, 4> words<FinishReason>{"unknown", "length", "eos",
+                                                                     "stop_string"};
+template <>
+inline constexpr std::array<std::string_view, 3> words<TokenOrigin>{"unknown", "accepted_draft",
+                                                                    "target"};
+template <>
+inline constexpr std::array<std::string_view, 7> words<TimelineEventKind>{
+    "unknown", "drafted", "verifying", "accepted", "corrected", "discarded", "cancelled"};
+
+}  // namespace detail
+
+/// The word for a value, such as "distributed".
+template <class Enum>
+constexpr std::string_view to_string(Enum value) {
+  return detail::words<Enum>[static_cast<std::size_t>(value)];
+}
+
+/// The value for a word; Unknown if there is none, which no request can carry.
+template <class Enum>
+constexpr Enum from_string(std::string_view word) {
+  for (std::size_t number = 0; number < detail::words<Enum>.size(); ++number) {
+    if (detail::words<Enum>[number] == word) return static_cast<Enum>(number);
+  }
+  return Enum::Unknown;
+}
+
+}  // namespace paceline
+
+#endif  // PACELINE_WORDS_HPP_

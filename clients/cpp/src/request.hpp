@@ -1,0 +1,17 @@
+// What a client asks for, turned into the wire's request.
+
+#ifndef PACELINE_SRC_REQUEST_HPP_
+#define PACELINE_SRC_REQUEST_HPP_
+
+#include "paceline/options.hpp"
+#include "paceline/v1/orchestrator_service.pb.h"
+
+namespace paceline::detail {
+
+/// Throws InvalidFieldError for a value that its field cannot even hold; the server checks the
+/// rest.
+v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& options);
+
+}  // namespace paceline::detail
+
+#endif  // PACELINE_SRC_REQUEST_HPP_

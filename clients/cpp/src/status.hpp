@@ -1,0 +1,25 @@
+// Errors on the wire: google.rpc.Status, and back to the class that the server raised.
+
+#ifndef PACELINE_SRC_STATUS_HPP_
+#define PACELINE_SRC_STATUS_HPP_
+
+#include <memory>
+#include <string>
+
+#include "paceline/errors.hpp"
+
+namespace paceline::detail {
+
+/// Rebuild the error that a server raised, or name what the transport did.
+///
+/// Never fails: details that are no google.rpc.Status, or have no reason that this version knows,
+/// leave the class to the status code.
+///
+/// `code` is the number of a gRPC status code other than OK, `details` the trailer
+/// grpc-status-details-bin.
+std::unique_ptr<PacelineError> decode(int code, const std::string& message,
+                                      const std::string& details);
+
+}  // namespace paceline::detail
+
+#endif  // PACELINE_SRC_STATUS_HPP_

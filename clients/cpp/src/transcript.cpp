@@ -1,0 +1,113 @@
+#include "transcript.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "responses.hpp"
+
+namespace paceline::detail {
+namespace {
+
+constexpr Seconds kLongestDelay{2.0};
+
+}  // namespace
+
+v1::GenerateRequest Transcript::next_request() const {
+  auto request = request_;
+  if (!started_) return request;
+  request.set_seed(started_->seed);
+  for (const auto& chunk : chunks_) {
+    for (const auto id : chunk.token_ids) {
+      request.add_resume_token_ids(static_cast<std::uint32_t>(id));
+    }
+  }
+  return request;
+}
+
+std::optional<Event> Transcript::add(const v1::GenerateResponse& response) {
+  switch (response.event_case()) {
+    case v1::GenerateResponse::kStarted:
+      start(read_started(response.started()));
+      break;
+    case v1::GenerateResponse::kChunk: {
+      auto chunk = read_chunk(response.chunk());
+      append(chunk);
+      return chunk;
+    }
+    case v1::GenerateResponse::kTimelineEvent:
+      return read_timeline_event(response.timeline_event());
+    case v1::GenerateResponse::kFinished:
+      finish(read_finished(response.finished()));
+      break;
+    default:  // what a newer server says
+      break;
+  }
+  return std::nullopt;
+}
+
+void Transcript::check_complete() const {
+  if (!started_ || !finished_) {
+    throw InvariantViolatedError("the stream ended before its last message");
+  }
+}
+
+Completion Transcript::completion() const {
+  check_complete();
+  return {*started_, chunks_, *finished_, resumed_count_};
+}
+
+void Transcript::start(Started started) {
+  if (!started_) {
+    next_position_ = started.prompt_token_count + request_.resume_token_ids_size();
+  } else if (started_->model_fingerprint != started.model_fingerprint) {
+    throw ModelMismatchError(
+        "the stream was resumed with another model: " + started.model_fingerprint + " instead of " +
+        started_->model_fingerprint);
+  }
+  started_ = std::move(started);
+  resumed_count_ = received_count_;
+}
+
+void Transcript::append(const Chunk& chunk) {
+  if (!started_) throw InvariantViolatedError("tokens came before the first message");
+  if (chunk.position != next_position_) {
+    throw InvariantViolatedError("tokens at position " + std::to_string(chunk.position) +
+                                 " came where " + std::to_string(next_position_) + " was due");
+  }
+  const auto count = static_cast<std::int64_t>(chunk.token_ids.size());
+  next_position_ += count;
+  received_count_ += count;
+  chunks_.push_back(chunk);
+}
+
+void Transcript::finish(Finished finished) {
+  const auto end = finished.usage.prompt_token_count + finished.usage.completion_token_count;
+  if (end != next_position_) {
+    throw InvariantViolatedError("the stream ended at position " + std::to_string(next_position_) +
+                                 " instead of " + std::to_string(end));
+  }
+  finished_ = std::move(finished);
+}
+
+CallPlan::CallPlan(Seconds timeout, int resume_attempts, Clock::time_point now)
+    : start_(now), timeout_(timeout), resumptions_left_(resume_attempts) {}
+
+Seconds CallPlan::remaining(Clock::time_point now) const {
+  const Seconds left = timeout_ - (now - start_);
+  return std::max(Seconds(0), left);
+}
+
+Seconds CallPlan::delay(const PacelineError& error, Clock::time_point now) {
+  if (dynamic_cast<const TryAgainError*>(&error) == nullptr || resumptions_left_ <= 0) {
+    error.raise();
+  }
+  --resumptions_left_;
+  const auto told = error.retry_after().value_or(Seconds(0));
+  const auto delay = told > Seconds(0) ? told : next_delay_;
+  next_delay_ = std::min(2 * next_delay_, kLongestDelay);
+  if (delay >= remaining(now)) error.raise();
+  return delay;
+}
+
+}  // namespace paceline::detail

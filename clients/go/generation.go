@@ -1,0 +1,205 @@
+package paceline
+
+import (
+	"strings"
+	"time"
+)
+
+// What a client hears of a generation: plain data, without protobuf. Names and meanings are those of
+// orchestrator_service.proto. Positions are absolute: they count the prompt.
+
+// Unknown, in each word type below, is what a newer server says and this client has no word for.
+const unknown = "unknown"
+
+// A Strategy is how a request is decoded. The output is the same with every one.
+type Strategy string
+
+// The strategies.
+const (
+	StrategyAuto           Strategy = "auto"
+	StrategyAutoregressive Strategy = "autoregressive"
+	StrategySpeculative    Strategy = "speculative"
+	StrategyDistributed    Strategy = "distributed"
+	StrategyUnknown        Strategy = unknown
+)
+
+// A VerificationRule is how draft tokens are accepted, and with it what the output promises: RuleExact
+// the target's own tokens for the seed, RuleRejection the target's distribution.
+type VerificationRule string
+
+// The rules.
+const (
+	RuleExact     VerificationRule = "exact"
+	RuleRejection VerificationRule = "rejection"
+	RuleUnknown   VerificationRule = unknown
+)
+
+// A DispatchPolicy is when draft tokens are sent to targets.
+type DispatchPolicy string
+
+// The policies.
+const (
+	DispatchWorkConserving DispatchPolicy = "work_conserving"
+	DispatchBlocks         DispatchPolicy = "blocks"
+)
+
+// A FinishReason is why a generation ended.
+type FinishReason string
+
+// The reasons.
+const (
+	FinishLength     FinishReason = "length"
+	FinishEOS        FinishReason = "eos"
+	FinishStopString FinishReason = "stop_string"
+	FinishUnknown    FinishReason = unknown
+)
+
+// A TokenOrigin is where a token came from: a drafter's guess, or the target itself.
+type TokenOrigin string
+
+// The origins.
+const (
+	OriginAcceptedDraft TokenOrigin = "accepted_draft"
+	OriginTarget        TokenOrigin = "target"
+	OriginUnknown       TokenOrigin = unknown
+)
+
+// A TimelineEventKind is what a timeline event tells of.
+type TimelineEventKind string
+
+// The kinds of timeline events.
+const (
+	EventDrafted   TimelineEventKind = "drafted"
+	EventVerifying TimelineEventKind = "verifying"
+	EventAccepted  TimelineEventKind = "accepted"
+	EventCorrected TimelineEventKind = "corrected"
+	EventDiscarded TimelineEventKind = "discarded"
+	EventCancelled TimelineEventKind = "cancelled"
+	EventUnknown   TimelineEventKind = unknown
+)
+
+// Started is what the generation will be; told before any token.
+type Started struct {
+	RequestID        string
+	Seed             uint64 // in use: with it the same text can be had again
+	ModelFingerprint string
+	Strategy         Strategy // in use; never StrategyAuto
+	Promise          VerificationRule
+	PromptTokenCount int
+	Lookahead        int
+	TargetCount      int
+	PlanNote         string // why StrategyAuto chose so, in one line; else empty
+}
+
+// An Event is a Chunk or a TimelineEvent.
+type Event interface{ isEvent() }
+
+// A Chunk is final tokens and their text. Origins and, if asked for, Logprobs have one for each token.
+// The slices are the stream's own: do not change them.
+type Chunk struct {
+	Position int
+	TokenIDs []uint32
+	Text     string
+	Logprobs []float64
+	Origins  []TokenOrigin
+}
+
+// A TimelineEvent is a draft, a verification, or what became of them. Start and End count from the
+// request's arrival.
+type TimelineEvent struct {
+	Kind             TimelineEventKind
+	Server           string
+	Start, End       time.Duration
+	Position         int
+	TokenIDs         []uint32
+	CallID           int
+	SpeculationDepth int
+}
+
+func (Chunk) isEvent()         {}
+func (TimelineEvent) isEvent() {}
+
+// Usage is tokens in the prompt, and tokens generated, resumed ones included.
+type Usage struct {
+	PromptTokenCount     int
+	CompletionTokenCount int
+}
+
+// Statistics is what it took. Of a resumed generation: what its last part took.
+type Statistics struct {
+	TargetForwardCount  int
+	DrafterForwardCount int
+	DraftedTokenCount   int
+	AcceptedTokenCount  int
+	RejectedTokenCount  int
+	DiscardedTokenCount int
+	AcceptanceRate      float64
+	CancelledRPCCount   int
+	Fallbacks           map[string]int
+	Queue               time.Duration
+	Forward             time.Duration
+	Network             time.Duration
+	TimeToFirstToken    time.Duration
+	Total               time.Duration
+}
+
+// Finished is the end of a generation; Timeline is there if asked for.
+type Finished struct {
+	FinishReason FinishReason
+	StopString   string
+	Promise      VerificationRule
+	Lookahead    int
+	TargetsUsed  int
+	Usage        Usage
+	Statistics   Statistics
+	Timeline     []TimelineEvent
+}
+
+// A Completion is a whole generation; of a resumed one, all its parts.
+type Completion struct {
+	Started           Started
+	Chunks            []Chunk
+	Finished          Finished
+	ResumedTokenCount int // tokens from before its last part
+}
+
+// Text is the generated text.
+func (c *Completion) Text() string {
+	var text strings.Builder
+	for _, chunk := range c.Chunks {
+		text.WriteString(chunk.Text)
+	}
+	return text.String()
+}
+
+// TokenIDs are the generated tokens.
+func (c *Completion) TokenIDs() []uint32 {
+	var tokens []uint32
+	for _, chunk := range c.Chunks {
+		tokens = append(tokens, chunk.TokenIDs...)
+	}
+	return tokens
+}
+
+// ServerInfo is a model server as the orchestrator sees it.
+type ServerInfo struct {
+	Name             string
+	Address          string
+	Role             string
+	Ready            bool
+	Status           string
+	ModelFingerprint string
+	DecodeStep       time.Duration
+}
+
+// SystemInfo is what an orchestrator works with.
+type SystemInfo struct {
+	Version              string
+	ModelName            string
+	ModelFingerprint     string
+	TokenizerFingerprint string
+	VocabularySize       int
+	ContextLength        int
+	Servers              []ServerInfo
+	RunningRequestCount  int
+}

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	paceline "github.com/paceline/paceline/clients/go"
+)
+
+// An answer is one line of the output.
+type answer struct {
+	Case json.RawMessage `json:"case"`
+	report
+	Events            []eventReport `json:"events"`
+	Cancelled         bool          `json:"cancelled"`
+	Resumed           *report       `json:"resumed"`
+	System            *systemReport `json:"system"`
+	FirstChunkSeconds *float64      `json:"first_chunk_seconds"`
+	ElapsedSeconds    float64       `json:"elapsed_seconds"`
+}
+
+// A report is what was read of one stream.
+type report struct {
+	Chunks   []chunkReport   `json:"chunks"`
+	Text     string          `json:"text"`
+	Started  *startedReport  `json:"started"`
+	Finished *finishedReport `json:"finished"`
+	Error    *errorReport    `json:"error"`
+}
+
+type chunkReport struct {
+	Position int       `json:"position"`
+	TokenIDs []uint32  `json:"token_ids"`
+	Text     string    `json:"text"`
+	Logprobs []float64 `json:"logprobs"`
+	Origins  []string  `json:"origins"`
+}
+
+type eventReport struct {
+	Kind             string   `json:"kind"`
+	Server           string   `json:"server"`
+	StartNs          int64    `json:"start_ns"`
+	EndNs            int64    `json:"end_ns"`
+	Position         int      `json:"position"`
+	TokenIDs         []uint32 `json:"token_ids"`
+	CallID           int      `json:"call_id"`
+	SpeculationDepth int      `json:"speculation_depth"`
+}
+
+type startedReport struct {
+	RequestID        string `json:"request_id"`
+	Seed             uint64 `json:"seed"`
+	ModelFingerprint string `json:"model_fingerprint"`
+	Strategy         string `json:"strategy"`
+	Promise          string `json:"promise"`
+	PromptTokenCount int    `json:"prompt_token_count"`
+	Lookahead        int    `json:"lookahead"`
+	TargetCount      int    `json:"target_count"`
+	PlanNote         string `json:"plan_note"`
+}
+
+type finishedReport struct {
+	FinishReason   string           `json:"finish_reason"`
+	StopString     string           `json:"stop_string"`
+	Promise        string           `json:"promise"`
+	Lookahead      int              `json:"lookahead"`
+	TargetsUsed    int              `json:"targets_used"`
+	Usage          usageReport      `json:"usage"`
+	Statistics     statisticsReport `json:"statistics"`
+	TimelineLength int              `json:"timeline_length"`
+}
+
+type usageReport struct {
+	PromptTokenCount     int `json:"prompt_token_count"`
+	CompletionTokenCount int `json:"completion_token_count"`
+}
+
+type statisticsReport struct {
+	TargetForwardCount  int            `json:"target_forward_count"`
+	DrafterForwardCount int            `json:"drafter_forward_count"`
+	DraftedTokenCount   int            `json:"drafted_token_count"`
+	AcceptedTokenCount  int            `json:"accepted_token_count"`
+	RejectedTokenCount  int            `json:"rejected_token_count"`
+	DiscardedTokenCount int            `json:"discarded_token_count"`
+	AcceptanceRate      float64        `json:"acceptance_rate"`
+	CancelledRPCCount   int            `json:"cancelled_rpc_count"`
+	Fallbacks           map[string]int `json:"fallbacks"`
+	QueueNs             int64          `json:"queue_ns"`
+	ForwardNs           int64          `json:"forward_ns"`
+	NetworkNs           int64          `json:"network_ns"`
+	TimeToFirstTokenNs  int64          `json:"time_to_first_token_ns"`
+	TotalNs             int64          `json:"total_ns"`
+}
+
+type errorReport struct {
+	Kind              string            `json:"kind"`
+	Code              string            `json:"code"`
+	Reason            string            `json:"reason"`
+	Message           string            `json:"message"`
+	Metadata          map[string]string `json:"metadata"`
+	Violations        []violationReport `json:"violations"`
+	RetryAfterSeconds *float64          `json:"retry_after_seconds"`
+}
+
+type violationReport struct {
+	Field       string `json:"field"`
+	Description string `json:"description"`
+}
+
+type systemReport struct {
+	Version              string         `json:"version"`
+	ModelName            string         `json:"model_name"`
+	ModelFingerprint     string         `json:"model_fingerprint"`
+	TokenizerFingerprint string         `json:"tokenizer_fingerprint"`
+	VocabularySize       int            `json:"vocabulary_size"`
+	ContextLength        int            `json:"context_length"`
+	Servers              []serverReport `json:"servers"`
+	RunningRequestCount  int            `json:"running_request_count"`
+}
+
+type serverReport struct {
+	Name             string `json:"name"`
+	Address          string `json:"address"`
+	Role             string `json:"role"`
+	Ready            bool   `json:"ready"`
+	Status           string `json:"status"`
+	ModelFingerprint string `json:"model_fingerprint"`
+	DecodeStepNs     int64  `json:"decode_step_ns"`
+}
+
+func newReport() report { return report{Chunks: []chunkReport{}} }
+
+// add takes in what the stream moved to.
+func (a *answer) add(event paceline.Event, after time.Duration) {
+	switch event := event.(type) {
+	case paceline.TimelineEvent:
+		a.Events = append(a.Events, reportEvent(event))
+	case paceline.Chunk:
+		if a.FirstChunkSeconds == nil {
+			first := after.Seconds()
+			a.FirstChunkSeconds = &first
+		}
+		a.Chunks = append(a.Chunks, reportChunk(event))
+		a.Text += event.Text
+	}
+}
+
+// end takes in how the stream ended. A cancellation that was asked for is no error.
+func (a *answer) end(stream *paceline.Stream, cancelling bool) {
+	a.Started, a.Finished = reportStarted(stream.Started()), reportFinished(stream.Finished())
+	if cancelling && errors.Is(stream.Err(), paceline.ErrClientCancelled) {
+		a.Cancelled = true
+	} else {
+		a.Error = reportError(stream.Err())
+	}
+}
+
+// enum is a word as the wire has it, without its prefix.
+func enum[T ~string](word T) string { return strings.ToUpper(string(word)) }
+
+func reportChunk(chunk paceline.Chunk) chunkReport {
+	origins := []string{}
+	for _, origin := range chunk.Origins {
+		origins = append(origins, enum(origin))
+	}
+	return chunkReport{
+		Position: chunk.Position,
+		TokenIDs: append([]uint32{}, chunk.TokenIDs...),
+		Text:     chunk.Text,
+		Logprobs: append([]float64{}, chunk.Logprobs...),
+		Origins:  origins,
+	}
+}
+
+func reportEvent(event paceline.TimelineEvent) eventReport {
+	return eventReport{
+		Kind:             enum(event.Kind),
+		Server:           event.Server,
+		StartNs:          event.Start.Nanoseconds(),
+		EndNs:            event.End.Nanoseconds(),
+		Position:         event.Position,
+		TokenIDs:         append([]uint32{}, event.TokenIDs...),
+		CallID:           event.CallID,
+		SpeculationDepth: event.SpeculationDepth,
+	}
+}
+
+func reportStarted(started *paceline.Started) *startedReport {
+	if started == nil {
+		return nil
+	}
+	return &startedReport{
+		RequestID:        started.RequestID,
+		Seed:             started.Seed,
+		ModelFingerprint: started.ModelFingerprint,
+		Strategy:         enum(started.Strategy),
+		Promise:          enum(started.Promise),
+		PromptTokenCount: started.PromptTokenCount,
+		Lookahead:        started.Lookahead,
+		TargetCount:      started.TargetCount,
+		PlanNote:         started.PlanNote,
+	}
+}
+
+func reportFinished(finished *paceline.Finished) *finishedReport {
+	if finished == nil {
+		return nil
+	}
+	return &finishedReport{
+		FinishReason:   enum(finished.FinishReason),
+		StopString:     finished.StopString,
+		Promise:        enum(finished.Promise),
+		Lookahead:      finished.Lookahead,
+		TargetsUsed:    finished.TargetsUsed,
+		Usage:          usageReport(finished.Usage),
+		Statistics:     reportStatistics(finished.Statistics),
+		TimelineLength: len(finished.Timeline),
+	}
+}
+
+func reportStatistics(statistics paceline.Statistics) statisticsReport {
+	return statisticsReport{
+		TargetForwardCount:  statistics.TargetForwardCount,
+		DrafterForwardCount: statistics.DrafterForwardCount,
+		DraftedTokenCount:   statistics.DraftedTokenCount,
+		AcceptedTokenCount:  statistics.AcceptedTokenCount,
+		RejectedTokenCount:  statistics.RejectedTokenCount,
+		DiscardedTokenCount: statistics.DiscardedTokenCount,
+		AcceptanceRate:      statistics.AcceptanceRate,
+		CancelledRPCCount:   statistics.CancelledRPCCount,
+		Fallbacks:           statistics.Fallbacks,
+		QueueNs:             statistics.Queue.Nanoseconds(),
+		ForwardNs:           statistics.Forward.Nanoseconds(),
+		NetworkNs:           statistics.Network.Nanoseconds(),
+		TimeToFirstTokenNs:  statistics.TimeToFirstToken.Nanoseconds(),
+		TotalNs:             statistics.Total.Nanoseconds(),
+	}
+}
+
+func reportError(err error) *errorReport {
+	var failure *paceline.Error
+	if !errors.As(err, &failure) {
+		return nil
+	}
+	told := &errorReport{
+		Kind:       string(failure.Kind),
+		Code:       wireName(failure.Code().String()),
+		Reason:     failure.Reason(),
+		Message:    failure.Message,
+		Metadata:   map[string]string{},
+		Violations: []violationReport{},
+	}
+	for key, value := range failure.Metadata {
+		told.Metadata[key] = value
+	}
+	for _, violation := range failure.Violations {
+		told.Violations = append(told.Violations, violationReport(violation))
+	}
+	if failure.RetryAfter > 0 {
+		after := failure.RetryAfter.Seconds()
+		told.RetryAfterSeconds = &after
+	}
+	return told
+}
+
+// wireName turns Go's name of a code into the wire's: DataLoss into DATA_LOSS, Canceled into CANCELLED.
+func wireName(code string) string {
+	if code == "Canceled" {
+		return "CANCELLED"
+	}
+	var name strings.Builder
+	for index, letter := range code {
+		if index > 0 && 'A' <= letter && letter <= 'Z' {
+			name.WriteByte('_')
+		}
+		name.WriteRune(letter)
+	}
+	return strings.ToUpper(name.String())
+}
+
+func reportSystem(info *paceline.SystemInfo) *systemReport {
+	servers := []serverReport{}
+	for _, server := range info.Servers {
+		servers = append(servers, serverReport{
+			Name:             server.Name,
+			Address:          server.Address,
+			Role:             server.Role,
+			Ready:            server.Ready,
+			Status:           server.Status,
+			ModelFingerprint: server.ModelFingerprint,
+			DecodeStepNs:     server.DecodeStep.Nanoseconds(),
+		})
+	}
+	return &systemReport{
+		Version:              info.Version,
+		ModelName:            info.ModelName,
+		ModelFingerprint:     info.ModelFingerprint,
+		TokenizerFingerprint: info.TokenizerFingerprint,
+		VocabularySize:       info.VocabularySize,
+		ContextLength:        info.ContextLength,
+		Servers:              servers,
+		RunningRequestCount:  info.RunningRequestCount,
+	}
+}

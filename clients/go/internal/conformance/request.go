@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	paceline "github.com/paceline/paceline/clients/go"
+)
+
+// unsupported is what this driver, or Go, cannot do.
+type unsupported string
+
+func (u unsupported) Error() string { return string(u) }
+
+// A request is one line of the input.
+type request struct {
+	Case     json.RawMessage `json:"case"`
+	Do       string          `json:"do"`
+	Client   string          `json:"client"`
+	Address  string          `json:"address"`
+	Insecure bool            `json:"insecure"`
+	TLS      *struct {
+		CA          string `json:"ca"`
+		Certificate string `json:"certificate"`
+		Key         string `json:"key"`
+	} `json:"tls"`
+	Prompt struct {
+		Text     *string   `json:"text"`
+		TokenIDs []float64 `json:"token_ids"`
+	} `json:"prompt"`
+	Options        map[string]json.RawMessage `json:"options"`
+	TimeoutSeconds *float64                   `json:"timeout_seconds"`
+	ResumeAttempts int                        `json:"resume_attempts"`
+	Cancel         cancellation               `json:"cancel"`
+	PauseSeconds   float64                    `json:"pause_seconds"`
+	ThenResume     bool                       `json:"then_resume"`
+	Events         bool                       `json:"events"`
+}
+
+type cancellation struct {
+	AfterSeconds *float64 `json:"after_seconds"`
+	AfterChunks  int      `json:"after_chunks"`
+}
+
+func (r *request) dialOptions() []paceline.DialOption {
+	var options []paceline.DialOption
+	if r.TLS != nil {
+		files := paceline.TLS{CAFile: r.TLS.CA, CertificateFile: r.TLS.Certificate, KeyFile: r.TLS.Key}
+		options = append(options, paceline.WithTLS(files))
+	}
+	if r.Insecure {
+		options = append(options, paceline.WithInsecure())
+	}
+	return options
+}
+
+func (r *request) context() (context.Context, context.CancelFunc) {
+	if r.TimeoutSeconds == nil {
+		return context.WithCancel(context.Background())
+	}
+	return context.WithTimeout(context.Background(), seconds(*r.TimeoutSeconds))
+}
+
+func (r *request) prompt() (paceline.Prompt, error) {
+	if r.Prompt.Text != nil {
+		return paceline.Text(*r.Prompt.Text), nil
+	}
+	tokens := paceline.TokenIDs{}
+	for _, token := range r.Prompt.TokenIDs {
+		if token != float64(uint32(token)) {
+			return nil, unsupported(fmt.Sprintf("a token id is a uint32 in Go, which cannot hold %v", token))
+		}
+		tokens = append(tokens, uint32(token))
+	}
+	return tokens, nil
+}
+
+func (r *request) generateOptions() ([]paceline.GenerateOption, error) {
+	options := []paceline.GenerateOption{paceline.WithResumeAttempts(r.ResumeAttempts)}
+	for name, value := range r.Options {
+		if bytes.Equal(value, []byte("null")) {
+			continue
+		}
+		option, err := readOption(name, value)
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, option)
+	}
+	return options, nil
+}
+
+func readOption(name string, value json.RawMessage) (paceline.GenerateOption, error) {
+	switch name {
+	case "max_tokens":
+		return readValue(value, paceline.WithMaxTokens)
+	case "stop":
+		return readStop(value)
+	case "temperature":
+		return readFloat(value, paceline.WithTemperature)
+	case "top_k":
+		return readValue(value, paceline.WithTopK)
+	case "top_p":
+		return readFloat(value, paceline.WithTopP)
+	case "min_p":
+		return readFloat(value, paceline.WithMinP)
+	case "seed":
+		return readSeed(value)
+	case "strategy":
+		return readValue(value, paceline.WithStrategy)
+	case "lookahead":
+		return readValue(value, paceline.WithLookahead)
+	case "targets":
+		return readValue(value, paceline.WithTargets)
+	case "drafters":
+		return readValue(value, paceline.WithDrafters)
+	case "rule":
+		return readValue(value, paceline.WithRule)
+	case "dispatch":
+		return readValue(value, paceline.WithDispatch)
+	case "ignore_eos":
+		return readValue(value, paceline.WithIgnoreEOS)
+	case "logprobs":
+		return readValue(value, paceline.WithLogprobs)
+	case "add_special_tokens":
+		return readValue(value, paceline.WithAddSpecialTokens)
+	case "parse_special_tokens":
+		return readValue(value, paceline.WithParseSpecialTokens)
+	case "include_timeline":
+		return readValue(value, paceline.WithIncludeTimeline)
+	case "stream_timeline":
+		return readValue(value, paceline.WithStreamTimeline)
+	case "request_id":
+		return readValue(value, paceline.WithRequestID)
+	case "resume_token_ids":
+		return readValue(value, paceline.WithResumeTokenIDs)
+	}
+	return nil, unsupported(fmt.Sprintf("option %q", name))
+}
+
+// readValue reads the option's one value as its own Go type; what that cannot hold, Go has no words for.
+func readValue[T any](value json.RawMessage, with func(T) paceline.GenerateOption) (paceline.GenerateOption, error) {
+	var held T
+	if err := json.Unmarshal(value, &held); err != nil {
+		return nil, unsupported(fmt.Sprintf("the option's type in Go is %T, which cannot hold %s", held, value))
+	}
+	return with(held), nil
+}
+
+func readFloat(value json.RawMessage, with func(float64) paceline.GenerateOption) (paceline.GenerateOption, error) {
+	switch string(value) {
+	case `"NaN"`:
+		return with(math.NaN()), nil
+	case `"Infinity"`:
+		return with(math.Inf(1)), nil
+	case `"-Infinity"`:
+		return with(math.Inf(-1)), nil
+	}
+	return readValue(value, with)
+}
+
+func readSeed(value json.RawMessage) (paceline.GenerateOption, error) {
+	seed, err := strconv.ParseUint(string(bytes.Trim(value, `"`)), 10, 64)
+	if err != nil {
+		return nil, unsupported(fmt.Sprintf("a seed is a uint64 in Go, which cannot hold %s", value))
+	}
+	return paceline.WithSeed(seed), nil
+}
+
+func readStop(value json.RawMessage) (paceline.GenerateOption, error) {
+	var one string
+	if json.Unmarshal(value, &one) == nil {
+		return paceline.WithStop(one), nil
+	}
+	return readValue(value, func(stop []string) paceline.GenerateOption { return paceline.WithStop(stop...) })
+}
+
+func seconds(count float64) time.Duration { return time.Duration(count * float64(time.Second)) }

@@ -1,0 +1,295 @@
+package paceline
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"unicode/utf8"
+
+	pb "github.com/paceline/paceline/clients/go/paceline/v1"
+)
+
+// A Prompt is Text or TokenIDs.
+type Prompt interface {
+	assignTo(*pb.GenerateRequest) error
+}
+
+// Text is a prompt for the server's tokenizer.
+type Text string
+
+// TokenIDs is a prompt of tokens.
+type TokenIDs []uint32
+
+func (t Text) assignTo(request *pb.GenerateRequest) error {
+	request.Prompt = &pb.GenerateRequest_Text{Text: string(t)}
+	return checkText("text", string(t))
+}
+
+func (t TokenIDs) assignTo(request *pb.GenerateRequest) error {
+	request.Prompt = &pb.GenerateRequest_TokenIds{TokenIds: &pb.TokenIds{Ids: t}}
+	return nil
+}
+
+// A GenerateOption changes one thing about a generation. What no option speaks of is the server's
+// default. Limits are checked by the server, and reported as ErrInvalidField.
+type GenerateOption interface {
+	applyTo(*generation) error
+}
+
+// A ResumeOption can also be given to Resume.
+type ResumeOption interface {
+	GenerateOption
+	isResumeOption()
+}
+
+// generation is what options change.
+type generation struct {
+	request        *pb.GenerateRequest
+	resumeAttempts int
+}
+
+type requestOption func(*pb.GenerateRequest) error
+
+func (o requestOption) applyTo(g *generation) error { return o(g.request) }
+
+type resumeAttempts int
+
+func (r resumeAttempts) applyTo(g *generation) error {
+	if r < 0 {
+		return invalidField("resume_attempts", fmt.Sprintf("must be 0 or more, not %d", int(r)))
+	}
+	g.resumeAttempts = int(r)
+	return nil
+}
+
+func (resumeAttempts) isResumeOption() {}
+
+// WithResumeAttempts sets how often to go on by itself after an ErrTryAgain, such as a broken
+// connection. The text has no gap and no duplicate. Default 0.
+func WithResumeAttempts(attempts int) ResumeOption { return resumeAttempts(attempts) }
+
+// WithMaxTokens sets how many tokens to generate at most. Default 256, or what the context leaves.
+func WithMaxTokens(count int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.MaxTokens, "max_tokens", count)
+	})
+}
+
+// WithStop ends the text before the first of these strings.
+func WithStop(stop ...string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.StopStrings = append(r.StopStrings, stop...)
+		return checkText("stop", stop...)
+	})
+}
+
+// WithTemperature sets the temperature; 0 (the default) is greedy.
+func WithTemperature(temperature float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).Temperature, "temperature", temperature)
+	})
+}
+
+// WithTopK keeps the k most likely tokens; 0 (the default) keeps all.
+func WithTopK(k int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&sampling(r).TopK, "top_k", k)
+	})
+}
+
+// WithTopP keeps the most likely tokens whose probabilities reach p; 1 (the default) keeps all.
+func WithTopP(p float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).TopP, "top_p", p)
+	})
+}
+
+// WithMinP keeps the tokens at least p times as likely as the most likely one; 0 keeps all.
+func WithMinP(p float64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setFloat(&sampling(r).MinP, "min_p", p)
+	})
+}
+
+// WithSeed sets the seed, in [0, 2^53). With the same seed the text is the same, whatever the
+// strategy. Default: chosen, and told in Started.
+func WithSeed(seed uint64) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.Seed = &seed
+		return nil
+	})
+}
+
+// WithStrategy sets how to decode. Default StrategyAuto.
+func WithStrategy(strategy Strategy) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		number, err := enumNumber("strategy", pb.Strategy_name, string(strategy))
+		r.Strategy = pb.Strategy(number)
+		return err
+	})
+}
+
+// WithLookahead sets how many draft tokens a verification has. Default: the planner's choice.
+func WithLookahead(tokens int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.Lookahead, "lookahead", tokens)
+	})
+}
+
+// WithTargets sets how many targets to use at most. Default: the planner's choice.
+func WithTargets(count int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.TargetCount, "targets", count)
+	})
+}
+
+// WithDrafters sets how many drafters to use at most. Default 1.
+func WithDrafters(count int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.DrafterCount, "drafters", count)
+	})
+}
+
+// WithRule sets what the output promises. Default RuleExact.
+func WithRule(rule VerificationRule) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		number, err := enumNumber("rule", pb.VerificationRule_name, string(rule))
+		r.VerificationRule = pb.VerificationRule(number)
+		return err
+	})
+}
+
+// WithDispatch sets when blocks are sent to targets. Default DispatchWorkConserving.
+func WithDispatch(policy DispatchPolicy) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		number, err := enumNumber("dispatch", pb.DispatchPolicy_name, string(policy))
+		r.DispatchPolicy = pb.DispatchPolicy(number)
+		return err
+	})
+}
+
+// WithIgnoreEOS says whether to go on after an end-of-text token. Default false.
+func WithIgnoreEOS(ignore bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IgnoreEos = ignore
+		return nil
+	})
+}
+
+// WithLogprobs says whether to return each token's log probability. Default false.
+func WithLogprobs(wanted bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.Logprobs = wanted
+		return nil
+	})
+}
+
+// WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
+// true.
+func WithAddSpecialTokens(add bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.AddSpecialTokens = &add
+		return nil
+	})
+}
+
+// WithParseSpecialTokens says whether special tokens written in a text prompt are parsed. Default
+// false.
+func WithParseSpecialTokens(parse bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.ParseSpecialTokens = &parse
+		return nil
+	})
+}
+
+// WithIncludeTimeline says whether to put every draft and verification into Finished.Timeline.
+func WithIncludeTimeline(include bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.IncludeTimeline = include
+		return nil
+	})
+}
+
+// WithStreamTimeline says whether to tell of them live: see Stream.NextEvent.
+func WithStreamTimeline(stream bool) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.StreamTimeline = stream
+		return nil
+	})
+}
+
+// WithRequestID sets a name for logs. Default: chosen.
+func WithRequestID(id string) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.RequestId = id
+		return checkText("request_id", id)
+	})
+}
+
+// WithResumeTokenIDs goes on after tokens of this generation that were received earlier; it needs
+// their seed. Client.Resume does that for a Stream.
+func WithResumeTokenIDs(tokens []uint32) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.ResumeTokenIds = append(r.ResumeTokenIds, tokens...)
+		return nil
+	})
+}
+
+// newGeneration says it in the wire's words. It fails for a value that its field cannot even hold; the
+// server checks the rest.
+func newGeneration(prompt Prompt, options []GenerateOption) (*generation, error) {
+	g := &generation{request: &pb.GenerateRequest{}}
+	if prompt == nil {
+		return nil, invalidField("prompt", "must be Text or TokenIDs, not nil")
+	}
+	if err := prompt.assignTo(g.request); err != nil {
+		return nil, err
+	}
+	for _, option := range options {
+		if err := option.applyTo(g); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+func sampling(request *pb.GenerateRequest) *pb.SamplingParameters {
+	if request.Sampling == nil {
+		request.Sampling = &pb.SamplingParameters{}
+	}
+	return request.Sampling
+}
+
+func setCount(field **uint32, name string, value int) error {
+	if value < 0 || uint64(value) > math.MaxUint32 {
+		return invalidField(name, fmt.Sprintf("must be in [0, 2^32), not %d", value))
+	}
+	count := uint32(value)
+	*field = &count
+	return nil
+}
+
+func setFloat(field **float64, name string, value float64) error {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return invalidField(name, fmt.Sprintf("must be finite, not %v", value))
+	}
+	*field = &value
+	return nil
+}
+
+func enumNumber(name string, names map[int32]string, wanted string) (int32, error) {
+	number, found := numberOf(names, wanted)
+	if !found {
+		return 0, invalidField(name, fmt.Sprintf("must be one of %s, not %q", strings.Join(wordsOf(names), ", "), wanted))
+	}
+	return number, nil
+}
+
+func checkText(name string, texts ...string) error {
+	for _, text := range texts {
+		if !utf8.ValidString(text) {
+			return invalidField(name, "must be UTF-8")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package paceline
+
+import (
+	"strings"
+	"time"
+
+	pb "github.com/paceline/paceline/clients/go/paceline/v1"
+)
+
+// The wire's messages, turned into the client's data.
+
+func readStarted(message *pb.GenerationStarted) *Started {
+	return &Started{
+		RequestID:        message.GetRequestId(),
+		Seed:             message.GetSeed(),
+		ModelFingerprint: message.GetModelFingerprint(),
+		Strategy:         Strategy(word(pb.Strategy_name, int32(message.GetStrategy()))),
+		Promise:          readRule(message.GetPromise()),
+		PromptTokenCount: int(message.GetPromptTokenCount()),
+		Lookahead:        int(message.GetLookahead()),
+		TargetCount:      int(message.GetTargetCount()),
+		PlanNote:         message.GetPlanNote(),
+	}
+}
+
+func readChunk(message *pb.GenerationChunk) Chunk {
+	origins := make([]TokenOrigin, len(message.GetOrigins()))
+	for index, origin := range message.GetOrigins() {
+		origins[index] = TokenOrigin(word(pb.TokenOrigin_name, int32(origin)))
+	}
+	return Chunk{
+		Position: int(message.GetPosition()),
+		TokenIDs: message.GetTokenIds(),
+		Text:     message.GetText(),
+		Logprobs: message.GetLogprobs(),
+		Origins:  origins,
+	}
+}
+
+func readTimelineEvent(message *pb.TimelineEvent) TimelineEvent {
+	return TimelineEvent{
+		Kind:             TimelineEventKind(word(pb.TimelineEventKind_name, int32(message.GetKind()))),
+		Server:           message.GetServer(),
+		Start:            time.Duration(message.GetStartNs()),
+		End:              time.Duration(message.GetEndNs()),
+		Position:         int(message.GetPosition()),
+		TokenIDs:         message.GetTokenIds(),
+		CallID:           int(message.GetCallId()),
+		SpeculationDepth: int(message.GetSpeculationDepth()),
+	}
+}
+
+func readFinished(message *pb.GenerationFinished) *Finished {
+	timeline := make([]TimelineEvent, len(message.GetTimeline()))
+	for index, event := range message.GetTimeline() {
+		timeline[index] = readTimelineEvent(event)
+	}
+	return &Finished{
+		FinishReason: FinishReason(word(pb.FinishReason_name, int32(message.GetFinishReason()))),
+		StopString:   message.GetStopString(),
+		Promise:      readRule(message.GetPromise()),
+		Lookahead:    int(message.GetLookahead()),
+		TargetsUsed:  int(message.GetTargetsUsed()),
+		Usage: Usage{
+			PromptTokenCount:     int(message.GetPromptTokenCount()),
+			CompletionTokenCount: int(message.GetCompletionTokenCount()),
+		},
+		Statistics: readStatistics(message.GetStatistics()),
+		Timeline:   timeline,
+	}
+}
+
+func readStatistics(message *pb.GenerationStatistics) Statistics {
+	fallbacks := make(map[string]int)
+	for _, fallback := range message.GetFallbacks() {
+		fallbacks[fallback.GetKind()] = int(fallback.GetCount())
+	}
+	return Statistics{
+		TargetForwardCount:  int(message.GetTargetForwardCount()),
+		DrafterForwardCount: int(message.GetDrafterForwardCount()),
+		DraftedTokenCount:   int(message.GetDraftedTokenCount()),
+		AcceptedTokenCount:  int(message.GetAcceptedTokenCount()),
+		RejectedTokenCount:  int(message.GetRejectedTokenCount()),
+		DiscardedTokenCount: int(message.GetDiscardedTokenCount()),
+		AcceptanceRate:      message.GetAcceptanceRate(),
+		CancelledRPCCount:   int(message.GetCancelledRpcCount()),
+		Fallbacks:           fallbacks,
+		Queue:               time.Duration(message.GetQueueNs()),
+		Forward:             time.Duration(message.GetForwardNs()),
+		Network:             time.Duration(message.GetNetworkNs()),
+		TimeToFirstToken:    time.Duration(message.GetTimeToFirstTokenNs()),
+		Total:               time.Duration(message.GetTotalNs()),
+	}
+}
+
+func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
+	servers := make([]ServerInfo, len(message.GetServers()))
+	for index, server := range message.GetServers() {
+		servers[index] = ServerInfo{
+			Name:             server.GetName(),
+			Address:          server.GetAddress(),
+			Role:             server.GetRole(),
+			Ready:            server.GetReady(),
+			Status:           server.GetStatus(),
+			ModelFingerprint: server.GetModelFingerprint(),
+			DecodeStep:       time.Duration(server.GetDecodeStepNs()),
+		}
+	}
+	return &SystemInfo{
+		Version:              message.GetVersion(),
+		ModelName:            message.GetModelName(),
+		ModelFingerprint:     message.GetModelFingerprint(),
+		TokenizerFingerprint: message.GetTokenizerFingerprint(),
+		VocabularySize:       int(message.GetVocabularySize()),
+		ContextLength:        int(message.GetContextLength()),
+		Servers:              servers,
+		RunningRequestCount:  int(message.GetRunningRequestCount()),
+	}
+}
+
+func readRule(number pb.VerificationRule) VerificationRule {
+	return VerificationRule(word(pb.VerificationRule_name, int32(number)))
+}
+
+// word finds the word for a number of the wire; unknown if this client has none.
+func word(names map[int32]string, number int32) string {
+	name, found := names[number]
+	if !found || number == 0 {
+		return unknown
+	}
+	return strings.ToLower(strings.TrimPrefix(name, prefixOf(names)))
+}
+
+// numberOf finds the number that the wire has for a word.
+func numberOf(names map[int32]string, wanted string) (int32, bool) {
+	for number := range names {
+		if number != 0 && word(names, number) == wanted {
+			return number, true
+		}
+	}
+	return 0, false
+}
+
+// wordsOf lists an enum's words in the wire's order.
+func wordsOf(names map[int32]string) []string {
+	var words []string
+	for number := int32(1); int(number) < len(names); number++ {
+		words = append(words, word(names, number))
+	}
+	return words
+}
+
+// prefixOf is what an enum's names have in common, such as STRATEGY_.
+func prefixOf(names map[int32]string) string {
+	return strings.TrimSuffix(names[0], "UNSPECIFIED")
+}

@@ -1,0 +1,83 @@
+package paceline
+
+import (
+	"errors"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const domain = "paceline"
+
+// decode turns what gRPC failed with into the error that the server meant: by the reason in the
+// status details, and else by the code.
+func decode(failure error) *Error {
+	var known *Error
+	if errors.As(failure, &known) {
+		return known
+	}
+	received, isStatus := status.FromError(failure)
+	if !isStatus {
+		received = status.FromContextError(failure)
+	}
+	decoded := &Error{Kind: kindOfCode(received.Code()), Message: received.Message()}
+	if decoded.Message == "" {
+		decoded.Message = received.Code().String()
+	}
+	for _, detail := range received.Details() {
+		decoded.addDetail(detail)
+	}
+	return decoded
+}
+
+// addDetail takes in one message of the status details; an error stands for one that is not readable.
+func (e *Error) addDetail(detail interface{}) {
+	switch detail := detail.(type) {
+	case *errdetails.ErrorInfo:
+		if kind, known := kindOfReason(detail.GetReason()); known && detail.GetDomain() == domain {
+			e.Kind = kind
+		}
+		e.Metadata = detail.GetMetadata()
+	case *errdetails.BadRequest:
+		for _, violation := range detail.GetFieldViolations() {
+			e.Violations = append(e.Violations, FieldViolation{
+				Field:       violation.GetField(),
+				Description: violation.GetDescription(),
+			})
+		}
+	case *errdetails.RetryInfo:
+		e.RetryAfter = detail.GetRetryDelay().AsDuration()
+	}
+}
+
+func kindOfReason(reason string) (Kind, bool) {
+	for kind, facts := range factsOf {
+		if reason != "" && facts.reason == reason {
+			return kind, true
+		}
+	}
+	return "", false
+}
+
+// kindOfCode says what a status without a reason of ours means: the transport's own, a proxy's, or a
+// newer server's.
+func kindOfCode(code codes.Code) Kind {
+	switch code {
+	case codes.Canceled:
+		return ErrClientCancelled
+	case codes.DeadlineExceeded:
+		return ErrDeadline
+	case codes.InvalidArgument:
+		return ErrInvalidField
+	case codes.PermissionDenied, codes.Unauthenticated:
+		return ErrPermissionDenied
+	case codes.ResourceExhausted:
+		return ErrOverloaded
+	case codes.Unavailable:
+		return ErrConnectionLost
+	case codes.Unimplemented:
+		return ErrUnsupported
+	}
+	return ErrInternal
+}

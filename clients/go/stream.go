@@ -1,0 +1,156 @@
+package paceline
+
+import (
+	"context"
+	"io"
+	"time"
+
+	pb "github.com/paceline/paceline/clients/go/paceline/v1"
+)
+
+// A Stream is a generation as it streams, in the manner of bufio.Scanner: Next moves on, Chunk is what
+// it moved to, and Err, after the loop, is why it ended.
+//
+// Closing it, or cancelling its context, cancels the RPC, and with it everything the servers do for it.
+// What was received stays: Client.Resume goes on from there. A stream that was read to its end needs no
+// Close; any other holds a goroutine until then, or until its deadline.
+//
+// One goroutine at a time may use a Stream, but Close may be called by any.
+type Stream struct {
+	ctx        context.Context
+	cancel     context.CancelFunc
+	client     *Client
+	transcript *transcript
+	resumption *resumption
+
+	call  pb.OrchestratorService_GenerateClient // nil where none is open
+	event Event
+	over  bool
+	err   error
+}
+
+// Next moves on to the next chunk, and waits for it. It is false at the end, and after an error.
+func (s *Stream) Next() bool {
+	for s.NextEvent() {
+		if _, isChunk := s.event.(Chunk); isChunk {
+			return true
+		}
+	}
+	return false
+}
+
+// NextEvent moves on to the next chunk or, with WithStreamTimeline, to what happens behind them.
+func (s *Stream) NextEvent() bool {
+	s.event = nil
+	for s.event == nil && !s.over {
+		if err := s.step(); err != nil {
+			s.end(err)
+		}
+	}
+	return s.event != nil
+}
+
+// Chunk is what Next moved to.
+func (s *Stream) Chunk() Chunk {
+	chunk, _ := s.event.(Chunk)
+	return chunk
+}
+
+// Event is what NextEvent moved to.
+func (s *Stream) Event() Event { return s.event }
+
+// Err is why Next was false: nil at the end of the generation, and else an *Error.
+func (s *Stream) Err() error { return s.err }
+
+// Started is what the generation will be; nil until it is known, which it is before the first chunk.
+func (s *Stream) Started() *Started { return s.transcript.started }
+
+// Finished is how it ended, with statistics; nil until it has.
+func (s *Stream) Finished() *Finished { return s.transcript.finished }
+
+// Collect reads the rest and returns the whole; of a resumed generation, all its parts.
+func (s *Stream) Collect() (*Completion, error) {
+	for s.Next() {
+	}
+	if s.err != nil {
+		return nil, s.err
+	}
+	return s.transcript.completion()
+}
+
+// Text reads the rest and returns the whole text.
+func (s *Stream) Text() (string, error) {
+	completion, err := s.Collect()
+	if err != nil {
+		return "", err
+	}
+	return completion.Text(), nil
+}
+
+// Close cancels the RPC, if it is running. It can be called again.
+func (s *Stream) Close() { s.cancel() }
+
+// step takes in one message. io.EOF says that the generation is whole.
+func (s *Stream) step() error {
+	if s.call == nil && s.transcript.finished != nil {
+		return io.EOF // resumed when nothing was missing
+	}
+	response, err := s.receive()
+	switch {
+	case err == nil:
+		s.event, err = s.transcript.add(response)
+		return err
+	case err == io.EOF:
+		if _, err := s.transcript.completion(); err != nil {
+			return err
+		}
+		return io.EOF
+	case s.transcript.finished != nil:
+		return io.EOF
+	}
+	s.call = nil // it ended with its error
+	if s.client.closed.Load() {
+		return &Error{Kind: ErrClientCancelled, Message: "the client was closed"}
+	}
+	return s.wait(decode(err))
+}
+
+// receive returns nothing more once the stream is closed, not even what has arrived.
+func (s *Stream) receive() (*pb.GenerateResponse, error) {
+	if err := s.ctx.Err(); err != nil {
+		return nil, err
+	}
+	if s.call == nil {
+		call, err := s.client.stub.Generate(s.ctx, s.transcript.nextRequest())
+		if err != nil {
+			return nil, err
+		}
+		s.call = call
+	}
+	return s.call.Recv()
+}
+
+// wait returns when it is time to go on after an error, or returns the error if that makes no sense.
+func (s *Stream) wait(broken *Error) error {
+	deadline, _ := s.ctx.Deadline()
+	delay, worthwhile := s.resumption.delay(broken, time.Until(deadline))
+	if !worthwhile {
+		return broken
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-s.ctx.Done():
+		return decode(s.ctx.Err())
+	}
+}
+
+func (s *Stream) end(err error) {
+	s.over = true
+	if err != io.EOF {
+		s.err = err
+	}
+	s.cancel()
+}

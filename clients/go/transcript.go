@@ -1,0 +1,150 @@
+package paceline
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/paceline/paceline/clients/go/paceline/v1"
+)
+
+const (
+	firstDelay   = 100 * time.Millisecond
+	longestDelay = 2 * time.Second
+)
+
+// A transcript is a request and what came back, over as many streams as it took: no I/O here.
+//
+// The chunks follow on one another: each starts at the absolute position where the one before ended,
+// and none is missing at the end. A stream that says otherwise ends in an error, never in a gap or a
+// duplicate.
+type transcript struct {
+	request      *pb.GenerateRequest
+	started      *Started
+	finished     *Finished
+	chunks       []Chunk
+	nextPosition int
+	resumedCount int // tokens that the current stream did not have to send
+}
+
+// nextRequest asks for what is missing.
+func (t *transcript) nextRequest() *pb.GenerateRequest {
+	if t.started == nil {
+		return t.request
+	}
+	request := proto.Clone(t.request).(*pb.GenerateRequest)
+	request.Seed = &t.started.Seed
+	for _, chunk := range t.chunks {
+		request.ResumeTokenIds = append(request.ResumeTokenIds, chunk.TokenIDs...)
+	}
+	return request
+}
+
+// add takes in one message, and returns what the caller is to see of it, or nil. It fails with
+// ErrModelMismatch if a resumed stream comes from another model, and with ErrInvariantViolated if
+// tokens are missing or come twice.
+func (t *transcript) add(response *pb.GenerateResponse) (Event, error) {
+	switch event := response.GetEvent().(type) {
+	case *pb.GenerateResponse_Started:
+		return nil, t.start(readStarted(event.Started))
+	case *pb.GenerateResponse_Chunk:
+		return t.append(readChunk(event.Chunk))
+	case *pb.GenerateResponse_TimelineEvent:
+		return readTimelineEvent(event.TimelineEvent), nil
+	case *pb.GenerateResponse_Finished:
+		return nil, t.finish(readFinished(event.Finished))
+	}
+	return nil, nil // from a newer server
+}
+
+// completion returns the whole. It fails with ErrInvariantViolated if the last message is missing.
+func (t *transcript) completion() (*Completion, error) {
+	if t.started == nil || t.finished == nil {
+		return nil, violated("the stream ended before its last message")
+	}
+	return &Completion{
+		Started:           *t.started,
+		Chunks:            t.chunks,
+		Finished:          *t.finished,
+		ResumedTokenCount: t.resumedCount,
+	}, nil
+}
+
+// branch returns a copy to go on with.
+func (t *transcript) branch() *transcript {
+	twin := *t
+	twin.chunks = append([]Chunk(nil), t.chunks...)
+	return &twin
+}
+
+func (t *transcript) start(started *Started) error {
+	switch before := t.started; {
+	case before == nil:
+		t.nextPosition = started.PromptTokenCount + len(t.request.GetResumeTokenIds())
+	case before.ModelFingerprint != started.ModelFingerprint:
+		return &Error{
+			Kind: ErrModelMismatch,
+			Message: fmt.Sprintf("the stream was resumed with another model: %s instead of %s",
+				started.ModelFingerprint, before.ModelFingerprint),
+		}
+	}
+	t.started = started
+	t.resumedCount = 0
+	for _, chunk := range t.chunks {
+		t.resumedCount += len(chunk.TokenIDs)
+	}
+	return nil
+}
+
+func (t *transcript) append(chunk Chunk) (Event, error) {
+	if t.started == nil {
+		return nil, violated("tokens came before the first message")
+	}
+	if chunk.Position != t.nextPosition {
+		return nil, violated("tokens at position %d came where %d was due", chunk.Position, t.nextPosition)
+	}
+	t.nextPosition += len(chunk.TokenIDs)
+	t.chunks = append(t.chunks, chunk)
+	return chunk, nil
+}
+
+func (t *transcript) finish(finished *Finished) error {
+	end := finished.Usage.PromptTokenCount + finished.Usage.CompletionTokenCount
+	if end != t.nextPosition {
+		return violated("the stream ended at position %d instead of %d", t.nextPosition, end)
+	}
+	t.finished = finished
+	return nil
+}
+
+func violated(format string, values ...interface{}) *Error {
+	return &Error{Kind: ErrInvariantViolated, Message: fmt.Sprintf(format, values...)}
+}
+
+// A resumption is how often, and how soon, to go on by itself.
+type resumption struct {
+	attemptsLeft int
+	nextDelay    time.Duration
+}
+
+func newResumption(attempts int) *resumption {
+	return &resumption{attemptsLeft: attempts, nextDelay: firstDelay}
+}
+
+// delay says how long to wait before going on after an error; false if that makes no sense.
+func (r *resumption) delay(broken *Error, remaining time.Duration) (time.Duration, bool) {
+	if !broken.TryAgain() || r.attemptsLeft == 0 {
+		return 0, false
+	}
+	r.attemptsLeft--
+	delay := broken.RetryAfter
+	if delay <= 0 {
+		delay = r.nextDelay
+	}
+	r.nextDelay *= 2
+	if r.nextDelay > longestDelay {
+		r.nextDelay = longestDelay
+	}
+	return delay, delay < remaining
+}

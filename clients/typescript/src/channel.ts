@@ -1,0 +1,132 @@
+/** Connections to a server: TLS, and transport settings that notice a dead peer. */
+
+import { readFileSync } from "node:fs";
+import { BlockList, isIP } from "node:net";
+import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
+import { InvalidFieldError } from "./errors.js";
+import { OrchestratorServiceClient } from "./generated/paceline/v1/orchestrator_service.js";
+
+/**
+ * A frozen peer is noticed in about 25 s. A server that comes back is found again within half a
+ * second. The receive limit has room for the timeline of a long request. Nothing but this client's
+ * `resumeAttempts` retries, and each client has connections of its own, so that closing it ends them.
+ */
+const OPTIONS: ChannelOptions = {
+  "grpc.keepalive_time_ms": 20_000,
+  "grpc.keepalive_timeout_ms": 5_000,
+  "grpc.initial_reconnect_backoff_ms": 100,
+  "grpc.max_reconnect_backoff_ms": 500,
+  "grpc.max_receive_message_length": 64 * 1024 * 1024,
+  "grpc.enable_retries": 0,
+  "grpc.service_config_disable_resolution": 1,
+  "grpc.use_local_subchannel_pool": 1,
+};
+
+/** How to trust the server, and how to be trusted by it (mTLS); the files are PEM. */
+export interface Tls {
+  /** Whom to trust. Default: the certificate authorities that come with Node. */
+  readonly caFile?: string | undefined;
+  /** The client's own certificate, for mTLS. */
+  readonly certificateFile?: string | undefined;
+  /** Its private key. */
+  readonly keyFile?: string | undefined;
+  /** The name in the server's certificate, where it is not the address's. */
+  readonly serverName?: string | undefined;
+}
+
+/** How to connect. */
+export interface ChannelSettings {
+  /** How to trust the server. Without it the connection is plaintext. */
+  readonly tls?: Tls | undefined;
+  /** Allow plaintext to another machine. Default false. */
+  readonly insecure?: boolean | undefined;
+}
+
+/**
+ * Open a channel; the connection itself is made by the first call.
+ *
+ * @throws InvalidFieldError The address is malformed, a TLS file is unusable, or the connection
+ *   would be plaintext off loopback and `insecure` does not allow that.
+ */
+export function openChannel(
+  address: string,
+  { tls, insecure = false }: ChannelSettings,
+): OrchestratorServiceClient {
+  const local = isLoopback(address);
+  if (!(tls || local || insecure)) {
+    throw InvalidFieldError.of(
+      "address",
+      `${address} is not on this machine and there is no TLS: ` +
+        "give TLS options, or say insecure to allow plaintext",
+    );
+  }
+  return new OrchestratorServiceClient(address, credentialsOf(tls), {
+    ...OPTIONS,
+    ...(local && { "grpc.enable_http_proxy": 0 }),
+    ...(tls?.serverName && { "grpc.ssl_target_name_override": tls.serverName }),
+  });
+}
+
+/**
+ * Say whether every endpoint of a gRPC target is on this machine.
+ *
+ * @throws InvalidFieldError An endpoint has no port, or there is none.
+ */
+export function isLoopback(address: string): boolean {
+  const [, scheme, rest] =
+    /^(unix|unix-abstract|dns|ipv4|ipv6|passthrough):(.*)$/.exec(address) ?? [];
+  if (scheme?.startsWith("unix")) {
+    return true;
+  }
+  const endpoints = rest === undefined ? address : rest.slice(rest.lastIndexOf("/") + 1);
+  return endpoints.split(",").map(hostOf).every(isLoopbackHost);
+}
+
+function credentialsOf(tls: Tls | undefined): ChannelCredentials {
+  if (tls === undefined) {
+    return credentials.createInsecure();
+  }
+  if ((tls.certificateFile === undefined) !== (tls.keyFile === undefined)) {
+    throw InvalidFieldError.of("tls", "certificateFile and keyFile belong together");
+  }
+  const files = [
+    read("tls.caFile", tls.caFile),
+    read("tls.keyFile", tls.keyFile),
+    read("tls.certificateFile", tls.certificateFile),
+  ] as const;
+  try {
+    return credentials.createSsl(...files);
+  } catch (error) {
+    throw InvalidFieldError.of("tls", `the files are no usable PEM: ${(error as Error).message}`);
+  }
+}
+
+function read(field: string, path: string | undefined): Buffer | null {
+  if (path === undefined) {
+    return null;
+  }
+  try {
+    return readFileSync(path);
+  } catch (error) {
+    throw InvalidFieldError.of(field, `${path}: ${(error as Error).message}`);
+  }
+}
+
+function hostOf(endpoint: string): string {
+  const [, host, port] = /^(.+):([0-9]+)$/.exec(endpoint) ?? [];
+  if (host === undefined || Number(port) > 65535) {
+    throw InvalidFieldError.of("address", `${JSON.stringify(endpoint)} must be HOST:PORT`);
+  }
+  return host.replace(/^\[(.*)\]$/, "$1");
+}
+
+function isLoopbackHost(host: string): boolean {
+  if (host === "localhost") {
+    return true;
+  }
+  const version = isIP(host); // 0 for a name: where it leads to is not ours to know
+  const loopback = new BlockList();
+  loopback.addSubnet("127.0.0.0", 8, "ipv4");
+  loopback.addAddress("::1", "ipv6");
+  return version !== 0 && loopback.check(host, version === 4 ? "ipv4" : "ipv6");
+}

@@ -1,0 +1,281 @@
+/**
+ * The conformance driver: one JSON request a line in, one JSON answer a line out.
+ *
+ * What the lines say is in tests/contract/vectors/clients/README.md. It acts and reports; it judges
+ * nothing. Not part of the published package.
+ */
+
+import { createInterface } from "node:readline";
+import { setTimeout as sleep } from "node:timers/promises";
+import {
+  type Chunk,
+  Client,
+  ClientCancelledError,
+  type GenerateOptions,
+  type Generation,
+  PacelineError,
+  type TimelineEvent,
+} from "./index.js";
+
+type Json = Record<string, unknown>;
+
+interface Request {
+  readonly do: string;
+  readonly case?: string;
+  readonly client: string;
+  readonly address: string;
+  readonly tls?: { ca?: string; certificate?: string; key?: string } | null;
+  readonly insecure?: boolean | null;
+  readonly prompt: { text: string } | { token_ids: number[] };
+  readonly options?: Json | null;
+  readonly timeout_seconds?: number | null;
+  readonly resume_attempts?: number | null;
+  readonly cancel?: { after_seconds?: number; after_chunks?: number } | null;
+  readonly pause_seconds?: number | null;
+  readonly then_resume?: boolean | null;
+  readonly events?: boolean | null;
+}
+
+const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
+  ["max_tokens", "maxTokens"],
+  ["stop", "stop"],
+  ["temperature", "temperature"],
+  ["top_k", "topK"],
+  ["top_p", "topP"],
+  ["min_p", "minP"],
+  ["seed", "seed"],
+  ["strategy", "strategy"],
+  ["lookahead", "lookahead"],
+  ["targets", "targets"],
+  ["drafters", "drafters"],
+  ["rule", "rule"],
+  ["dispatch", "dispatch"],
+  ["ignore_eos", "ignoreEos"],
+  ["logprobs", "logprobs"],
+  ["add_special_tokens", "addSpecialTokens"],
+  ["parse_special_tokens", "parseSpecialTokens"],
+  ["include_timeline", "includeTimeline"],
+  ["stream_timeline", "streamTimeline"],
+  ["request_id", "requestId"],
+  ["resume_token_ids", "resumeTokenIds"],
+]);
+
+class UnsupportedRequest extends Error {}
+
+/** What is read of one stream. */
+class Reading {
+  readonly chunks: Chunk[] = [];
+  readonly events: TimelineEvent[] = [];
+  readonly #began = performance.now();
+  generation: Generation | undefined;
+  error: PacelineError | undefined;
+  cancelled = false;
+  firstChunkSeconds: number | null = null;
+
+  add(event: Chunk | TimelineEvent): void {
+    if (event.type === "timeline") {
+      this.events.push(event);
+      return;
+    }
+    this.firstChunkSeconds ??= (performance.now() - this.#began) / 1000;
+    this.chunks.push(event);
+  }
+
+  told(): Json {
+    const { started, finished } = this.generation ?? {};
+    return {
+      chunks: this.chunks.map((chunk) => onWire(chunk, ["type"])),
+      text: this.chunks.map((chunk) => chunk.text).join(""),
+      started: started ? onWire(started) : null,
+      finished: finished
+        ? { ...onWire(finished, ["timeline"]), timeline_length: finished.timeline.length }
+        : null,
+      error: this.error ? errorOf(this.error) : null,
+    };
+  }
+}
+
+const clients = new Map<string, Client>();
+
+async function answer(request: Request): Promise<Json> {
+  const began = performance.now();
+  const told: Json = {
+    case: request.case ?? null,
+    ...new Reading().told(),
+    events: [],
+    cancelled: false,
+    resumed: null,
+    system: null,
+    first_chunk_seconds: null,
+  };
+  try {
+    Object.assign(told, await act(request));
+  } catch (error) {
+    if (error instanceof UnsupportedRequest) {
+      return { case: told.case, unsupported: error.message };
+    }
+    told.error = errorOf(own(error));
+  }
+  return { ...told, elapsed_seconds: (performance.now() - began) / 1000 };
+}
+
+async function act(request: Request): Promise<Json> {
+  switch (request.do) {
+    case "generate":
+      return await generate(request);
+    case "system_info":
+      return { system: onWire(await clientOf(request).systemInfo(timeoutOf(request))) };
+    case "close":
+      clients.get(request.client)?.close();
+      clients.delete(request.client);
+      return {};
+    default:
+      throw new UnsupportedRequest(`do ${request.do}`);
+  }
+}
+
+async function generate(request: Request): Promise<Json> {
+  const options = optionsOf(request);
+  const client = clientOf(request);
+  const stop = new AbortController();
+  const generation = client.generate(promptOf(request), {
+    ...options,
+    ...timeoutOf(request),
+    resumeAttempts: request.resume_attempts ?? 0,
+    signal: stop.signal,
+  });
+  const reading = await read(generation, request, stop);
+  const told: Json = {
+    ...reading.told(),
+    events: reading.events.map((event) => onWire(event, ["type"])),
+    cancelled: reading.cancelled,
+    first_chunk_seconds: reading.firstChunkSeconds,
+  };
+  if (request.then_resume && (reading.error || reading.cancelled)) {
+    told.resumed = (await read(client.resume(generation), {})).told();
+  }
+  return told;
+}
+
+async function read(
+  generation: Generation,
+  request: Partial<Request>,
+  stop = new AbortController(),
+): Promise<Reading> {
+  const reading = new Reading();
+  reading.generation = generation;
+  const { after_seconds, after_chunks } = request.cancel ?? {};
+  const alarm =
+    after_seconds === undefined ? undefined : setTimeout(() => stop.abort(), 1000 * after_seconds);
+  try {
+    for await (const event of request.events ? generation.events() : generation) {
+      reading.add(event);
+      if (reading.chunks.length === after_chunks) {
+        reading.cancelled = true;
+        break;
+      }
+      if (request.pause_seconds) {
+        await sleep(1000 * request.pause_seconds);
+      }
+    }
+  } catch (error) {
+    reading.cancelled = stop.signal.aborted && error instanceof ClientCancelledError;
+    reading.error = reading.cancelled ? undefined : own(error);
+  } finally {
+    clearTimeout(alarm);
+  }
+  return reading;
+}
+
+function clientOf(request: Request): Client {
+  const { tls, insecure } = request;
+  const found = clients.get(request.client);
+  const client =
+    found ??
+    new Client(request.address, {
+      tls: tls ? { caFile: tls.ca, certificateFile: tls.certificate, keyFile: tls.key } : undefined,
+      insecure: insecure ?? false,
+    });
+  clients.set(request.client, client);
+  return client;
+}
+
+function promptOf({ prompt }: Request): string | number[] {
+  return "text" in prompt ? prompt.text : prompt.token_ids;
+}
+
+function optionsOf(request: Request): GenerateOptions {
+  const options: Json = {};
+  for (const [name, value] of Object.entries(request.options ?? {})) {
+    const known = OPTIONS.get(name);
+    if (known === undefined) {
+      throw new UnsupportedRequest(`option ${name}`);
+    }
+    if (value !== null) {
+      options[known] = value === "NaN" ? Number.NaN : value;
+    }
+  }
+  if (typeof options.seed === "string") {
+    options.seed = Number(options.seed);
+  }
+  return options;
+}
+
+function timeoutOf(request: Request): { timeoutSeconds?: number } {
+  return typeof request.timeout_seconds === "number"
+    ? { timeoutSeconds: request.timeout_seconds }
+    : {};
+}
+
+function own(error: unknown): PacelineError {
+  if (error instanceof PacelineError) {
+    return error;
+  }
+  throw error;
+}
+
+function errorOf(error: PacelineError): Json {
+  return {
+    kind: error.name.replace(/Error$/, ""),
+    code: error.code,
+    reason: error.reason,
+    message: error.message,
+    metadata: error.metadata,
+    violations: error.violations.map(({ field, description }) => ({
+      field: snake(field),
+      description,
+    })),
+    retry_after_seconds: error.retryAfterSeconds ?? null,
+  };
+}
+
+// The client's words for what the wire has in capitals.
+const ENUMS = new Set(["strategy", "promise", "kind", "finishReason", "origins"]);
+
+function onWire(record: object, without: readonly string[] = []): Json {
+  const entries = Object.entries(record).filter(([name]) => !without.includes(name));
+  return Object.fromEntries(
+    entries.map(([name, value]) => [snake(name), valueOnWire(name, value)]),
+  );
+}
+
+function valueOnWire(name: string, value: unknown): unknown {
+  if (Array.isArray(value)) {
+    return value.map((each) => valueOnWire(name, each));
+  }
+  if (typeof value === "object" && value !== null) {
+    return onWire(value);
+  }
+  return ENUMS.has(name) ? String(value).toUpperCase() : value;
+}
+
+function snake(name: string): string {
+  return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+}
+
+for await (const line of createInterface({ input: process.stdin })) {
+  process.stdout.write(`${JSON.stringify(await answer(JSON.parse(line)))}\n`);
+}
+for (const client of clients.values()) {
+  client.close();
+}

@@ -1,0 +1,148 @@
+/**
+ * What a client hears of a generation: plain data, without protobuf.
+ *
+ * Names, units and meanings are those of orchestrator_service.proto. Positions are absolute: they
+ * count the prompt.
+ */
+
+export const STRATEGIES = ["auto", "autoregressive", "speculative", "distributed"] as const;
+export const VERIFICATION_RULES = ["exact", "rejection"] as const;
+export const DISPATCH_POLICIES = ["work_conserving", "blocks"] as const;
+export const FINISH_REASONS = ["length", "eos", "stop_string"] as const;
+export const TOKEN_ORIGINS = ["accepted_draft", "target"] as const;
+export const TIMELINE_EVENT_KINDS = [
+  "drafted",
+  "verifying",
+  "accepted",
+  "corrected",
+  "discarded",
+  "cancelled",
+] as const;
+
+/** How a request is decoded. The output is the same with every one. */
+export type Strategy = (typeof STRATEGIES)[number];
+/** What the output promises: the target's own tokens for the seed, or its distribution. */
+export type VerificationRule = (typeof VERIFICATION_RULES)[number];
+/** When draft tokens are sent to targets. */
+export type DispatchPolicy = (typeof DISPATCH_POLICIES)[number];
+/** Why a generation ended. */
+export type FinishReason = (typeof FINISH_REASONS)[number];
+/** Where a token came from: a drafter's guess, or the target itself. */
+export type TokenOrigin = (typeof TOKEN_ORIGINS)[number];
+/** What a timeline event tells of. */
+export type TimelineEventKind = (typeof TIMELINE_EVENT_KINDS)[number];
+/** A word of the list, or what a newer server says and this client has no word for. */
+export type OrUnknown<Word extends string> = Word | "unknown";
+
+/** What the generation will be; told before any token. */
+export interface Started {
+  readonly requestId: string;
+  /** The seed in use: with it the same text can be had again. */
+  readonly seed: number;
+  readonly modelFingerprint: string;
+  /** The strategy in use; never "auto". */
+  readonly strategy: OrUnknown<Strategy>;
+  /** What the output promises. */
+  readonly promise: OrUnknown<VerificationRule>;
+  readonly promptTokenCount: number;
+  readonly lookahead: number;
+  readonly targetCount: number;
+  /** Why "auto" chose so, in one line; else empty. */
+  readonly planNote: string;
+}
+
+/** Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each. */
+export interface Chunk {
+  readonly type: "chunk";
+  readonly position: number;
+  readonly tokenIds: readonly number[];
+  readonly text: string;
+  readonly logprobs: readonly number[];
+  readonly origins: readonly OrUnknown<TokenOrigin>[];
+}
+
+/** A draft, a verification, or what became of them, in ns since the request arrived. */
+export interface TimelineEvent {
+  readonly type: "timeline";
+  readonly kind: OrUnknown<TimelineEventKind>;
+  readonly server: string;
+  readonly startNs: number;
+  readonly endNs: number;
+  readonly position: number;
+  readonly tokenIds: readonly number[];
+  readonly callId: number;
+  readonly speculationDepth: number;
+}
+
+/** Tokens in the prompt, and tokens generated, resumed ones included. */
+export interface Usage {
+  readonly promptTokenCount: number;
+  readonly completionTokenCount: number;
+}
+
+/** What it took. Of a resumed generation: what its last part took. */
+export interface Statistics {
+  readonly targetForwardCount: number;
+  readonly drafterForwardCount: number;
+  readonly draftedTokenCount: number;
+  readonly acceptedTokenCount: number;
+  readonly rejectedTokenCount: number;
+  readonly discardedTokenCount: number;
+  readonly acceptanceRate: number;
+  readonly cancelledRpcCount: number;
+  /** What had to be done differently, and how often. */
+  readonly fallbacks: Readonly<Record<string, number>>;
+  readonly queueNs: number;
+  readonly forwardNs: number;
+  readonly networkNs: number;
+  readonly timeToFirstTokenNs: number;
+  readonly totalNs: number;
+}
+
+/** The end of a generation; `timeline` is there if asked for. */
+export interface Finished {
+  readonly finishReason: OrUnknown<FinishReason>;
+  readonly stopString: string;
+  readonly promise: OrUnknown<VerificationRule>;
+  readonly lookahead: number;
+  readonly targetsUsed: number;
+  readonly usage: Usage;
+  readonly statistics: Statistics;
+  readonly timeline: readonly TimelineEvent[];
+}
+
+/** A whole generation. */
+export interface Completion {
+  readonly started: Started;
+  readonly chunks: readonly Chunk[];
+  readonly finished: Finished;
+  readonly text: string;
+  readonly tokenIds: readonly number[];
+  /** Of a resumed generation: tokens from before its last part. */
+  readonly resumedTokenCount: number;
+}
+
+/** A model server as the orchestrator sees it. */
+export interface ServerInfo {
+  readonly name: string;
+  readonly address: string;
+  /** "drafter" or "target". */
+  readonly role: string;
+  readonly ready: boolean;
+  /** Why it is not ready, in one line. */
+  readonly status: string;
+  readonly modelFingerprint: string;
+  readonly decodeStepNs: number;
+}
+
+/** What an orchestrator works with. */
+export interface SystemInfo {
+  readonly version: string;
+  readonly modelName: string;
+  readonly modelFingerprint: string;
+  readonly tokenizerFingerprint: string;
+  readonly vocabularySize: number;
+  readonly contextLength: number;
+  readonly servers: readonly ServerInfo[];
+  readonly runningRequestCount: number;
+}

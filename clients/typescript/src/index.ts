@@ -1,0 +1,14 @@
+/** Paceline's client for Node: a large model's exact output, faster. */
+
+export type { ChannelSettings, Tls } from "./channel.js";
+export {
+  type CallSettings,
+  Client,
+  type ClientSettings,
+  DEFAULT_TIMEOUT_SECONDS,
+  type GenerateSettings,
+  type Generation,
+} from "./client.js";
+export * from "./errors.js";
+export type * from "./generation.js";
+export type { GenerateOptions, Prompt, TokenIds } from "./request.js";

@@ -1,0 +1,226 @@
+/** What a client asks for: options in JavaScript's types, turned into the wire's request. */
+
+import { InvalidFieldError } from "./errors.js";
+import * as wire from "./generated/paceline/v1/orchestrator_service.js";
+import { VerificationRule as VerificationRules } from "./generated/paceline/v1/sampling.js";
+import {
+  DISPATCH_POLICIES,
+  type DispatchPolicy,
+  STRATEGIES,
+  type Strategy,
+  VERIFICATION_RULES,
+  type VerificationRule,
+} from "./generation.js";
+
+/** Token ids, each in [0, 2^32). */
+export type TokenIds = readonly number[] | Uint32Array;
+
+/** Text, or token ids. */
+export type Prompt = string | TokenIds;
+
+/**
+ * Every option of a generation. What is left out is the server's default.
+ *
+ * Limits are checked by the server, and reported as `InvalidFieldError`.
+ */
+export interface GenerateOptions {
+  /** Tokens to generate at most. Default 256, or what the context leaves. */
+  maxTokens?: number | undefined;
+  /** End before the first of these strings. */
+  stop?: string | readonly string[] | undefined;
+  /** 0 (the default) is greedy. */
+  temperature?: number | undefined;
+  /** Keep the topK most likely tokens; 0 keeps all. */
+  topK?: number | undefined;
+  /** Keep the most likely tokens whose probabilities reach it; 1 keeps all. */
+  topP?: number | undefined;
+  /** Keep the tokens at least this times as likely as the most likely one. */
+  minP?: number | undefined;
+  /**
+   * With the same seed the text is the same, whatever the strategy. In [0, 2^53). Default: chosen,
+   * and told in `started`.
+   */
+  seed?: number | undefined;
+  /** Default "auto". */
+  strategy?: Strategy | undefined;
+  /** Draft tokens in a verification. Default: the planner's choice. */
+  lookahead?: number | undefined;
+  /** Targets to use at most. Default: the planner's choice. */
+  targets?: number | undefined;
+  /** Drafters to use at most. Default 1. */
+  drafters?: number | undefined;
+  /** What the output promises. Default "exact". */
+  rule?: VerificationRule | undefined;
+  /** When blocks are sent to targets. Default "work_conserving". */
+  dispatch?: DispatchPolicy | undefined;
+  /** Go on after an end-of-text token. */
+  ignoreEos?: boolean | undefined;
+  /** Return each token's log probability. */
+  logprobs?: boolean | undefined;
+  /** Let the tokenizer add its special tokens to a text prompt. Default true. */
+  addSpecialTokens?: boolean | undefined;
+  /** Parse special tokens written in a text prompt. Default false. */
+  parseSpecialTokens?: boolean | undefined;
+  /** Put every draft and verification into `finished.timeline`. */
+  includeTimeline?: boolean | undefined;
+  /** Tell of them live, in `events()`. */
+  streamTimeline?: boolean | undefined;
+  /** A name for logs. Default: chosen. */
+  requestId?: string | undefined;
+  /** Tokens of this generation received earlier; needs their seed. */
+  resumeTokenIds?: TokenIds | undefined;
+}
+
+/** Says what is wrong with a value, if anything. */
+type Check = (value: unknown) => string | undefined;
+
+const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
+  maxTokens: uint32,
+  stop: textOrTexts,
+  temperature: finite,
+  topK: uint32,
+  topP: finite,
+  minP: finite,
+  seed: integerTo(Number.MAX_SAFE_INTEGER),
+  strategy: oneOf(STRATEGIES),
+  lookahead: uint32,
+  targets: uint32,
+  drafters: uint32,
+  rule: oneOf(VERIFICATION_RULES),
+  dispatch: oneOf(DISPATCH_POLICIES),
+  ignoreEos: flag,
+  logprobs: flag,
+  addSpecialTokens: flag,
+  parseSpecialTokens: flag,
+  includeTimeline: flag,
+  streamTimeline: flag,
+  requestId: text,
+  resumeTokenIds: tokenIds,
+};
+
+/**
+ * Say it in the wire's words.
+ *
+ * @throws InvalidFieldError A value that its field cannot even hold; the server checks the rest.
+ * @throws TypeError No option has that name.
+ */
+export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.GenerateRequest {
+  check("prompt", prompt, typeof prompt === "string" ? text : tokenIds);
+  checkOptions(options);
+  const { stop = [] } = options;
+  return {
+    prompt:
+      typeof prompt === "string"
+        ? { $case: "text", value: prompt }
+        : { $case: "tokenIds", value: { ids: [...prompt] } },
+    addSpecialTokens: options.addSpecialTokens,
+    parseSpecialTokens: options.parseSpecialTokens,
+    maxTokens: options.maxTokens,
+    stopStrings: typeof stop === "string" ? [stop] : [...stop],
+    ignoreEos: options.ignoreEos ?? false,
+    logprobs: options.logprobs ?? false,
+    sampling: samplingOf(options),
+    seed: options.seed,
+    strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],
+    lookahead: options.lookahead,
+    targetCount: options.targets,
+    drafterCount: options.drafters,
+    verificationRule:
+      VerificationRules[`VERIFICATION_RULE_${upper(options.rule ?? "unspecified")}`],
+    dispatchPolicy:
+      wire.DispatchPolicy[`DISPATCH_POLICY_${upper(options.dispatch ?? "unspecified")}`],
+    resumeTokenIds: [...(options.resumeTokenIds ?? [])],
+    includeTimeline: options.includeTimeline ?? false,
+    streamTimeline: options.streamTimeline ?? false,
+    requestId: options.requestId ?? "",
+  };
+}
+
+function samplingOf({ temperature, topK, topP, minP }: GenerateOptions) {
+  const given = { temperature, topK, topP, minP };
+  return Object.values(given).some((value) => value !== undefined) ? given : undefined;
+}
+
+function checkOptions(options: GenerateOptions): void {
+  for (const [name, value] of Object.entries(options)) {
+    if (!Object.hasOwn(CHECKS, name)) {
+      throw new TypeError(`there is no option ${name}`);
+    }
+    if (value !== undefined) {
+      check(name, value, CHECKS[name as keyof GenerateOptions]);
+    }
+  }
+}
+
+function check(name: string, value: unknown, problemOf: Check): void {
+  const problem = problemOf(value);
+  if (problem !== undefined) {
+    throw InvalidFieldError.of(name, problem);
+  }
+}
+
+function upper<Word extends string>(word: Word): Uppercase<Word> {
+  return word.toUpperCase() as Uppercase<Word>;
+}
+
+function uint32(value: unknown): string | undefined {
+  return integerTo(2 ** 32 - 1)(value);
+}
+
+function integerTo(limit: number): Check {
+  return (value) =>
+    Number.isInteger(value) && Number(value) >= 0 && Number(value) <= limit
+      ? undefined
+      : `must be an integer in [0, ${limit}], not ${shown(value)}`;
+}
+
+function finite(value: unknown): string | undefined {
+  return Number.isFinite(value) ? undefined : `must be a finite number, not ${shown(value)}`;
+}
+
+function flag(value: unknown): string | undefined {
+  return typeof value === "boolean" ? undefined : `must be true or false, not ${shown(value)}`;
+}
+
+function text(value: unknown): string | undefined {
+  if (typeof value !== "string") {
+    return `must be text, not ${shown(value)}`;
+  }
+  // UTF-8 has no half of a surrogate pair: an encoder would put another character there.
+  return /\p{Surrogate}/u.test(value) ? "must be well-formed Unicode" : undefined;
+}
+
+function textOrTexts(value: unknown): string | undefined {
+  return Array.isArray(value) ? firstProblem(value, text) : text(value);
+}
+
+function tokenIds(value: unknown): string | undefined {
+  if (value instanceof Uint32Array) {
+    return undefined;
+  }
+  return Array.isArray(value)
+    ? firstProblem(value, uint32)
+    : `must be token ids, not ${shown(value)}`;
+}
+
+function firstProblem(values: readonly unknown[], problemOf: Check): string | undefined {
+  for (const value of values) {
+    const problem = problemOf(value);
+    if (problem !== undefined) {
+      return problem;
+    }
+  }
+  return undefined;
+}
+
+function oneOf(words: readonly string[]): Check {
+  return (value) =>
+    typeof value === "string" && words.includes(value)
+      ? undefined
+      : `must be one of ${words.join(", ")}, not ${shown(value)}`;
+}
+
+/** Show a value in a message; an object, which could be large, by its kind. */
+function shown(value: unknown): string {
+  return typeof value === "object" && value !== null ? value.constructor.name : String(value);
+}

@@ -1,0 +1,78 @@
+/** The wire's messages, turned into the client's data. */
+
+import * as wire from "./generated/paceline/v1/orchestrator_service.js";
+import { VerificationRule } from "./generated/paceline/v1/sampling.js";
+import {
+  type Chunk,
+  FINISH_REASONS,
+  type Finished,
+  type OrUnknown,
+  STRATEGIES,
+  type Started,
+  type Statistics,
+  type SystemInfo,
+  TIMELINE_EVENT_KINDS,
+  type TimelineEvent,
+  TOKEN_ORIGINS,
+  VERIFICATION_RULES,
+} from "./generation.js";
+
+/** Read the first message. */
+export function readStarted(message: wire.GenerationStarted): Started {
+  return { ...message, strategy: strategy(message.strategy), promise: promise(message.promise) };
+}
+
+/** Read final tokens. */
+export function readChunk(message: wire.GenerationChunk): Chunk {
+  return { type: "chunk", ...message, origins: message.origins.map(origin) };
+}
+
+/** Read a timeline event. */
+export function readTimelineEvent(message: wire.TimelineEvent): TimelineEvent {
+  return { type: "timeline", ...message, kind: timelineEventKind(message.kind) };
+}
+
+/** Read the last message. */
+export function readFinished(message: wire.GenerationFinished): Finished {
+  const { promptTokenCount, completionTokenCount, ...rest } = message;
+  return {
+    ...rest,
+    finishReason: finishReason(message.finishReason),
+    promise: promise(message.promise),
+    usage: { promptTokenCount, completionTokenCount },
+    statistics: readStatistics(message.statistics ?? wire.GenerationStatistics.create()),
+    timeline: message.timeline.map(readTimelineEvent),
+  };
+}
+
+/** Read what an orchestrator works with. */
+export function readSystemInfo(message: wire.GetSystemInfoResponse): SystemInfo {
+  return message;
+}
+
+function readStatistics(message: wire.GenerationStatistics): Statistics {
+  const fallbacks = message.fallbacks.map(({ kind, count }) => [kind, count] as const);
+  return { ...message, fallbacks: Object.fromEntries(fallbacks) };
+}
+
+const strategy = wordsOf(STRATEGIES, wire.Strategy, "STRATEGY_");
+const promise = wordsOf(VERIFICATION_RULES, VerificationRule, "VERIFICATION_RULE_");
+const origin = wordsOf(TOKEN_ORIGINS, wire.TokenOrigin, "TOKEN_ORIGIN_");
+const finishReason = wordsOf(FINISH_REASONS, wire.FinishReason, "FINISH_REASON_");
+const timelineEventKind = wordsOf(
+  TIMELINE_EVENT_KINDS,
+  wire.TimelineEventKind,
+  "TIMELINE_EVENT_KIND_",
+);
+
+/** Make the reader of an enum: from a number of the wire to a word. */
+function wordsOf<Word extends string, Prefix extends string>(
+  words: readonly Word[],
+  numbers: Readonly<Record<`${Prefix}${Uppercase<Word>}`, number>>,
+  prefix: Prefix,
+): (number: number) => OrUnknown<Word> {
+  const numberOf = (word: Word) =>
+    numbers[`${prefix}${word.toUpperCase() as Uppercase<Word>}`] as number;
+  const wordOf = new Map(words.map((word) => [numberOf(word), word]));
+  return (number) => wordOf.get(number) ?? "unknown";
+}

@@ -1,0 +1,97 @@
+/** Errors on the wire: `google.rpc.Status` in the trailers, back to the error that was raised. */
+
+import { type ServiceError, status as StatusCode } from "@grpc/grpc-js";
+import {
+  ClientCancelledError,
+  ConnectionLostError,
+  DeadlineError,
+  ERROR_CLASSES,
+  type ErrorClass,
+  InternalError,
+  InvalidFieldError,
+  OverloadedError,
+  PermissionDeniedError,
+  UnsupportedError,
+} from "./errors.js";
+import {
+  BadRequest,
+  type Delay,
+  type Detail,
+  ErrorInfo,
+  RetryInfo,
+  Status,
+} from "./generated/status_details.js";
+
+const DETAILS_KEY = "grpc-status-details-bin";
+const DOMAIN = "paceline";
+
+/** What a status without a reason of ours means: the transport's own, a proxy's, a newer server's. */
+const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, ErrorClass>([
+  [StatusCode.CANCELLED, ClientCancelledError],
+  [StatusCode.DEADLINE_EXCEEDED, DeadlineError],
+  [StatusCode.INVALID_ARGUMENT, InvalidFieldError],
+  [StatusCode.PERMISSION_DENIED, PermissionDeniedError],
+  [StatusCode.RESOURCE_EXHAUSTED, OverloadedError],
+  [StatusCode.UNAUTHENTICATED, PermissionDeniedError],
+  [StatusCode.UNAVAILABLE, ConnectionLostError],
+  [StatusCode.UNIMPLEMENTED, UnsupportedError],
+]);
+
+/**
+ * Rebuild the error that a server raised, or name what the transport did.
+ *
+ * Details that are no `google.rpc.Status`, or have no reason that this version knows, leave the
+ * class to the status code. What is no status at all is returned as it is.
+ */
+export function decode(error: unknown): unknown {
+  if (!isServiceError(error)) {
+    return error;
+  }
+  const { message, details } = statusOf(error);
+  const info = unpack(details, "ErrorInfo", ErrorInfo);
+  const known = info?.domain === DOMAIN ? ERROR_CLASSES.get(info.reason) : undefined;
+  const errorClass = known ?? CLASS_OF_CODE.get(error.code) ?? InternalError;
+  return new errorClass(message || error.details || (StatusCode[error.code] ?? ""), {
+    metadata: info?.metadata ?? {},
+    violations: unpack(details, "BadRequest", BadRequest)?.fieldViolations ?? [],
+    retryAfterSeconds: secondsOf(unpack(details, "RetryInfo", RetryInfo)?.retryDelay),
+    cause: error,
+  });
+}
+
+function isServiceError(error: unknown): error is ServiceError {
+  return error instanceof Error && "code" in error && "details" in error && "metadata" in error
+    ? typeof error.code === "number"
+    : false;
+}
+
+function statusOf(error: ServiceError): Status {
+  const [bytes] = error.metadata.get(DETAILS_KEY);
+  const status = bytes instanceof Buffer ? parse(bytes, Status) : undefined;
+  return status ?? Status.create();
+}
+
+function unpack<Message>(
+  details: readonly Detail[],
+  name: string,
+  type: Decoder<Message>,
+): Message | undefined {
+  const detail = details.findLast(({ typeUrl }) => typeUrl.endsWith(`/google.rpc.${name}`));
+  return detail && parse(detail.value, type);
+}
+
+interface Decoder<Message> {
+  decode(bytes: Uint8Array): Message;
+}
+
+function parse<Message>(bytes: Uint8Array, type: Decoder<Message>): Message | undefined {
+  try {
+    return type.decode(bytes);
+  } catch {
+    return undefined;
+  }
+}
+
+function secondsOf(delay: Delay | undefined): number | undefined {
+  return delay && delay.seconds + delay.nanos / 1e9;
+}

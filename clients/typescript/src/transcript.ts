@@ -1,0 +1,197 @@
+/** What a generation has received so far, and how it goes on after a broken stream: no I/O here. */
+
+import { InvariantViolatedError, ModelMismatchError, TryAgainError } from "./errors.js";
+import type {
+  GenerateRequest,
+  GenerateResponse,
+} from "./generated/paceline/v1/orchestrator_service.js";
+import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./generation.js";
+import { readChunk, readFinished, readStarted, readTimelineEvent } from "./responses.js";
+
+const FIRST_DELAY_SECONDS = 0.1;
+const LONGEST_DELAY_SECONDS = 2;
+
+/**
+ * A request and what came back, over as many streams as it took.
+ *
+ * Invariant: the chunks follow on one another: each starts at the absolute position where the one
+ * before ended, and none is missing at the end. A stream that says otherwise ends in an error,
+ * never in a gap or a duplicate.
+ */
+export class Transcript {
+  readonly #request: GenerateRequest;
+  #started: Started | undefined;
+  #finished: Finished | undefined;
+  #chunks: Chunk[] = [];
+  #nextPosition = 0;
+  #resumedCount = 0; // tokens that the current stream did not have to send
+
+  constructor(request: GenerateRequest) {
+    this.#request = request;
+  }
+
+  get started(): Started | undefined {
+    return this.#started;
+  }
+
+  get finished(): Finished | undefined {
+    return this.#finished;
+  }
+
+  get chunks(): readonly Chunk[] {
+    return this.#chunks;
+  }
+
+  /** Ask for what is missing. */
+  nextRequest(): GenerateRequest {
+    if (this.#started === undefined) {
+      return this.#request;
+    }
+    const resumeTokenIds = [...this.#request.resumeTokenIds, ...tokenIdsOf(this.#chunks)];
+    return { ...this.#request, seed: this.#started.seed, resumeTokenIds };
+  }
+
+  /**
+   * Take in one message, and return what the caller is to see of it.
+   *
+   * @throws ModelMismatchError The resumed stream comes from another model.
+   * @throws InvariantViolatedError Tokens are missing or come twice.
+   */
+  add({ event }: GenerateResponse): Chunk | TimelineEvent | undefined {
+    switch (event?.$case) {
+      case "started":
+        this.#start(readStarted(event.value));
+        return undefined;
+      case "chunk":
+        return this.#append(readChunk(event.value));
+      case "timelineEvent":
+        return readTimelineEvent(event.value);
+      case "finished":
+        this.#finish(readFinished(event.value));
+        return undefined;
+      default:
+        return undefined; // a newer server's
+    }
+  }
+
+  /**
+   * Return the whole.
+   *
+   * @throws InvariantViolatedError The server closed the stream without its last message.
+   */
+  completion(): Completion {
+    if (this.#started === undefined || this.#finished === undefined) {
+      throw new InvariantViolatedError("the stream ended before its last message");
+    }
+    return {
+      started: this.#started,
+      chunks: [...this.#chunks],
+      finished: this.#finished,
+      text: this.#chunks.map((chunk) => chunk.text).join(""),
+      tokenIds: tokenIdsOf(this.#chunks),
+      resumedTokenCount: this.#resumedCount,
+    };
+  }
+
+  /** Return a copy to go on with. */
+  branch(): Transcript {
+    const twin = new Transcript(this.#request);
+    twin.#started = this.#started;
+    twin.#finished = this.#finished;
+    twin.#chunks = [...this.#chunks];
+    twin.#nextPosition = this.#nextPosition;
+    twin.#resumedCount = this.#resumedCount;
+    return twin;
+  }
+
+  #start(started: Started): void {
+    const before = this.#started;
+    if (before === undefined) {
+      this.#nextPosition = started.promptTokenCount + this.#request.resumeTokenIds.length;
+    } else if (before.modelFingerprint !== started.modelFingerprint) {
+      throw new ModelMismatchError(
+        "the stream was resumed with another model: " +
+          `${started.modelFingerprint} instead of ${before.modelFingerprint}`,
+      );
+    }
+    this.#started = started;
+    this.#resumedCount = tokenIdsOf(this.#chunks).length;
+  }
+
+  #append(chunk: Chunk): Chunk {
+    if (this.#started === undefined) {
+      throw new InvariantViolatedError("tokens came before the first message");
+    }
+    if (chunk.position !== this.#nextPosition) {
+      throw new InvariantViolatedError(
+        `tokens at position ${chunk.position} came where ${this.#nextPosition} was due`,
+      );
+    }
+    this.#nextPosition += chunk.tokenIds.length;
+    this.#chunks.push(chunk);
+    return chunk;
+  }
+
+  #finish(finished: Finished): void {
+    const { promptTokenCount, completionTokenCount } = finished.usage;
+    const end = promptTokenCount + completionTokenCount;
+    if (end !== this.#nextPosition) {
+      throw new InvariantViolatedError(
+        `the stream ended at position ${this.#nextPosition} instead of ${end}`,
+      );
+    }
+    this.#finished = finished;
+  }
+}
+
+/** A monotonic clock, in ms. */
+export type Clock = () => number;
+
+/** When to give up: one deadline and a number of resumptions for all streams of a generation. */
+export class CallPlan {
+  readonly #clock: Clock;
+  readonly #deadline: number;
+  #resumptionsLeft: number;
+  #delaySeconds = FIRST_DELAY_SECONDS;
+
+  constructor(
+    timeoutSeconds: number,
+    { resumeAttempts = 0, clock = () => performance.now() }: CallPlanOptions = {},
+  ) {
+    this.#clock = clock;
+    this.#deadline = clock() + 1000 * timeoutSeconds;
+    this.#resumptionsLeft = resumeAttempts;
+  }
+
+  /** The time left for the next call. */
+  get remainingSeconds(): number {
+    return Math.max(0, (this.#deadline - this.#clock()) / 1000);
+  }
+
+  /**
+   * How long to wait before going on after an error.
+   *
+   * @throws The same error, if going on makes no sense.
+   */
+  delaySeconds(error: unknown): number {
+    if (!(error instanceof TryAgainError) || this.#resumptionsLeft === 0) {
+      throw error;
+    }
+    this.#resumptionsLeft -= 1;
+    const delay = error.retryAfterSeconds || this.#delaySeconds;
+    this.#delaySeconds = Math.min(2 * this.#delaySeconds, LONGEST_DELAY_SECONDS);
+    if (delay >= this.remainingSeconds) {
+      throw error;
+    }
+    return delay;
+  }
+}
+
+interface CallPlanOptions {
+  readonly resumeAttempts?: number;
+  readonly clock?: Clock;
+}
+
+function tokenIdsOf(chunks: readonly Chunk[]): number[] {
+  return chunks.flatMap((chunk) => chunk.tokenIds);
+}
