@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,11 @@ from paceline_bench.charts import new_figure
 from paceline_bench.heatmap_report import RATIOS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
+    from matplotlib.contour import QuadContourSet
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ _LEVELS = (0.4, 0.6, 0.8, 1.1, 1.25, 1.4, 2.0, 4.0, 10.0)
 _SLOW = 1 - 1e-4  # equal times are no slow-down, however they are rounded
 _NOTHING = "0.85"
 _HATCH = "\\" * 3
+_EDGE = 0.04  # nearer to the frame no line has a label: it would be cut
 
 
 def draw_heatmaps(cells: Sequence[Cell], *, panels: Sequence[str], title: str) -> Figure:
@@ -78,12 +80,21 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell], panel: str) -> QuadMesh:
         axes.contourf(x, y, expected, levels=(0, _SLOW), colors="none", hatches=(_HATCH,))
         axes.contour(x, y, expected, levels=(_SLOW,), colors="black", linewidths=1.4)
     lines = axes.contour(x, y, expected, levels=_LEVELS, colors="black", linewidths=0.6)
-    for text in axes.clabel(lines, fmt="%g", fontsize="x-small"):
+    for text in axes.clabel(lines, fmt="%g", fontsize="x-small", manual=[*_label_places(lines)]):
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})
     axes.set_facecolor(_NOTHING)
     axes.set_title(panel, fontsize="medium")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     return mesh
+
+
+def _label_places(lines: QuadContourSet) -> Iterator[tuple[float, float]]:
+    """Yield the middle of each line, as far as it is not near to the frame."""
+    for line in chain.from_iterable(lines.allsegs):
+        inner = line[((line > _EDGE) & (line < 1 - _EDGE)).all(axis=1)]
+        if len(inner):
+            x, y = inner[len(inner) // 2]
+            yield float(x), float(y)
 
 
 def _add_colour_bar(figure: Figure, axes: NDArray[np.object_], mesh: QuadMesh) -> None:

@@ -95,7 +95,8 @@ def findings(rows: Sequence[LoadRow]) -> list[str]:
 def draw(rows: Sequence[LoadRow], *, title: str) -> Figure:
     """Draw tokens per second and the time for each token over the number of streams.
 
-    Of several numbers of orchestrators the smallest is drawn.
+    Of several numbers of orchestrators the smallest is drawn. What the machine was short of CPU for
+    is hollow.
     """
     fewest = min(row.orchestrator_count for row in rows)
     own = [row for row in rows if row.orchestrator_count == fewest]
@@ -127,11 +128,19 @@ def _lines(axes: Axes, rows: Sequence[LoadRow], value: Callable[[LoadRow], float
             linestyle="--" if is_auto else "-",
             zorder=3 if is_auto else 2,
         )
+        short = [row for row in own if row.limit]
+        axes.scatter(
+            [row.stream_count for row in short],
+            [value(row) for row in short],
+            color="white",
+            edgecolor=COLOURS[strategy],
+            zorder=4,
+        )
     counts = sorted({row.stream_count for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
-    axes.set_xlabel("streams at the same time")
+    axes.set_xlabel("streams at the same time (hollow: short of CPU)")
     axes.grid(alpha=0.3)
 
 

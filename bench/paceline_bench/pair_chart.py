@@ -31,6 +31,7 @@ def draw_pair(result: PairResult) -> Figure:
     """Draw the speed of every way, what forwards take, and how far drafts are right."""
     figure = new_figure(width=11.0, height=max(4.8, 0.34 * len(result.entries) + 1.2))
     with_speeds, with_shares = bool(result.entries), result.acceptance is not None
+    figure.suptitle(_title(result), size="medium")
     grid = figure.add_gridspec(
         1 + with_shares, 1 + with_speeds, width_ratios=(3, 2)[: 1 + with_speeds]
     )
@@ -42,19 +43,28 @@ def draw_pair(result: PairResult) -> Figure:
     return figure
 
 
+def _title(result: PairResult) -> str:
+    target, drafter = result.target.description, result.drafter.description
+    return f"{target.name} and {drafter.name}, {target.dtype} on {target.device}"
+
+
 def _draw_speeds(axes: Axes, entries: list[Entry]) -> None:
     names = []
     for place, entry in enumerate(entries):
         contestant = entry.contestant
         speed = entry.tokens_per_second
+        slowest, fastest = (
+            1e3 / ms for ms in (max(entry.repeats_ms_per_token), min(entry.repeats_ms_per_token))
+        )
         axes.barh(place, speed, color=_METHOD_COLOURS[contestant.method], height=0.75)
+        axes.hlines(place, slowest, fastest, color="black", linewidth=1.0)
         words = f" {speed:.0f}" if entry.is_identical else f" {speed:.0f}, text differs"
-        axes.text(speed, place, words, va="center", fontsize="small")
+        axes.text(max(speed, fastest), place, words, va="center", fontsize="small")
         names.append(contestant.name)
     axes.set_yticks(range(len(entries)), names, fontsize="small")
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel("tokens/s, greedy, one text at a time")
+    axes.set_xlabel("tokens/s, greedy, one text at a time; line: slowest to fastest repeat")
     groups = [entry.contestant.group for entry in entries]
     for place, group in enumerate(groups):
         if group not in groups[:place]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Spread", "circumstances", "goal_line", "markdown_table", "spread", "write_json"]
 
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers")
+# Where results went has nothing to do with them.
+_OUTPUT_OPTION = re.compile(r" --(?:json|chart)[ =]\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def circumstances() -> dict[str, Any]:
     """Say when, on what machine and with what versions something was measured."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "command": _OUTPUT_OPTION.sub("", shlex.join(["paceline", *sys.argv[1:]])),
         "machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},

@@ -17,7 +17,7 @@ from paceline_bench.load import NAMES, Load, LoadedSystem, Reference, measure
 from paceline_bench.load_report import draw, findings, tables
 from paceline_bench.report import write_json
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
-from paceline_cli.options import read_options
+from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
@@ -40,7 +40,6 @@ _PLAIN = NAMES[Strategy.AUTOREGRESSIVE].lower()
 # More than the streams of a run can hold at once, those that are being closed included.
 _SESSIONS = 1024
 _REQUESTS = 4096
-_PICTURES = (".svg", ".png")
 # The prompt's forward takes so many times as long as a token's.
 _FIRST_FORWARD = 1.5
 _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
@@ -80,7 +79,7 @@ class LoadSettings(Settings):
     drafter_ms: float = Field(4, gt=0, le=10_000, description="a drafter's forward")
     acceptance: float = Field(0.8, ge=0, le=1, description="how often a draft token is right")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
-    chart: Path | None = Field(None, description="where to draw them, as .svg or .png")
+    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -89,8 +88,6 @@ class LoadSettings(Settings):
                 raise ValueError(
                     f"there is no strategy {name!r}; there are {', '.join(_STRATEGIES)}"
                 )
-        if self.chart is not None and self.chart.suffix not in _PICTURES:
-            raise ValueError(f"--chart {self.chart}: must end in {' or '.join(_PICTURES)}")
         return self
 
 

@@ -21,7 +21,7 @@ from paceline_bench.online import OnlineSystem
 from paceline_bench.report import write_json
 from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
-from paceline_cli.options import read_options
+from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
@@ -44,7 +44,6 @@ paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5
 """
 _MOST_LOOKAHEAD = 64
-_PICTURES = (".svg", ".png")
 _ROWS = {row.name: row for row in TABLE2}
 
 
@@ -78,12 +77,6 @@ def _check_grid(size: int) -> int:
     if size == 1:
         raise ValueError("a grid has two or more of each")
     return size
-
-
-def _check_chart(path: Path | None) -> Path | None:
-    if path is not None and path.suffix not in _PICTURES:
-        raise ValueError(f"must end in {' or '.join(_PICTURES)}")
-    return path
 
 
 _Lookaheads = Annotated[tuple[int, ...], BeforeValidator(_read_numbers)]
@@ -120,9 +113,7 @@ class Table2Settings(Settings):
         " acceptance rates",
     )
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
-    chart: Annotated[Path | None, AfterValidator(_check_chart)] = Field(
-        None, description="where to draw the rows, as .svg or .png"
-    )
+    chart: PictureFile | None = Field(None, description="where to draw the rows, as .svg or .png")
 
 
 def main(arguments: Sequence[str]) -> int:

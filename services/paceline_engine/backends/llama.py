@@ -1,7 +1,7 @@
 """Llama and what is built like it, in fewer and larger steps than the library takes.
 
 A forward over a few rows computes little, so what lies around the matrix products counts: the
-library's layers spend a third of a small forward there (bench/LOG.md). Same weights, same
+library spends more than half of a small forward there (bench/LOG.md). Same weights, same
 arithmetic: logits differ by rounding.
 """
 

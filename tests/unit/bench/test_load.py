@@ -151,6 +151,14 @@ def test_the_picture_has_a_line_for_each_strategy():
     assert list(figure.axes[1].lines[0].get_ydata()) == [20, 20]
 
 
+def test_what_was_short_of_cpu_is_hollow_in_the_picture():
+    rows = [ROW, replace(ROW, stream_count=8, tokens_per_second=90, machine_load=1.0)]
+    together, _ = draw(rows, title="").axes
+    (hollow,) = together.collections
+    assert hollow.get_offsets().tolist() == [[8, 90]]
+    assert "hollow" in together.get_xlabel()
+
+
 async def test_processes_are_metered():
     async with metered([os.getpid()]) as usage:
         sum(range(300_000))

@@ -156,6 +156,7 @@ def test_the_picture_has_a_bar_for_every_way_and_marks_what_differs(result, tmp_
         [100, 80, 125, 125, 62.5, 200, 250]
     )
     assert any("text differs" in text.get_text() for text in speeds.texts)
+    assert figure.get_suptitle() == "random 1x64 and random 1x64, float32 on cpu"
     assert [list(line.get_ydata()) for line in rows.lines] == [[8.0, 16.0], [2.0, 4.0]]
     assert [bar.get_height() for bar in shares.patches] == [0.5, 0.5]
     save_figure(figure, tmp_path / "pair.svg")

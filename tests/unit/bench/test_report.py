@@ -1,6 +1,6 @@
 import json
 
-from paceline_bench.report import markdown_table, spread, write_json
+from paceline_bench.report import circumstances, markdown_table, spread, write_json
 
 
 def test_a_spread_is_the_median_and_the_outer_deciles():
@@ -22,6 +22,12 @@ def test_a_table_has_its_numbers_to_the_right():
         markdown_table(["row", "ms"], [["a", "1.5"]])
         == "| row | ms |\n| --- | ---: |\n| a | 1.5 |\n"
     )
+
+
+def test_the_command_is_told_without_where_its_results_went(monkeypatch):
+    options = ["--json", "/x/y.json", "--rows", "2", "--chart=y.png"]
+    monkeypatch.setattr("sys.argv", ["/bin/paceline", "bench", "table2", *options])
+    assert circumstances()["command"] == "paceline bench table2 --rows 2"
 
 
 def test_a_file_says_under_what_circumstances_it_was_made(tmp_path):

@@ -74,7 +74,7 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     picture, rows = tmp_path / "plan.svg", tmp_path / "plan.json"
     options = ("--gpus", "3", "--tokens", "10", "--repeats", "4")
-    code, out, _ = run(capsys, *VICUNA, *options, "--plot", str(picture), "--json", str(rows))
+    code, out, _ = run(capsys, *VICUNA, *options, "--chart", str(picture), "--json", str(rows))
     assert code == 0
     assert out.startswith("target 37.7 ms, drafter 2.5 ms, acceptance 63%; 10 tokens")
     assert "DSI on 2 targets" in out
@@ -90,7 +90,7 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
     [
         (("plan", "--gpus", "3"), "paceline plan: --target-ms: Field required"),
         ((*VICUNA, "--gpus", "0"), "--gpus: Input should be greater than or equal to 1"),
-        ((*VICUNA, "--gpus", "3", "--plot", "plan.gif"), "--plot: must end in .png, .svg, .pdf"),
+        ((*VICUNA, "--gpus", "3", "--chart", "plan.gif"), "--chart: must end in .svg or .png"),
         ((*VICUNA, "--gpu", "3"), "did you mean --gpus?"),
         (("simulate", "figure3"), "paceline simulate: WHAT: Input should be 'all', 'table1'"),
         (("simulate", "--tokens", "1"), "--tokens: Input should be greater than or equal to 2"),
