@@ -62,6 +62,7 @@ _TARGET_WAIT_SECONDS = 5.0
 _RENEW_SECONDS = 5.0
 # A server whose calls wait longer than this has a queue.
 _QUEUEING_NS = 1_000_000
+_MAX_CHUNK_TOKENS = 64  # as in DraftRequest.chunk_tokens
 
 _Call: TypeAlias = StartDraft | StartVerify
 
@@ -275,6 +276,7 @@ class Driver:
         sent = session.draft(
             call.prefix,
             max_tokens=call.max_tokens,
+            chunk_tokens=min(call.chunk_tokens, _MAX_CHUNK_TOKENS),
             final_length=self._ledger.final_length,
             report=report,
         )

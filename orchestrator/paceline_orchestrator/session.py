@@ -178,6 +178,7 @@ class Session:
         prefix: Sequence[int],
         *,
         max_tokens: int,
+        chunk_tokens: int = 1,
         final_length: int,
         report: Callable[[Drafted], None],
     ) -> CallUnderWay[None]:
@@ -186,6 +187,7 @@ class Session:
         Args:
             prefix: The tokens assumed right.
             max_tokens: The window.
+            chunk_tokens: How many of its tokens may travel together.
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
@@ -193,7 +195,7 @@ class Session:
 
         def send() -> Sent:
             call = self._next_call(prefix)
-            request = DraftRequest(call=call, max_tokens=max_tokens)
+            request = DraftRequest(call=call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
             timeout = self._deadline.remaining_seconds
             return Sent(call, self.server.drafter.Draft(request, timeout=timeout))
 
@@ -201,7 +203,7 @@ class Session:
             nonlocal length
             loop, call, last_ns = asyncio.get_running_loop(), sent.call, sent.at_ns
             try:
-                async with asyncio.timeout(self._patience(call)) as silence:
+                async with asyncio.timeout(self._patience(call, steps=chunk_tokens)) as silence:
                     async for message in answers(sent.rpc):
                         now_ns = time.perf_counter_ns()
                         is_first = length == len(prefix)
@@ -219,7 +221,7 @@ class Session:
                         length += len(drafted.token_ids)
                         last_ns = now_ns
                         report(drafted)
-                        silence.reschedule(loop.time() + self._patience())
+                        silence.reschedule(loop.time() + self._patience(steps=chunk_tokens))
             except TimeoutError:
                 raise DeadlineError(f"{self.server.name} is silent") from None
 
@@ -273,13 +275,17 @@ class Session:
             expected_model_fingerprint=self._spec.expected_model_fingerprint,
         )
 
-    def _patience(self, call: SessionCall | None = None, *, block_length: int = 0) -> float:
+    def _patience(
+        self, call: SessionCall | None = None, *, block_length: int = 0, steps: int = 1
+    ) -> float:
         """How many seconds an answer may take: a prefill has all the time there is."""
         if call is not None and call.base_length == 0:
             return self._deadline.remaining_seconds
         latency = self.server.latency
         rows = (len(call.token_ids) if call is not None else 1) + block_length
-        return self._deadline.for_call(latency.expected_ns(rows) + latency.worst_wait_ns)
+        further_ns = (steps - 1) * latency.expected_ns(1)
+        expected_ns = latency.expected_ns(rows) + further_ns + latency.worst_wait_ns
+        return self._deadline.for_call(expected_ns)
 
     def _judged(self, response: VerifyResponse, elapsed_ns: int) -> Judged:
         timing = read_timing(response.timing)

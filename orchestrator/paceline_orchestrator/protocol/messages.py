@@ -121,12 +121,17 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class StartDraft:
-    """Draft up to max_tokens tokens after the prefix, and report each as soon as it is known."""
+    """Draft up to max_tokens tokens after the prefix, and report each as soon as it is known.
+
+    Up to chunk_tokens may be reported together: fewer messages, where nothing is done with a single
+    token.
+    """
 
     draft_id: int
     drafter: int
     prefix: tuple[int, ...]
     max_tokens: int
+    chunk_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,13 @@ class SpeculativeDecoding:
         self._drafter = self._capacity.drafters[0]
         self._draft_end = len(self._block) + max_tokens
         prefix = self._commitment.prefix + tuple(self._block)
-        return StartDraft(self._draft_id, self._drafter, prefix=prefix, max_tokens=max_tokens)
+        return StartDraft(
+            self._draft_id,
+            self._drafter,
+            prefix=prefix,
+            max_tokens=max_tokens,
+            chunk_tokens=max_tokens,  # the target waits for the last one
+        )
 
     def _start_verify(self) -> Command:
         if self._target not in self._capacity.targets:

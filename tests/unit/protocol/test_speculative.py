@@ -24,6 +24,11 @@ from paceline_orchestrator.protocol.task import DecodingTask
 PROMPT = (1, 2)
 
 
+def drafting(draft_id, prefix, *, max_tokens):
+    """Return the command for a draft, all of it in one message: nothing is done with a part."""
+    return StartDraft(draft_id, 0, prefix, max_tokens=max_tokens, chunk_tokens=max_tokens)
+
+
 def start(
     *, drafters: tuple[int, ...] = (0,), max_tokens: int = 20, **task: object
 ) -> tuple[SpeculativeDecoding, list[Command]]:
@@ -40,7 +45,7 @@ def verify(verify_id, prefix, block=(), *, target=0, distributions=()):
 
 def test_a_round_drafts_lookahead_tokens_then_verifies_them_in_one_forward():
     method, commands = start(lookahead=3)
-    assert commands == [StartDraft(1, 0, PROMPT, max_tokens=3)]
+    assert commands == [drafting(1, PROMPT, max_tokens=3)]
     assert method.handle(TokensDrafted(1, (10, 11))) == []
     assert method.handle(TokensDrafted(1, (12,))) == [verify(1, PROMPT, (10, 11, 12))]
     assert method.handle(DraftEnded(1)) == []
@@ -51,7 +56,7 @@ def test_a_rejection_yields_the_accepted_tokens_and_the_correction():
     method.handle(TokensDrafted(1, (10, 11, 12)))
     assert method.handle(BlockVerified(1, 1, 99)) == [
         EmitTokens((10, 99), (True, False)),
-        StartDraft(2, 0, (*PROMPT, 10, 99), max_tokens=3),
+        drafting(2, (*PROMPT, 10, 99), max_tokens=3),
     ]
     counts = method.statistics
     assert (counts.drafted, counts.accepted, counts.rejected, counts.discarded) == (3, 1, 1, 1)
@@ -66,7 +71,7 @@ def test_a_block_accepted_whole_yields_one_token_more():
 
 def test_no_token_is_drafted_that_could_not_become_output():
     method, commands = start(lookahead=5, max_tokens=2)
-    assert commands == [StartDraft(1, 0, PROMPT, max_tokens=1)]
+    assert commands == [drafting(1, PROMPT, max_tokens=1)]
     assert method.handle(TokensDrafted(1, (10,))) == [verify(1, PROMPT, (10,))]
     commands = method.handle(BlockVerified(1, 0, 11))
     assert commands[1:] == [verify(2, (*PROMPT, 11))]
@@ -87,15 +92,15 @@ def test_if_the_drafter_fails_what_there_is_gets_verified():
     method.handle(TokensDrafted(1, (10,)))
     assert method.handle(DraftFailed(1)) == [verify(1, PROMPT, (10,))]
     commands = method.handle(BlockVerified(1, 1, 11))
-    assert commands[1:] == [StartDraft(2, 0, (*PROMPT, 10, 11), max_tokens=3)]
+    assert commands[1:] == [drafting(2, (*PROMPT, 10, 11), max_tokens=3)]
     assert method.handle(DraftEnded(2)) == [verify(2, (*PROMPT, 10, 11))]
 
 
 def test_a_lookahead_beyond_the_window_is_drafted_in_parts():
     method, commands = start(lookahead=3, draft_window=2)
-    assert commands == [StartDraft(1, 0, PROMPT, max_tokens=2)]
+    assert commands == [drafting(1, PROMPT, max_tokens=2)]
     commands = method.handle(TokensDrafted(1, (10, 11)))
-    assert commands == [StartDraft(2, 0, (*PROMPT, 10, 11), max_tokens=1)]
+    assert commands == [drafting(2, (*PROMPT, 10, 11), max_tokens=1)]
 
 
 def test_without_a_drafter_it_decodes_plainly():
