@@ -14,7 +14,8 @@ ENGINE ?= docker
 REGISTRY ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-full lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu clean
+.PHONY: help install demo test test-full lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
+  client-typescript client-go client-cpp test-clients
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,8 +32,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
-test: install ## every test but the long forms and the chart's
-	$(BIN)/python -m pytest -m "not full" --ignore=tests/chart
+test: install ## every test but the long forms, the chart's and the other languages'
+	$(BIN)/python -m pytest -m "not full" --ignore=tests/chart --ignore=tests/clients
 
 test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full
@@ -57,6 +58,19 @@ buf: ## lint the protos and compare them with the main branch (needs npm)
 	cd protos && npx --yes @bufbuild/buf@1 lint
 	cd protos && against=$$(git show-ref --quiet --verify refs/heads/main && echo branch=main || echo ref=HEAD) \
 	  && npx --yes @bufbuild/buf@1 breaking --against "../.git#$$against,subdir=protos"
+
+client-typescript: ## build the TypeScript client, its examples and its conformance driver
+client-go: ## the same for Go
+client-cpp: ## the same for C++
+client-typescript client-go client-cpp: client-%:
+	@$(MAKE) --no-print-directory -C clients/$* build
+
+test-clients: install ## the clients' own tests, and every case with every client (CLIENT_TOOLCHAINS=required: skip none)
+	@for each in typescript go cpp; do \
+	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
+	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
+	done
+	$(BIN)/python -m pytest tests/clients
 
 lock: ## pin what is installed into constraints.txt, from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -90,6 +104,24 @@ images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/pa
 	  $(ENGINE) build --file k8s/images/Dockerfile --target $$image --build-arg PIP_ARGS="$(PIP_ARGS)" \
 	    --tag $(REGISTRY)paceline-$$image:$(VERSION) . || exit 1; \
 	done
+
+SIMULATE := build/simulate
+
+bench: install ## measure everything on this machine, which should be idle, and write the figures (40 minutes)
+	$(BIN)/paceline simulate --grid full --output-directory $(SIMULATE)/full
+	$(BIN)/paceline simulate --output-directory $(SIMULATE)/coarse
+	for figure in figure2 figure7; do \
+	  cp $(SIMULATE)/full/$$figure.png bench/results/simulate-$$figure.png && \
+	  cp $(SIMULATE)/coarse/$$figure.csv bench/results/simulate-$$figure-coarse.csv || exit 1; \
+	done
+	$(BIN)/paceline bench pair --json bench/results/pair.json --chart bench/results/pair.png
+	$(BIN)/paceline bench load --json bench/results/load.json --chart bench/results/load.png
+	$(BIN)/paceline bench table2 --repeats 3 --si-lookaheads 2-6 --dsi-lookaheads 1,2,3 \
+	  --json bench/results/table2.json --chart bench/results/table2.png
+	$(BIN)/python bench/publish.py
+
+figures: install ## write what was measured into README.md and docs/performance.md
+	$(BIN)/python bench/publish.py
 
 bench-gpu: install ## measure pairs of models on a GPU; where there is none it says so
 	@why=$$($(BIN)/python -c 'import torch; print("" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device")') || exit 1; \

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
 from paceline.channel import Tls, open_async_channel
-from paceline.errors import ClientCancelledError
+from paceline.errors import ClientCancelledError, InternalError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_system_info
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     ]
 
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration"]
+
+_Message = TypeVar("_Message")
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 
@@ -65,7 +67,7 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
             self._call = call
             try:
                 async for response in call:
-                    event = self._transcript.add(response)
+                    event = self._transcript.add(_parsed(response))
                     if event is not None:
                         yield event
                 self._transcript.completion()
@@ -95,7 +97,7 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
 
     async def aclose(self) -> None:
         """Cancel the RPC, if it is running. It can be called again, and by any task."""
-        self._closed = True
+        self._closed.set()
         if self._call is not None:
             self._call.cancel()
 
@@ -185,7 +187,7 @@ class AsyncClient:
             response = await self._stub.GetSystemInfo(request, timeout=self._seconds(timeout))
         except grpc.RpcError as broken:
             raise decode(broken) from broken
-        return read_system_info(response)
+        return read_system_info(_parsed(response))
 
     async def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
@@ -214,3 +216,10 @@ class AsyncClient:
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
+
+
+def _parsed(message: _Message | None) -> _Message:
+    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None."""
+    if message is None:
+        raise InternalError("the server sent bytes that are not the answer's message")
+    return message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Self
 
@@ -55,7 +54,7 @@ class Generation(StreamState["orchestrator_grpc.OrchestratorServiceStub"]):
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
-                    time.sleep(plan.delay_seconds(decode(broken)))
+                    self._closed.wait(plan.delay_seconds(decode(broken)))
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]
 
@@ -71,7 +70,7 @@ class Generation(StreamState["orchestrator_grpc.OrchestratorServiceStub"]):
 
     def close(self) -> None:
         """Cancel the RPC, if it is running."""
-        self._closed = True
+        self._closed.set()
         if self._call is not None:
             self._call.cancel()  # type: ignore[no-untyped-call]
 

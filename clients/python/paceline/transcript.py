@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from copy import copy
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -172,7 +173,7 @@ class StreamState(Generic[_Stub]):
         self._transcript = transcript
         self._timeout = timeout
         self._resume_attempts = resume_attempts
-        self._closed = False
+        self._closed = threading.Event()
 
     @property
     def started(self) -> Started | None:
@@ -193,5 +194,5 @@ class StreamState(Generic[_Stub]):
         return CallPlan(self._timeout, resume_attempts=self._resume_attempts)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise ClientCancelledError("the generation was closed; resume() goes on with it")

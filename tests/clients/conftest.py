@@ -1,0 +1,114 @@
+"""One driver process for each language, one live system, and the matrix at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.certificates import Certificates
+from support.conformance.drivers import LANGUAGES, ROOT, Driver
+from support.conformance.report import Matrix
+from support.conformance.stage import LiveStage, LoopThread, ScriptedStage, refusing_address
+from support.conformance.toolchains import missing
+from support.system import System, simulated_model, simulated_system
+
+REPORT = ROOT / "build" / "clients.md"
+MATRIX = pytest.StashKey[Matrix]()
+
+
+@pytest.fixture(scope="session", params=LANGUAGES, ids=lambda language: language.name)
+def driver(request):
+    """A language's driver."""
+    language = request.param
+    if not language.is_built:
+        missing(f"{language.built} is not there: make {language.make}")
+    driver = Driver(language)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def server_files(certificates):
+    return certificates.issue("127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def words(certificates, tmp_path_factory):
+    """What stands for the words with a $ in the vectors' requests."""
+    client = certificates.issue("client.invalid")
+    stranger = Certificates(tmp_path_factory.mktemp("stranger"))
+    with refusing_address() as nobody:
+        yield {
+            "$nobody": nobody,
+            "$authority": str(certificates.authority),
+            "$strange_authority": str(stranger.authority),
+            "$certificate": str(client.certificate),
+            "$key": str(client.key),
+        }
+
+
+@pytest.fixture(scope="session")
+def loop_thread():
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="session")
+def words_system():
+    """Simulated models of a readable vocabulary, a drafter and two targets."""
+    with simulated_system().running() as system:
+        yield system
+
+
+@pytest.fixture(scope="session")
+def bytes_system():
+    """A simulated target with few tokens but single bytes, whose text is seldom UTF-8."""
+    target = simulated_model("target", seconds=0.002, simulated_vocabulary_size=300)
+    with System(drafters=[], targets=[target]).running() as system:
+        yield system
+
+
+@pytest.fixture
+def stage(request, loop_thread, server_files):
+    """Where the test's case is played."""
+    server = request.getfixturevalue("case").server
+    if "live" in server:
+        yield LiveStage(request.getfixturevalue(f"{server['live']}_system"))
+        return
+    with ScriptedStage(loop_thread, server, files=server_files).playing() as stage:
+        yield stage
+
+
+def pytest_configure(config):
+    config.stash[MATRIX] = Matrix([language.name for language in LANGUAGES])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+    if case is not None and (report.when == "call" or not report.passed):
+        item.config.stash[MATRIX].add(
+            group=case.group,
+            name=case.name,
+            language=item.callspec.params["driver"].name,
+            outcome=report.outcome,
+        )
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    matrix = config.stash[MATRIX]
+    if not matrix:
+        return
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(matrix.markdown())
+    terminalreporter.section("clients")
+    for line in matrix.summary():
+        terminalreporter.line(line)
+    terminalreporter.line(f"every case: {REPORT.relative_to(ROOT)}")
