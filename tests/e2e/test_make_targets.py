@@ -15,7 +15,14 @@ ROOT = Path(__file__).parents[2]
 def make(*arguments):
     # In the environment that runs the tests, as it is.
     environment = Path(sys.prefix)
-    words = ("make", "--old-file", f"{environment}/.installed", f"VENV={environment}", *arguments)
+    words = (
+        "make",
+        "--no-print-directory",
+        "--old-file",
+        f"{environment}/.installed",
+        f"VENV={environment}",
+        *arguments,
+    )
     return subprocess.run(
         words, cwd=ROOT, capture_output=True, check=True, text=True, timeout=120
     ).stdout
