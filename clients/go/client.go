@@ -2,7 +2,7 @@ package paceline
 
 import (
 	"context"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,7 +16,8 @@ type Client struct {
 	channel *grpc.ClientConn
 	stub    pb.OrchestratorServiceClient
 	timeout time.Duration
-	closed  atomic.Bool
+	closed  chan struct{}
+	close   sync.Once
 }
 
 // Dial makes a client of the orchestrator at address: HOST:PORT, also as dns:///HOST:PORT, or
@@ -34,7 +35,7 @@ func Dial(address string, options ...DialOption) (*Client, error) {
 		return nil, err
 	}
 	stub := pb.NewOrchestratorServiceClient(channel)
-	return &Client{channel: channel, stub: stub, timeout: chosen.timeout}, nil
+	return &Client{channel: channel, stub: stub, timeout: chosen.timeout, closed: make(chan struct{})}, nil
 }
 
 // Generate continues a prompt. The request is sent by the stream's first Next, and the deadline, for
@@ -76,7 +77,7 @@ func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
 
 // Close closes the connection, and cancels what runs on it.
 func (c *Client) Close() error {
-	c.closed.Store(true)
+	c.close.Do(func() { close(c.closed) })
 	return c.channel.Close()
 }
 

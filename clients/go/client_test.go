@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	paceline "github.com/paceline/paceline/clients/go"
 )
@@ -312,6 +314,27 @@ func TestAClosedClientCancelsWhatRuns(t *testing.T) {
 	receive(t, server.cancelled, "the server hears of the cancel")
 	_, err := stream.Collect()
 	wantKind(t, err, paceline.ErrClientCancelled)
+}
+
+func TestClosingTheClientWakesAStreamThatWaitsToGoOn(t *testing.T) {
+	busy, err := status.New(codes.Unavailable, "busy").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Second)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := serve(t, leg{err: busy.Err(), chunks: 1})
+	client := server.dial(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 1000*time.Second)
+	defer cancel()
+	stream := generateIn(ctx, t, client, paceline.WithResumeAttempts(1))
+	stream.Next()
+	ended := make(chan struct{})
+	go func() {
+		stream.Next()
+		close(ended)
+	}()
+	client.Close()
+	receive(t, ended, "the stream ends")
+	wantKind(t, stream.Err(), paceline.ErrClientCancelled)
 }
 
 // Whatever way a stream ends, its goroutine in gRPC ends too, while the client stays open.

@@ -21,12 +21,15 @@ func decode(failure error) *Error {
 	if !isStatus {
 		received = status.FromContextError(failure)
 	}
-	decoded := &Error{Kind: kindOfCode(received.Code()), Message: received.Message()}
+	decoded := &Error{Message: received.Message()}
 	if decoded.Message == "" {
 		decoded.Message = received.Code().String()
 	}
 	for _, detail := range received.Details() {
 		decoded.addDetail(detail)
+	}
+	if decoded.Kind == "" {
+		decoded.Kind = kindOfCode(received.Code(), decoded.RetryAfter > 0)
 	}
 	return decoded
 }
@@ -61,8 +64,9 @@ func kindOfReason(reason string) (Kind, bool) {
 }
 
 // kindOfCode says what a status without a reason of ours means: the transport's own, a proxy's, or a
-// newer server's.
-func kindOfCode(code codes.Code) Kind {
+// newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
+// would fail again.
+func kindOfCode(code codes.Code, mayPass bool) Kind {
 	switch code {
 	case codes.Canceled:
 		return ErrClientCancelled
@@ -73,7 +77,10 @@ func kindOfCode(code codes.Code) Kind {
 	case codes.PermissionDenied, codes.Unauthenticated:
 		return ErrPermissionDenied
 	case codes.ResourceExhausted:
-		return ErrOverloaded
+		if mayPass {
+			return ErrOverloaded
+		}
+		return ErrInvalidField
 	case codes.Unavailable:
 		return ErrConnectionLost
 	case codes.Unimplemented:

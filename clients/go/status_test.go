@@ -86,7 +86,7 @@ func TestAnUnknownReasonFallsBackToTheCode(t *testing.T) {
 		codes.DeadlineExceeded:  ErrDeadline,
 		codes.InvalidArgument:   ErrInvalidField,
 		codes.PermissionDenied:  ErrPermissionDenied,
-		codes.ResourceExhausted: ErrOverloaded,
+		codes.ResourceExhausted: ErrInvalidField,
 		codes.Unauthenticated:   ErrPermissionDenied,
 		codes.Unavailable:       ErrConnectionLost,
 		codes.Unimplemented:     ErrUnsupported,

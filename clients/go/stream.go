@@ -109,9 +109,6 @@ func (s *Stream) step() error {
 		return io.EOF
 	}
 	s.call = nil // it ended with its error
-	if s.client.closed.Load() {
-		return &Error{Kind: ErrClientCancelled, Message: "the client was closed"}
-	}
 	return s.wait(decode(err))
 }
 
@@ -132,6 +129,11 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 
 // wait returns when it is time to go on after an error, or returns the error if that makes no sense.
 func (s *Stream) wait(broken *Error) error {
+	select {
+	case <-s.client.closed:
+		return clientClosed()
+	default:
+	}
 	deadline, _ := s.ctx.Deadline()
 	delay, worthwhile := s.resumption.delay(broken, time.Until(deadline))
 	if !worthwhile {
@@ -144,7 +146,13 @@ func (s *Stream) wait(broken *Error) error {
 		return nil
 	case <-s.ctx.Done():
 		return decode(s.ctx.Err())
+	case <-s.client.closed:
+		return clientClosed()
 	}
+}
+
+func clientClosed() *Error {
+	return &Error{Kind: ErrClientCancelled, Message: "the client was closed"}
 }
 
 func (s *Stream) end(err error) {

@@ -97,12 +97,12 @@ class RpcMetrics:
         try:
             yield outcome
         finally:
-            in_flight.dec()
             self._seconds.labels(name).observe(time.perf_counter() - started)
             self._calls.labels(name, outcome.code, outcome.reason).inc()
             cancel_reason = _CANCEL_REASONS.get(outcome.reason) or _CANCEL_REASONS.get(outcome.code)
             if cancel_reason:
                 self._cancelled.labels(cancel_reason).inc()
+            in_flight.dec()  # last: who sees none in flight sees all of them counted
 
 
 def new_registry() -> CollectorRegistry:

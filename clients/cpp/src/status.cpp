@@ -39,7 +39,8 @@ constexpr std::array kClassesWithReason{
 };
 
 // By number; what each means without a reason of ours: the transport's own word, a proxy's, or a
-// newer server's.
+// newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
+// would fail again.
 struct CodeOfStatus {
   std::string_view name;
   ClassOfError error = class_of<InternalError>();
@@ -54,7 +55,7 @@ constexpr std::array kCodes{
     CodeOfStatus{"NOT_FOUND"},
     CodeOfStatus{"ALREADY_EXISTS"},
     CodeOfStatus{"PERMISSION_DENIED", class_of<PermissionDeniedError>()},
-    CodeOfStatus{"RESOURCE_EXHAUSTED", class_of<OverloadedError>()},
+    CodeOfStatus{"RESOURCE_EXHAUSTED", class_of<InvalidFieldError>()},
     CodeOfStatus{"FAILED_PRECONDITION"},
     CodeOfStatus{"ABORTED"},
     CodeOfStatus{"OUT_OF_RANGE"},
@@ -66,6 +67,8 @@ constexpr std::array kCodes{
 };
 
 constexpr std::size_t kUnknownCode = 2;
+constexpr std::size_t kResourceExhausted = 8;
+constexpr auto kOverloaded = class_of<OverloadedError>();
 
 struct Details {
   client::Status status;
@@ -105,12 +108,17 @@ ErrorDetails read_details(const Details& wire) {
   return details;
 }
 
-const ClassOfError& find_class(const client::ErrorInfo& info, const CodeOfStatus& code) {
-  if (info.domain() != "paceline") return code.error;
+const ClassOfError& class_of_code(std::size_t code, bool may_pass) {
+  return code == kResourceExhausted && may_pass ? kOverloaded : kCodes[code].error;
+}
+
+const ClassOfError& find_class(const Details& details, std::size_t code) {
+  const auto& fallback = class_of_code(code, details.retry.has_retry_delay());
+  if (details.info.domain() != "paceline") return fallback;
   for (const auto& error : kClassesWithReason) {
-    if (error.kind->reason == info.reason()) return error;
+    if (error.kind->reason == details.info.reason()) return error;
   }
-  return code.error;
+  return fallback;
 }
 
 }  // namespace
@@ -118,11 +126,11 @@ const ClassOfError& find_class(const client::ErrorInfo& info, const CodeOfStatus
 std::unique_ptr<PacelineError> decode(int number, const std::string& message,
                                       const std::string& bytes) {
   const auto index = static_cast<std::size_t>(number);
-  const auto& code = kCodes[index < kCodes.size() ? index : kUnknownCode];
+  const auto code = index < kCodes.size() ? index : kUnknownCode;
   const auto details = parse(bytes);
   auto words = details.status.message().empty() ? message : details.status.message();
-  if (words.empty()) words = code.name;
-  return find_class(details.info, code).make(words, read_details(details));
+  if (words.empty()) words = kCodes[code].name;
+  return find_class(details, code).make(words, read_details(details));
 }
 
 }  // namespace paceline::detail

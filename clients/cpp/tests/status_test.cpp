@@ -81,7 +81,7 @@ TEST(Status, LeavesTheClassToTheCodeWhereThereIsNoReasonOfOurs) {
 TEST(Status, HasAClassForEveryCode) {
   const std::map<int, std::string_view> special{
       {1, "ClientCancelledError"},  {3, "InvalidFieldError"},      {4, "DeadlineError"},
-      {7, "PermissionDeniedError"}, {8, "OverloadedError"},        {12, "UnsupportedError"},
+      {7, "PermissionDeniedError"}, {8, "InvalidFieldError"},      {12, "UnsupportedError"},
       {14, "ConnectionLostError"},  {16, "PermissionDeniedError"},
   };
   for (int code = 1; code < 30; ++code) {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import threading
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -14,7 +15,7 @@ from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_system_info
 from paceline.status import decode
-from paceline.transcript import StreamState, Transcript
+from paceline.transcript import StreamState, Transcript, check_client_open
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 
@@ -49,6 +50,7 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
     """
 
     _call: _GenerateCall | None = None
+    _woken: asyncio.Event | None = None
 
     async def __aiter__(self) -> AsyncGenerator[Chunk, None]:
         async with aclosing(self.events()) as events:
@@ -73,7 +75,7 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
-                    await asyncio.sleep(plan.delay_seconds(decode(broken)))
+                    await self._rest(plan.delay_seconds(decode(broken)))
             except asyncio.CancelledError as cancelled:
                 # grpc.aio also raises it where a close() has cancelled the call under the reader.
                 task = asyncio.current_task()
@@ -100,6 +102,17 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
+        if self._woken is not None:
+            self._woken.set()
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleep, but not beyond `aclose`."""
+        self._woken = asyncio.Event()
+        if self._closed.is_set():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,6 +155,7 @@ class AsyncClient:
         self._channel = open_async_channel(address, tls=tls, insecure=insecure)
         self._stub = orchestrator_grpc.OrchestratorServiceStub(self._channel)
         self._timeout = timeout
+        self._closed = threading.Event()
 
     def generate(
         self,
@@ -182,6 +196,7 @@ class AsyncClient:
 
     async def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
+        check_client_open(self._closed)
         request = orchestrator_pb.GetSystemInfoRequest()
         try:
             response = await self._stub.GetSystemInfo(request, timeout=self._seconds(timeout))
@@ -191,6 +206,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
+        self._closed.set()
         await self._channel.close(grace=None)
 
     async def __aenter__(self) -> Self:
@@ -212,6 +228,7 @@ class AsyncClient:
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
+            client_closed=self._closed,
         )
 
     def _seconds(self, timeout: float | None) -> float:

@@ -30,12 +30,13 @@ _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
 
 # What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
+# gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is.
 _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
     "CANCELLED": errors.ClientCancelledError,
     "DEADLINE_EXCEEDED": errors.DeadlineError,
     "INVALID_ARGUMENT": errors.InvalidFieldError,
     "PERMISSION_DENIED": errors.PermissionDeniedError,
-    "RESOURCE_EXHAUSTED": errors.OverloadedError,
+    "RESOURCE_EXHAUSTED": errors.InvalidFieldError,
     "UNAUTHENTICATED": errors.PermissionDeniedError,
     "UNAVAILABLE": errors.ConnectionLostError,
     "UNIMPLEMENTED": errors.UnsupportedError,
@@ -87,7 +88,8 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
             with suppress(DecodeError):
                 detail.Unpack(message)  # does nothing if it is of another type
     known = errors.error_classes() if info.domain == _DOMAIN else {}
-    error_class = known.get(info.reason) or _CLASS_OF_CODE.get(code, errors.InternalError)
+    may_pass = retry.HasField("retry_delay")
+    error_class = known.get(info.reason) or _class_of(code, may_pass=may_pass)
     return error_class(
         status.message or rpc_error.details() or code,
         metadata=dict(info.metadata),
@@ -95,12 +97,14 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
             errors.FieldViolation(violation.field, violation.description)
             for violation in bad_request.field_violations
         ),
-        retry_after_seconds=(
-            retry.retry_delay.ToTimedelta().total_seconds()
-            if retry.HasField("retry_delay")
-            else None
-        ),
+        retry_after_seconds=(retry.retry_delay.ToTimedelta().total_seconds() if may_pass else None),
     )
+
+
+def _class_of(code: str, *, may_pass: bool) -> type[errors.PacelineError]:
+    if code == "RESOURCE_EXHAUSTED" and may_pass:
+        return errors.OverloadedError
+    return _CLASS_OF_CODE.get(code, errors.InternalError)
 
 
 def _status_of(rpc_error: grpc.RpcError) -> Status:

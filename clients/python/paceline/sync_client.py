@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +14,7 @@ from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_system_info
 from paceline.status import decode
-from paceline.transcript import StreamState, Transcript
+from paceline.transcript import StreamState, Transcript, check_client_open
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 
@@ -105,6 +106,7 @@ class Client:
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = orchestrator_grpc.OrchestratorServiceStub(self._channel)
         self._timeout = timeout
+        self._closed = threading.Event()
 
     def generate(
         self,
@@ -127,6 +129,7 @@ class Client:
 
     def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
+        check_client_open(self._closed)
         request = orchestrator_pb.GetSystemInfoRequest()
         try:
             response = self._stub.GetSystemInfo(request, timeout=self._seconds(timeout))
@@ -136,6 +139,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
+        self._closed.set()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -157,6 +161,7 @@ class Client:
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
+            client_closed=self._closed,
         )
 
     def _seconds(self, timeout: float | None) -> float:

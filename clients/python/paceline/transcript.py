@@ -21,7 +21,7 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CallPlan", "StreamState", "Transcript"]
+__all__ = ["CallPlan", "StreamState", "Transcript", "check_client_open"]
 
 _Stub = TypeVar("_Stub")
 
@@ -163,16 +163,29 @@ class CallPlan:
         return delay
 
 
+def check_client_open(closed: threading.Event) -> None:
+    """Raise ClientCancelledError once the client is closed: gRPC has errors of its own for that."""
+    if closed.is_set():
+        raise ClientCancelledError("the client was closed")
+
+
 class StreamState(Generic[_Stub]):
     """What the two faces of a streaming generation share: all of it but the streaming."""
 
     def __init__(
-        self, stub: _Stub, transcript: Transcript, *, timeout: float, resume_attempts: int
+        self,
+        stub: _Stub,
+        transcript: Transcript,
+        *,
+        timeout: float,
+        resume_attempts: int,
+        client_closed: threading.Event,
     ) -> None:
         self._stub = stub
         self._transcript = transcript
         self._timeout = timeout
         self._resume_attempts = resume_attempts
+        self._client_closed = client_closed
         self._closed = threading.Event()
 
     @property
@@ -194,5 +207,6 @@ class StreamState(Generic[_Stub]):
         return CallPlan(self._timeout, resume_attempts=self._resume_attempts)
 
     def _check_open(self) -> None:
+        check_client_open(self._client_closed)
         if self._closed.is_set():
             raise ClientCancelledError("the generation was closed; resume() goes on with it")

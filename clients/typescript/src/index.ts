@@ -7,8 +7,8 @@ export {
   type ClientSettings,
   DEFAULT_TIMEOUT_SECONDS,
   type GenerateSettings,
-  type Generation,
 } from "./client.js";
 export * from "./errors.js";
 export type * from "./generation.js";
 export type { GenerateOptions, Prompt, TokenIds } from "./request.js";
+export type { Generation } from "./streaming.js";

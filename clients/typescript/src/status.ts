@@ -25,13 +25,17 @@ import {
 const DETAILS_KEY = "grpc-status-details-bin";
 const DOMAIN = "paceline";
 
-/** What a status without a reason of ours means: the transport's own, a proxy's, a newer server's. */
+/**
+ * What a status without a reason of ours means: the transport's own, a proxy's, a newer server's.
+ *
+ * gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call would fail again.
+ */
 const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, ErrorClass>([
   [StatusCode.CANCELLED, ClientCancelledError],
   [StatusCode.DEADLINE_EXCEEDED, DeadlineError],
   [StatusCode.INVALID_ARGUMENT, InvalidFieldError],
   [StatusCode.PERMISSION_DENIED, PermissionDeniedError],
-  [StatusCode.RESOURCE_EXHAUSTED, OverloadedError],
+  [StatusCode.RESOURCE_EXHAUSTED, InvalidFieldError],
   [StatusCode.UNAUTHENTICATED, PermissionDeniedError],
   [StatusCode.UNAVAILABLE, ConnectionLostError],
   [StatusCode.UNIMPLEMENTED, UnsupportedError],
@@ -50,13 +54,21 @@ export function decode(error: unknown): unknown {
   const { message, details } = statusOf(error);
   const info = unpack(details, "ErrorInfo", ErrorInfo);
   const known = info?.domain === DOMAIN ? ERROR_CLASSES.get(info.reason) : undefined;
-  const errorClass = known ?? CLASS_OF_CODE.get(error.code) ?? InternalError;
+  const retryAfterSeconds = secondsOf(unpack(details, "RetryInfo", RetryInfo)?.retryDelay);
+  const errorClass = known ?? classOf(error.code, retryAfterSeconds !== undefined);
   return new errorClass(message || error.details || (StatusCode[error.code] ?? ""), {
     metadata: info?.metadata ?? {},
     violations: unpack(details, "BadRequest", BadRequest)?.fieldViolations ?? [],
-    retryAfterSeconds: secondsOf(unpack(details, "RetryInfo", RetryInfo)?.retryDelay),
+    retryAfterSeconds,
     cause: error,
   });
+}
+
+function classOf(code: StatusCode, mayPass: boolean): ErrorClass {
+  if (code === StatusCode.RESOURCE_EXHAUSTED && mayPass) {
+    return OverloadedError;
+  }
+  return CLASS_OF_CODE.get(code) ?? InternalError;
 }
 
 function isServiceError(error: unknown): error is ServiceError {

@@ -43,7 +43,7 @@ test("a status without a reason of ours leaves the class to its code", () => {
     DEADLINE_EXCEEDED: errors.DeadlineError,
     INVALID_ARGUMENT: errors.InvalidFieldError,
     PERMISSION_DENIED: errors.PermissionDeniedError,
-    RESOURCE_EXHAUSTED: errors.OverloadedError,
+    RESOURCE_EXHAUSTED: errors.InvalidFieldError,
     UNAUTHENTICATED: errors.PermissionDeniedError,
     UNAVAILABLE: errors.ConnectionLostError,
     UNIMPLEMENTED: errors.UnsupportedError,

@@ -4,6 +4,7 @@ import pytest
 
 from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOrigin, errors
 from support.fake_orchestrator import PROMPT_LENGTH, SEED, Leg
+from support.waiting import until
 
 WHOLE_TEXT = "3 4 5 6 7 "
 
@@ -106,6 +107,22 @@ async def test_closing_the_client_under_a_reader_gives_it_a_typed_error(fake):
                 await client.close()
 
         await expect(errors.ClientCancelledError, read())
+
+
+async def test_closing_wakes_a_reader_that_waits_to_go_on(client, fake):
+    fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
+    stream = client.generate("x", timeout=1000, resume_attempts=1)
+    async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        tasks.create_task(expect(errors.ClientCancelledError, stream.text()))
+        await until(lambda: stream._woken is not None, what="it waits to go on")
+        await stream.aclose()
+    assert len(fake.requests) == 1
+
+
+async def test_a_closed_client_says_so_in_its_own_words(client):
+    await client.close()
+    await expect(errors.ClientCancelledError, client.generate("x").text())
+    await expect(errors.ClientCancelledError, client.info())
 
 
 async def expect(error, awaitable):

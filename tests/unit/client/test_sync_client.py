@@ -83,3 +83,14 @@ async def test_the_deadline_ends_a_hanging_stream(in_thread, fake):
     fake.script = [Leg(chunks=1, hangs=True)]
     with pytest.raises(errors.DeadlineError):
         await in_thread(lambda c: c.generate("x", timeout=0.3).text())
+
+
+async def test_a_closed_client_says_so_in_its_own_words(in_thread):
+    def use(client):
+        client.close()
+        with pytest.raises(errors.ClientCancelledError):
+            client.generate("x").text()
+        with pytest.raises(errors.ClientCancelledError):
+            client.info()
+
+    await in_thread(use)

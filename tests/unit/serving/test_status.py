@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from paceline import errors
@@ -62,10 +64,19 @@ def test_every_bare_code_has_a_class(code):
         ("INTERNAL", errors.InternalError),
         ("UNKNOWN", errors.InternalError),
         ("UNAUTHENTICATED", errors.PermissionDeniedError),
+        ("RESOURCE_EXHAUSTED", errors.InvalidFieldError),
     ],
 )
 def test_what_the_transport_says_has_its_class(code, error_class):
     assert type(decode(received(code, "text", None))) is error_class
+
+
+def test_a_lack_without_a_reason_may_pass_if_the_server_says_when():
+    status = Status(code=8)
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=2)))
+    arrived = decode(received("RESOURCE_EXHAUSTED", "text", status.SerializeToString()))
+    assert type(arrived) is errors.OverloadedError
+    assert arrived.retry_after_seconds == 2
 
 
 @pytest.mark.parametrize(
