@@ -35,7 +35,7 @@ Streams the continuation to standard output; the last line, on standard error, s
   --certificate FILE --key FILE      the client's own certificate
   --insecure               allow plaintext to another machine
   --timeout SECONDS        give up after this time (120)
-  --resume-attempts N      how often to go on by itself after a broken connection (0)
+  --resume-attempts N      how often to go on by itself after a broken connection (2)
 )";
 
 struct Arguments {
@@ -44,6 +44,8 @@ struct Arguments {
   paceline::ClientOptions client;
   paceline::GenerateOptions generate;
   paceline::CallOptions call;
+
+  Arguments() { call.resume_attempts = 2; }
 };
 
 struct UsageError {

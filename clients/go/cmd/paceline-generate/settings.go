@@ -93,7 +93,8 @@ func (s *settings) generateFlags(flags *flag.FlagSet) {
 		add(paceline.WithStop(value))
 		return nil
 	})
-	s.integer(flags, "resume-attempts", "`times` to go on by itself after a broken connection (0)", func(attempts int) {
+	add(paceline.WithResumeAttempts(2))
+	s.integer(flags, "resume-attempts", "`times` to go on by itself after a broken connection (2)", func(attempts int) {
 		add(paceline.WithResumeAttempts(attempts))
 	})
 }

@@ -23,7 +23,7 @@ func TestThePromptAndEveryFlagAreRead(t *testing.T) {
 		t.Fatalf("settings are %+v", settings)
 	}
 	// --timeout, --insecure and one for the TLS files; one for each of the others.
-	if len(settings.dial) != 3 || len(settings.generate) != 7 {
+	if len(settings.dial) != 3 || len(settings.generate) != 8 {
 		t.Fatalf("%d and %d options", len(settings.dial), len(settings.generate))
 	}
 }
