@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,7 +76,8 @@ class LocalSystem:
         self._config = config
         self._on_ready = on_ready
         self._log_directory = log_directory
-        self._exits = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._ended: asyncio.Queue[LocalServer] = asyncio.Queue()
         self.drafters: tuple[LocalServer, ...] = ()
         self.targets: tuple[LocalServer, ...] = ()
@@ -99,16 +99,11 @@ class LocalSystem:
 
     async def __aenter__(self) -> Self:
         try:
-            directory = self._log_directory
-            if directory is None:
-                temporary = tempfile.TemporaryDirectory(prefix="paceline-")
-                directory = Path(self._exits.enter_context(temporary))
-            tasks = await self._exits.enter_async_context(asyncio.TaskGroup())
-            self._exits.push_async_callback(self._stop)
+            await self._tasks.__aenter__()
             async with asyncio.timeout(self._config.start_timeout_seconds) as limit:
-                await self._start(directory, tasks)
+                await self._start(self._open_log_directory())
         except BaseException as error:
-            await self._exits.aclose()
+            await self._close()
             if isinstance(error, TimeoutError) and limit.expired():
                 seconds = self._config.start_timeout_seconds
                 raise TimeoutError(f"not all servers were ready within {seconds:g} s") from None
@@ -121,12 +116,33 @@ class LocalSystem:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._exits.aclose()
+        await self._close()
 
-    async def _start(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
+    async def _close(self) -> None:
+        """Stop all, and clean up.
+
+        Not with an exit stack: of a task group that is cancelled anew while it ends, it would make
+        an exception that is its own context, and look for the end of that for ever.
+        """
+        try:
+            await self._stop()
+        finally:
+            try:
+                await self._tasks.__aexit__(None, None, None)
+            finally:
+                if self._temporary is not None:
+                    self._temporary.cleanup()
+
+    def _open_log_directory(self) -> Path:
+        if self._log_directory is not None:
+            return self._log_directory
+        self._temporary = tempfile.TemporaryDirectory(prefix="paceline-")
+        return Path(self._temporary.name)
+
+    async def _start(self, directory: Path) -> None:
         config = self._config
         server = partial(
-            LocalServer, directory=directory, tasks=tasks, on_exit=self._ended.put_nowait
+            LocalServer, directory=directory, tasks=self._tasks, on_exit=self._ended.put_nowait
         )
         self.drafters = tuple(
             server(f"drafter-{index}", _DRAFTER, arguments=config.drafter_arguments)

@@ -1,7 +1,9 @@
+import asyncio
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -78,6 +80,38 @@ async def test_a_server_that_does_not_stop_is_killed(monkeypatch):
     async with LocalSystem(LocalSystemConfig(targets=1, target_arguments=("--deaf",))) as system:
         target = system.targets[0]
     assert target.exit_code == -signal.SIGKILL
+
+
+async def test_impatience_ends_it_at_once_and_leaves_no_process(monkeypatch):
+    stopping = asyncio.Event()
+    stop = local_server.LocalServer.stop
+
+    async def told(server):
+        stopping.set()
+        await stop(server)
+
+    monkeypatch.setattr(local_server.LocalServer, "stop", told)
+    running: asyncio.Queue[LocalSystem] = asyncio.Queue()
+
+    async def use():
+        config = LocalSystemConfig(targets=1, orchestrator_arguments=("--deaf",))
+        async with AsyncExitStack() as stack:
+            running.put_nowait(await stack.enter_async_context(LocalSystem(config)))
+            await asyncio.Event().wait()
+
+    user = asyncio.create_task(use())
+    system = await running.get()
+    user.cancel()
+    await stopping.wait()
+    user.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await user
+    servers = []
+    for server in system.servers:
+        with suppress(psutil.NoSuchProcess):
+            servers.append(psutil.Process(server.pid))
+    _, alive = psutil.wait_procs(servers, timeout=10)
+    assert not alive
 
 
 async def test_servers_do_not_inherit_settings(monkeypatch):
