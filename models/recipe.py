@@ -47,7 +47,7 @@ STAGES = (
     Stage(
         name="target",
         layers=16,
-        minutes=24,
+        minutes=110,
         matrix_rate=0.008,
         embedding_rate=1.5e-3,
         decay_share=0.8,
@@ -56,7 +56,7 @@ STAGES = (
     Stage(
         name="drafter",
         layers=2,
-        minutes=13,
+        minutes=20,
         matrix_rate=0.01,
         embedding_rate=3e-3,
         decay_share=0.7,
