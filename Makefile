@@ -138,4 +138,5 @@ models: install ## train the bundled models again (hours)
 	$(BIN)/python models/train.py
 
 clean: ## remove what the targets made
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@for each in typescript go cpp ruby; do $(MAKE) --no-print-directory -C clients/$$each clean || exit 1; done

@@ -33,18 +33,21 @@ _SEED_BITS = 53
 _DEFAULT_MAX_TOKENS = 256
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
+_EMPTY = "the prompt is empty, and must be one token or more"
+
 _Request = pb.GenerateRequest
 # Field, its limits in words, and whether they hold. An absent field holds its default.
 _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("prompt", "is required", lambda it: it.WhichOneof("prompt") is not None),
+    ("text", _EMPTY, lambda it: not it.HasField("text") or bool(it.text)),
     (
         "text",
         f"must be 1 to {_PROMPT_BYTES} bytes of UTF-8",
-        lambda it: not it.HasField("text") or 0 < len(it.text.encode()) <= _PROMPT_BYTES,
+        lambda it: len(it.text.encode()) <= _PROMPT_BYTES,
     ),
     (
         "token_ids",
-        "must be one token or more",
+        _EMPTY,
         lambda it: not it.HasField("token_ids") or bool(it.token_ids.ids),
     ),
     (
@@ -136,7 +139,7 @@ def check_tokens(
     """
     size = model.vocabulary_size
     if not prompt:
-        raise InvalidFieldError.of("text", "must be one token or more")
+        raise InvalidFieldError.of("text", _EMPTY)
     for field, token_ids in (
         ("token_ids.ids", prompt),
         ("resume_token_ids", request.resume_token_ids),

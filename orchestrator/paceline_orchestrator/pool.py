@@ -23,7 +23,7 @@ from paceline_orchestrator.server import NOT_SERVING, ModelServer
 from paceline_orchestrator.wire import answer, answers, read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import grpc
 
@@ -44,6 +44,8 @@ _INFO_TIMEOUT_SECONDS = 5.0
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
 _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 10.0
+# So many targets are named where none is ready; all are in GetSystemInfo.
+_NAMED_TARGETS = 3
 
 
 class ServerPool:
@@ -96,12 +98,19 @@ class ServerPool:
         Raises:
             NoTargetError: No target is ready.
         """
-        facts = [it.facts for it in self.servers if it.role is Role.TARGET and it.ready]
-        counts = Counter(it.fingerprint for it in facts if it)
-        if not counts:
-            raise NoTargetError("no target is ready", retry_after_seconds=1.0)
-        fingerprint = counts.most_common(1)[0][0]
-        return next(it for it in facts if it and it.fingerprint == fingerprint)
+        targets = [it for it in self.servers if it.role is Role.TARGET]
+        model = _commonest_model(it for it in targets if it.ready)
+        if model is None:
+            raise NoTargetError(_why_none_is_ready(targets), retry_after_seconds=1.0)
+        return model
+
+    def last_model(self) -> ModelFacts | None:
+        """Return `model()`, or what the targets that are known were last; None if none has said."""
+        with suppress(NoTargetError):
+            return self.model()
+        return _commonest_model(
+            it for it in self.servers if it.role is Role.TARGET and not it.misfit
+        )
 
     def targets(self, model: ModelFacts) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first."""
@@ -116,8 +125,9 @@ class ServerPool:
         ready = self._ready(Role.DRAFTER, lambda _: True)
         fitting = [it for it in ready if it.facts and _same_tokens(it.facts, model)]
         for server in ready:
-            if server not in fitting:
-                self._refuse(server, model)
+            if server not in fitting and server.facts:
+                ours, theirs = server.facts.tokenizer_fingerprint, model.tokenizer_fingerprint
+                self._refuse(server, f"its tokenizer is {ours[:12]}, the target's {theirs[:12]}")
         if ready and not fitting:
             raise TokenizerMismatchError("every drafter has another tokenizer than the target")
         return fitting
@@ -185,24 +195,18 @@ class ServerPool:
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
         return sorted(found, key=lambda it: (it.load, self._draw_lot()))
 
-    def _refuse(self, server: ModelServer, model: ModelFacts) -> None:
-        assert server.facts is not None
-        pair = (server.name, model.tokenizer_fingerprint)
-        if pair not in self._refused:
-            self._refused.add(pair)
-            _log.error(
-                "%s is not used: its tokenizer is %s, the target's %s",
-                server.name,
-                server.facts.tokenizer_fingerprint[:12],
-                model.tokenizer_fingerprint[:12],
-            )
+    def _refuse(self, server: ModelServer, reason: str) -> None:
+        """Log, once, why a server that is well is not used."""
+        if (server.name, reason) not in self._refused:
+            self._refused.add((server.name, reason))
+            _log.error("%s is not used: %s", server.name, reason)
 
     async def _follow(self) -> None:
         """Let servers come, change and go with their endpoints; each has one channel for life."""
         async for endpoints in self._discovery.endpoints():
             found = {(*it.key, it.address): it for it in endpoints}
             counts = Counter(it.role for it in endpoints)
-            _log.info("found: %s", ", ".join(f"{counts[it]} {it}s" for it in _MODEL_ROLES))
+            _log.info("found: %s", ", ".join(f"{it}s: {counts[it]}" for it in _MODEL_ROLES))
             for key in found.keys() - self._servers.keys():
                 self._add(key, found[key])
             for key in found.keys() & self._servers.keys():
@@ -249,6 +253,8 @@ class ServerPool:
                 info = server.models.GetModelInfo(request, timeout=_INFO_TIMEOUT_SECONDS)
                 server.adopt(read_facts(await answer(info)))
                 server.health_status = ""
+                if server.misfit:
+                    self._refuse(server, f"it {server.misfit}")
             else:
                 server.health_status = NOT_SERVING
             self._tell(server)
@@ -267,6 +273,20 @@ class ServerPool:
         for listener, context in tuple(self._listeners.items()):
             if listener in self._listeners:  # still, after those before it
                 context.run(listener)
+
+
+def _commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
+    known = [it.facts for it in servers if it.facts]
+    counts = Counter(it.fingerprint for it in known)
+    return max(known, key=lambda it: counts[it.fingerprint], default=None)
+
+
+def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
+    if not targets:
+        return "no target is known"
+    states = [f"{it.name}: {it.status}" for it in targets[:_NAMED_TARGETS]]
+    more = ["..."] if len(targets) > _NAMED_TARGETS else []
+    return f"no target is ready ({', '.join(states + more)})"
 
 
 def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:

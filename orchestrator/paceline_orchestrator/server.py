@@ -77,7 +77,14 @@ class ModelServer:
         """Empty if it is ready, else the reason why not."""
         if self.endpoint.availability is not Availability.READY:
             return self.endpoint.availability.name
-        return self.health_status or self.pause_status
+        return self.health_status or self.misfit or self.pause_status
+
+    @property
+    def misfit(self) -> str:
+        """Empty if it is what it is listed as, as far as it has said what it is."""
+        if self.facts is None or self.facts.role in {None, self.role}:
+            return ""
+        return f"is a {self.facts.role}, not a {self.role}"
 
     @property
     def leaving(self) -> bool:

@@ -80,14 +80,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._tasks = tasks
         self._idle = asyncio.Event()
         self._idle.set()
-        self._refusal: PacelineError | None = LoadingError(
-            "no target has been found yet", retry_after_seconds=_RETRY_SECONDS
-        )
+        self._begun = asyncio.Event()
+        self._refusal: PacelineError | None = None
         self.running_count = 0
 
     def begin(self) -> None:
-        """Accept requests from now on."""
-        self._refusal = None
+        """Let requests run: there is a target, and its tokenizer."""
+        self._begun.set()
 
     def drain(self) -> None:
         """Accept no more requests."""
@@ -137,11 +136,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         info = pb.GetSystemInfoResponse(
             version=metadata.version("paceline"), running_request_count=self.running_count
         )
-        try:
-            model = self._pool.model()
-        except NoTargetError:
-            pass
-        else:
+        model = self._pool.last_model()
+        if model is not None:
             info.model_name = model.model_name
             info.model_fingerprint = model.fingerprint
             if self._codecs.has(model.tokenizer_fingerprint):
@@ -185,6 +181,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """Complete a request with what only this process knows: model, tokens, seed, plan."""
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
+        await self._wait_for_begin(min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds))
         model = await self._pool.wait_for_model(
             min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
         )
@@ -204,6 +201,24 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             arrived_ns=arrived_ns,
             deadline=deadline,
         )
+
+    async def _wait_for_begin(self, timeout_seconds: float) -> None:
+        """Wait for the first target and its tokenizer: who starts a system may ask it at once."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._begun.wait()
+        except TimeoutError:
+            raise LoadingError(
+                f"{self._what_is_missing()}: try again if it is still loading",
+                retry_after_seconds=_RETRY_SECONDS,
+            ) from None
+
+    def _what_is_missing(self) -> str:
+        try:
+            self._pool.model()
+        except NoTargetError as error:
+            return error.message
+        return "the tokenizer is being fetched"
 
     def _allowed_seconds(self, context: Any) -> float:
         asked: float | None = context.time_remaining()

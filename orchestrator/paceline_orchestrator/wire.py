@@ -11,7 +11,8 @@ import grpc
 
 from paceline.errors import ConnectionLostError
 from paceline.status import decode
-from paceline.v1 import sampling_pb2
+from paceline.v1 import model_service_pb2, sampling_pb2
+from paceline_orchestrator.discovery import Role
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from paceline.v1.session_pb2 import CallTiming
 
 __all__ = ["ModelFacts", "StreamCall", "Timing", "answer", "answers", "read_facts", "read_timing"]
+
+_ROLES = {
+    model_service_pb2.MODEL_ROLE_DRAFTER: Role.DRAFTER,
+    model_service_pb2.MODEL_ROLE_TARGET: Role.TARGET,
+}
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -46,7 +52,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a server said of its model; see GetModelInfoResponse."""
+    """What a server said of its model; see GetModelInfoResponse.
+
+    Attributes:
+        role: Which kind of server it is; None if it did not say.
+    """
 
     model_name: str
     fingerprint: str
@@ -58,6 +68,7 @@ class ModelFacts:
     forward_latencies: tuple[tuple[int, int], ...]
     prefill_fixed_ns: int
     prefill_ns_per_token: int
+    role: Role | None = None
 
 
 async def answer(call: Awaitable[_T]) -> _T:
@@ -126,4 +137,5 @@ def read_facts(info: GetModelInfoResponse) -> ModelFacts:
         forward_latencies=tuple((it.rows, it.median_ns) for it in info.forward_latencies),
         prefill_fixed_ns=info.prefill_fixed_ns,
         prefill_ns_per_token=info.prefill_ns_per_token,
+        role=_ROLES.get(info.role),
     )

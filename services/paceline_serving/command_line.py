@@ -86,9 +86,9 @@ class _Help(argparse.HelpFormatter):
 
 
 _SOURCES = """
-Each option can also be set in the environment (--log-level as PACELINE_LOG_LEVEL) and in the YAML
-file (as log_level). A flag wins over the environment, the environment over the file. An unknown
-name is an error everywhere.
+Each option can also be set in the environment, {flag} as PACELINE_{variable},
+and in the YAML file, as {name}. A flag wins over the environment, the environment over
+the file. An unknown name is an error everywhere.
 """
 
 
@@ -112,7 +112,7 @@ def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _
         prog=program,
         usage="%(prog)s [options]" + "".join(_usage(settings_class)),
         description=inspect.cleandoc(settings_class.__doc__ or ""),
-        epilog=(f"examples:\n{shown}\n" if shown else "") + _SOURCES,
+        epilog=(f"examples:\n{shown}\n" if shown else "") + _sources(settings_class),
         formatter_class=_Help,
         allow_abbrev=False,
         add_help=False,
@@ -130,6 +130,18 @@ def _parser(settings_class: type[Settings], *, program: str, examples: str) -> _
     general.add_argument("--config", metavar="FILE", help="YAML file with options")
     general.add_argument("-h", "--help", action="help", help="show this help and exit")
     return parser
+
+
+def _sources(settings_class: type[Settings]) -> str:
+    """Say where else options come from, by the example that shows it best: its own, two words."""
+    own = vars(settings_class).get("__annotations__", {})
+    options = {
+        name: flag_of(name, field)
+        for name, field in settings_class.model_fields.items()
+        if noted(field, "kind") not in {"argument", "arguments"} and not noted(field, "flag")
+    }
+    name = max(options, key=lambda name: (name in own, "_" in name))
+    return _SOURCES.format(flag=options[name], variable=name.upper(), name=name)
 
 
 def _usage(settings_class: type[Settings]) -> Iterator[str]:

@@ -126,7 +126,8 @@ async def test_the_bytes_are_those_of_kedas_contract():
             assert await call("GetMetrics", request) == entry
 
 
-async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_demand():
+async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_demand(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.servicer._TARGET_WAIT_SECONDS", 0.05)
     target = FakeModelServer("target")
     async with serving(target):
         await target.set_serving(False)
@@ -155,7 +156,9 @@ async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_dema
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 async for _ in OrchestratorServiceStub(channel).Generate(request, timeout=10):
                     pass
-            assert isinstance(decode(refused.value), LoadingError)
+            error = decode(refused.value)
+            assert isinstance(error, LoadingError)
+            assert "NOT_SERVING): try again if it is still loading" in error.message
             assert (await pushes.read()).result is True
             await target.set_serving(True)
             await beginning

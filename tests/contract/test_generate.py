@@ -9,11 +9,16 @@ from itertools import pairwise
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator.application import OrchestratorApplication
+from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving.lifecycle import ServerProcess
 from support.fake_models import (
     EOS,
     VOCABULARY_SIZE,
@@ -21,8 +26,10 @@ from support.fake_models import (
     byte_tokenizer,
     continuation,
     next_token,
+    serving,
 )
 from support.orchestrating import PROMPT, orchestrating
+from support.waiting import until as soon
 
 STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
 STEP = 0.002
@@ -577,6 +584,47 @@ async def test_system_info_tells_who_is_there():
         ]
         assert info.running_request_count == 0
         assert info.tokenizer_fingerprint
+
+
+async def test_system_info_still_tells_the_model_when_the_last_target_is_gone():
+    async with orchestrating(targets=targets(1)) as system:
+        before = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        await system.targets[0].kill()
+        async with asyncio.timeout(10):
+            info = before
+            while info.servers[0].ready:
+                info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        assert info.model_fingerprint == before.model_fingerprint == "target-model"
+        assert info.vocabulary_size == VOCABULARY_SIZE
+
+
+async def test_a_request_just_after_the_start_waits_for_the_first_target():
+    target = targets(1)[0]
+    async with serving(target):
+        await target.set_serving(False)
+        settings = OrchestratorSettings(
+            listen="127.0.0.1:0", health_listen="", targets=(target.address,)
+        )
+        registry = CollectorRegistry()
+        process = ServerProcess(
+            lambda it: OrchestratorApplication(settings, process=it, registry=registry),
+            settings,
+            registry=registry,
+        )
+        beginning = asyncio.create_task(process.begin())
+        await soon(lambda: "address" in process.addresses, what="the orchestrator listens")
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            stub = OrchestratorServiceStub(channel)
+            call = stub.Generate(
+                pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4), timeout=20
+            )
+            while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
+                assert not call.done()
+            await target.set_serving(True)
+            token_ids = [id_ async for message in call for id_ in message.chunk.token_ids]
+        await beginning
+        await process.finish()
+    assert token_ids == continuation(PROMPT, 4)
 
 
 async def test_malformed_bytes_are_refused():

@@ -112,6 +112,7 @@ class FakeModelServer:
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
         open_error: What OpenSession answers, while it is set.
+        is_loading: Whether it cannot say yet what it is.
         opened: Sessions opened.
         closed: Sessions closed.
         calls: Verify and Draft requests, in the order of their arrival.
@@ -130,6 +131,7 @@ class FakeModelServer:
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     faults: deque[str] = field(default_factory=deque)
     open_error: errors.PacelineError | None = None
+    is_loading: bool = False
     opened: int = 0
     closed: int = 0
     renewed: int = 0
@@ -290,6 +292,8 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
 
     async def GetModelInfo(self, request, context):  # noqa: N802
         fake = self._fake
+        if fake.is_loading:
+            raise errors.LoadingError("the model is still loading")
         return model_service_pb2.GetModelInfoResponse(
             model_name=f"fake-{fake.role}",
             fingerprint=fake.fingerprint,
@@ -298,6 +302,7 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
             eos_token_ids=fake.eos_ids,
             context_length=_CONTEXT_LENGTH,
             verification_rules=[sampling_pb2.VERIFICATION_RULE_EXACT],
+            role=model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{fake.role.upper()}"),
         )
 
     async def GetTokenizer(self, request, context):  # noqa: N802

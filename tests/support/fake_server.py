@@ -1,12 +1,36 @@
 """A process that announces itself as the servers do, and serves nothing.
 
-Told apart by further flags: --fails ends it before it is ready, --deaf ignores SIGTERM.
+Told apart by further flags: --fails ends it before it is ready, --deaf ignores SIGTERM,
+--learns has a page of metrics with a ready target, and from the third look on a drafter.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
+
+
+def serve_metrics() -> str:
+    """Serve the page from a thread; return its address. Each look is a line of the log."""
+    looks = count(1)
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            look = next(looks)
+            print(f"look {look}", file=sys.stderr, flush=True)
+            ready = 1 if look > 2 else 0
+            self.send_response(200)
+            self.end_headers()
+            for role, number in (("drafter", ready), ("target", 1)):
+                line = f'paceline_ready_servers{{role="{role}"}} {number}\n'
+                self.wfile.write(line.encode())
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"127.0.0.1:{server.server_port}"
 
 
 def main() -> int:
@@ -16,9 +40,11 @@ def main() -> int:
     if "--fails" in sys.argv:
         print("no such model", file=sys.stderr)
         return 3
+    more = {"metrics_address": serve_metrics()} if "--learns" in sys.argv else {}
     for event in ("listening", "ready"):
         listen = sys.argv[sys.argv.index("--listen") + 1].replace(":0", f":{os.getpid()}")
-        print(json.dumps({"event": event, "pid": os.getpid(), "address": listen}), flush=True)
+        words = {"event": event, "pid": os.getpid(), "address": listen, **more}
+        print(json.dumps(words), flush=True)
     while sys.stdin.read():
         pass
     return 1

@@ -73,7 +73,8 @@ double number(const std::string& flag, const std::string& text) {
 paceline::Strategy strategy(const std::string& text) {
   const auto value = paceline::from_string<paceline::Strategy>(text);
   if (value == paceline::Strategy::Unknown) {
-    throw UsageError{"--strategy: '" + text + "' is no strategy"};
+    throw UsageError{"--strategy: '" + text +
+                     "' must be auto, autoregressive, speculative or distributed"};
   }
   return value;
 }

@@ -42,6 +42,9 @@ _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
     "UNIMPLEMENTED": errors.UnsupportedError,
 }
 
+# gRPC's own words where a call's time ends here, also within others: "Stream removed (...)".
+_GRPC_DEADLINE = "Deadline Exceeded"
+
 
 def encode(error: errors.PacelineError) -> Status:
     """Put an error into the form that travels.
@@ -90,8 +93,11 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
     known = errors.error_classes() if info.domain == _DOMAIN else {}
     may_pass = retry.HasField("retry_delay")
     error_class = known.get(info.reason) or _class_of(code, may_pass=may_pass)
+    text = status.message or rpc_error.details() or code
+    if error_class is errors.DeadlineError and _GRPC_DEADLINE in text:
+        text = "the call's time was over"
     return error_class(
-        status.message or rpc_error.details() or code,
+        text,
         metadata=dict(info.metadata),
         violations=tuple(
             errors.FieldViolation(violation.field, violation.description)

@@ -54,6 +54,8 @@ Options come from flags, then PACELINE_* variables, then a YAML file (--config),
 _NO_CONNECTION = (
     "`paceline up` starts a system on this machine; --address says where another one is"
 )
+_NO_METHOD = "Method not found!"  # gRPC's own words
+_OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -91,7 +93,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except DeadlineError as error:
         return _fail(f"{error.message}\n{_NO_TIME}")
     except PacelineError as error:
-        return _fail(error.message)
+        return _fail(_OTHER_KIND if error.message == _NO_METHOD else error.message)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except asyncio.CancelledError:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import Field, model_validator
 from rich.console import Console
 
 from paceline import AsyncClient
 from paceline.channel import open_async_channel
+from paceline.errors import InvalidFieldError, LoadingError, UnsupportedError
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
+from paceline.v1.model_service_pb2 import (
+    MODEL_ROLE_DRAFTER,
+    MODEL_ROLE_TARGET,
+    MODEL_ROLE_UNSPECIFIED,
+)
 from paceline_cli.comparison import STRATEGIES, compare
 from paceline_cli.connection import tls_of
 from paceline_cli.local_models import LocalModelSettings
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import ClientTlsSettings, read_options
-from paceline_cli.screen import progress, table
+from paceline_cli.screen import diagnostics, progress, table
+from paceline_cli.server_kind import ROLE_NAMES, kind_of_server
 from paceline_cli.up import running_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.v1.model_service_pb2 import GetModelInfoResponse
 
@@ -43,6 +52,7 @@ _PROMPTS = (
     "The quick brown fox",
 )
 _INFO_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0  # a server that was started just now does not listen yet
 
 
 class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
@@ -59,6 +69,9 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     )
     prompts: Path | None = Field(None, description="file with one prompt a line; else some of ours")
     max_tokens: int = Field(48, ge=2, description="tokens of each completion")
+    timeout_seconds: float = Field(
+        600, gt=0, description="wait so long for a server that is still loading"
+    )
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
@@ -98,6 +111,7 @@ async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
         for word in (settings.drafter, settings.target)
         if _address(word)
     }
+    _expect_roles(settings, running)
     async with running_system(local_config(settings)) as system:
         drafter = running.get(settings.drafter) or await _model_info(
             system.drafters[0].address, settings
@@ -120,6 +134,9 @@ async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int
             comparison = await compare(client, prompts, max_tokens=max_tokens, on_run=step)
     print()
     Console(highlight=False).print(comparison.table())
+    if not comparison.drafted_token_count:
+        print("\nNothing was drafted, so this does not tell whether the pair fits.")
+        return 1
     if comparison.all_identical:
         print("\nThe pair fits, and every output was identical to plain decoding.")
         return 0
@@ -163,12 +180,65 @@ def _table(findings: Sequence[Finding]) -> object:
 async def _model_info(address: str, settings: CheckPairSettings) -> GetModelInfoResponse:
     channel = open_async_channel(address, tls=tls_of(settings), insecure=settings.insecure)
     async with channel:
-        stub = model_service_pb2_grpc.ModelServiceStub(channel)
-        request = model_service_pb2.GetModelInfoRequest()
+        with suppress(TimeoutError):  # the call below knows why there is no connection
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await channel.channel_ready()
         try:
-            return await stub.GetModelInfo(request, timeout=_INFO_SECONDS)
-        except grpc.RpcError as broken:
-            raise decode(broken) from broken
+            with suppress(LoadingError):
+                return await _ask_model_info(channel)
+            await _wait_until_serving(channel, address, settings)
+            return await _ask_model_info(channel)
+        except UnsupportedError:
+            pass
+    kind = await kind_of_server(address, settings)
+    raise UnsupportedError(f"{address} is {kind}, not a drafter or a target")
+
+
+async def _ask_model_info(channel: grpc.aio.Channel) -> GetModelInfoResponse:
+    stub = model_service_pb2_grpc.ModelServiceStub(channel)
+    request = model_service_pb2.GetModelInfoRequest()
+    try:
+        return await stub.GetModelInfo(request, timeout=_INFO_SECONDS)
+    except grpc.RpcError as broken:
+        raise decode(broken) from broken
+
+
+def _expect_roles(settings: CheckPairSettings, running: Mapping[str, GetModelInfoResponse]) -> None:
+    """Refuse a server that runs already, and is not what the option says.
+
+    Raises:
+        InvalidFieldError: One is of the other kind.
+    """
+    roles = {
+        "drafter": (settings.drafter, MODEL_ROLE_DRAFTER),
+        "target": (settings.target, MODEL_ROLE_TARGET),
+    }
+    wrong = {
+        option: ROLE_NAMES[running[address].role]
+        for option, (address, role) in roles.items()
+        if address in running and running[address].role not in {role, MODEL_ROLE_UNSPECIFIED}
+    }
+    if not wrong:
+        return
+    faults = [f"--{option} {roles[option][0]} is {kind}" for option, kind in wrong.items()]
+    swapped = ": swap them" if len(wrong) == len(roles) else f", not a {next(iter(wrong))}"
+    raise InvalidFieldError(" and ".join(faults) + swapped)
+
+
+async def _wait_until_serving(
+    channel: grpc.aio.Channel, address: str, settings: CheckPairSettings
+) -> None:
+    diagnostics().print(f"waiting for {address}, which is still loading ...", markup=False)
+    request = health_pb2.HealthCheckRequest()
+    watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=settings.timeout_seconds)
+    try:
+        async for response in watch:
+            if response.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+    except grpc.RpcError as broken:
+        raise decode(broken) from broken
+    finally:
+        watch.cancel()
 
 
 def local_config(settings: CheckPairSettings) -> LocalSystemConfig:

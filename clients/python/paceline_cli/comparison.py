@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,12 @@ class Comparison:
         accepted = sum(each.accepted_token_count for each in statistics)
         judged = accepted + sum(each.rejected_token_count for each in statistics)
         return accepted / judged if judged else 0.0
+
+    @property
+    def drafted_token_count(self) -> int:
+        """Over all strategies."""
+        completions = chain.from_iterable(self.completions.values())
+        return sum(each.finished.statistics.drafted_token_count for each in completions)
 
     def table(self) -> Table:
         """Lay it out, one row for each strategy: time to first token, target forwards, ..."""

@@ -122,6 +122,8 @@ async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> No
     with TextStream(sys.stdout, show_origins=settings.show_origins) as text:
         async for chunk in stream:
             text.write(chunk)
+    if not text.ends_line:  # a pipe's text stays as it is
+        print(file=sys.stderr)
     print(statistics_line(await stream.collect()), file=sys.stderr)
 
 

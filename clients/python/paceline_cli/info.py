@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from paceline.errors import UnsupportedError
 from paceline_cli.connection import open_client
 from paceline_cli.options import ConnectionSettings, read_options
 from paceline_cli.screen import table
+from paceline_cli.server_kind import kind_of_server
 from paceline_serving.settings import option
 
 if TYPE_CHECKING:
@@ -46,8 +48,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _ask(settings: InfoSettings) -> SystemInfo:
-    async with open_client(settings) as client:
-        return await client.info()
+    try:
+        async with open_client(settings) as client:
+            return await client.info()
+    except UnsupportedError:
+        kind = await kind_of_server(settings.address, settings)
+        raise UnsupportedError(f"{settings.address} is {kind}, not an orchestrator") from None
 
 
 def _print(info: SystemInfo) -> None:

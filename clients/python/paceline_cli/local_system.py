@@ -8,19 +8,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import aiohttp
+
 from paceline_cli.local_server import ANY_PORT, LocalServer, ServerExitedError
+from paceline_cli.top_pages import Page, PageError, Source, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
 __all__ = ["LocalServer", "LocalSystem", "LocalSystemConfig", "ServerExitedError"]
 
+# The orchestrator has so long, once all servers are ready, to know that they are.
+_KNOWN_SECONDS = 15.0
+_KNOWN_POLL_SECONDS = 0.02
 # What `python -m` runs.
 _DRAFTER, _TARGET, _ORCHESTRATOR = "paceline_drafter", "paceline_target", "paceline_orchestrator"
 
@@ -170,10 +177,49 @@ class LocalSystem:
                     waits.create_task(self._wait_until_ready(each), name=f"wait for {each.name}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
+        if "metrics_address" in self.orchestrator.addresses:
+            await self._wait_until_all_are_known()
 
     async def _wait_until_ready(self, server: LocalServer) -> None:
         await server.wait_for("ready")
         self._on_ready(server)
+
+    async def _wait_until_all_are_known(self) -> None:
+        """Wait until the orchestrator gives work to every server: one target is ready for it.
+
+        It hears of the others just after they have said here that they are ready. It goes on after
+        a while without a server that runs already and is not well.
+
+        Its page of metrics says so, whatever transport security clients need.
+        """
+        host, _, port = self.orchestrator.metrics_address.rpartition(":")
+        page = Page(Source("orchestrator", host.strip("[]"), int(port)), host.strip("[]"))
+        wanted = {
+            "drafter": len(self.drafters) + len(self._config.more_drafters),
+            "target": len(self.targets) + len(self._config.more_targets),
+        }
+        async with aiohttp.ClientSession() as session:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KNOWN_SECONDS):
+                    while True:
+                        if await self._gives_work_to(wanted, session, page):
+                            return
+                        await asyncio.sleep(_KNOWN_POLL_SECONDS)
+
+    async def _gives_work_to(
+        self, wanted: Mapping[str, int], session: aiohttp.ClientSession, page: Page
+    ) -> bool:
+        for server in self.servers:
+            if server.exit_code is not None:
+                raise ServerExitedError(server.obituary())
+        try:
+            samples = await read_page(session, page)
+        except PageError:
+            return False
+        return all(
+            samples.total("paceline_ready_servers", role=role) >= count
+            for role, count in wanted.items()
+        )
 
     def _endpoints(self) -> Iterator[str]:
         targets = [f"{it.name}={it.address}" for it in self.targets] + [*self._config.more_targets]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import Strategy, TokenOrigin
-from paceline_cli.screen import safe
+from paceline_cli.screen import counted, safe
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,6 +36,9 @@ class TextStream:
 
     On a terminal origins are colours (and an underline, which NO_COLOR leaves); elsewhere the
     target's own tokens stand in brackets. Without `show_origins` a pipe gets the text unchanged.
+
+    Attributes:
+        ends_line: Whether what was written ends a line; after the `with`, always on a terminal.
     """
 
     def __init__(self, file: TextIO, *, show_origins: bool) -> None:
@@ -43,7 +46,7 @@ class TextStream:
         self._terminal = file.isatty()
         self._show_origins = show_origins
         self._console = Console(file=file, highlight=False, soft_wrap=True, markup=False)
-        self._ends_line = True
+        self.ends_line = True
 
     def write(self, chunk: Chunk) -> None:
         """Write a chunk at once."""
@@ -58,7 +61,7 @@ class TextStream:
         else:
             self._file.write(f"[{text}]" if own else text)
         self._file.flush()
-        self._ends_line = text.endswith("\n")
+        self.ends_line = text.endswith("\n")
 
     def __enter__(self) -> Self:
         if self._show_origins and self._terminal:
@@ -71,9 +74,10 @@ class TextStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._terminal and not self._ends_line:
+        if self._terminal and not self.ends_line:
             self._file.write("\n")
             self._file.flush()
+            self.ends_line = True
 
 
 def statistics_line(completion: Completion) -> str:
@@ -84,12 +88,12 @@ def statistics_line(completion: Completion) -> str:
     resumed = completion.resumed_token_count
     count = len(completion.token_ids) - resumed
     parts = [
-        f"resumed after {resumed} tokens" if resumed else "",
-        f"{count} tokens in {seconds:.2f} s",
+        f"resumed after {counted(resumed, 'token')}" if resumed else "",
+        f"{counted(count, 'token')} in {seconds:.2f} s",
         f"{count / seconds:.1f} tokens/s" if seconds else "",
         f"first after {statistics.time_to_first_token_ns / 1e6:.0f} ms",
         _how(completion),
-        f"{statistics.target_forward_count} target forwards",
+        counted(statistics.target_forward_count, "target forward"),
         f"acceptance {statistics.acceptance_rate:.0%}" if statistics.drafted_token_count else "",
         f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
         f"seed {started.seed}",
@@ -104,4 +108,4 @@ def _how(completion: Completion) -> str:
     words = NAMES.get(strategy, str(strategy))
     if finished.lookahead:
         words += f" with lookahead {finished.lookahead}"
-    return f"{words} on {finished.targets_used} target{'s' if finished.targets_used != 1 else ''}"
+    return f"{words} on {counted(finished.targets_used, 'target')}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline import TimelineEventKind
 from paceline.errors import InvalidFieldError
+from paceline_cli.screen import counted
 from paceline_cli.streamed_text import NAMES
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def _draw_completion(completion: Completion, *, note: str) -> str:
     finished = completion.finished
     strategy = NAMES.get(completion.started.strategy, str(completion.started.strategy))
     milliseconds = finished.statistics.total_ns / 1e6
-    title = f"{strategy}: {len(completion.token_ids)} tokens in {milliseconds:.0f} ms"
-    facts = [note, f"{finished.statistics.target_forward_count} target forwards"]
+    title = f"{strategy}: {counted(len(completion.token_ids), 'token')} in {milliseconds:.0f} ms"
+    facts = [note, counted(finished.statistics.target_forward_count, "target forward")]
     if finished.lookahead:
         facts.append(f"lookahead {finished.lookahead}")
         facts.append(f"acceptance {finished.statistics.acceptance_rate:.0%}")
@@ -214,7 +215,7 @@ def _tooltip(event: TimelineEvent, *, lost: bool) -> str:
     time = f"{start:.1f} ms" if start == end else f"{start:.1f} to {end:.1f} ms"
     parts = [event.server, f"{event.kind}{', not used' if lost else ''}", time]
     if event.token_ids:
-        parts.append(f"{len(event.token_ids)} tokens from position {event.position}")
+        parts.append(f"{counted(len(event.token_ids), 'token')} from position {event.position}")
     if event.kind is TimelineEventKind.VERIFYING:
         parts.append(f"depth {event.speculation_depth}")
     return " · ".join(parts)

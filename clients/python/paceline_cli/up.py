@@ -52,6 +52,7 @@ class UpSettings(LocalModelSettings):
     )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
+    insecure: bool = Field(False, description="let other machines connect in plaintext")
     orchestrator_option: OneOrMore = option(
         (),
         description="further option of the orchestrator, as NAME=VALUE; can be given again",
@@ -107,8 +108,9 @@ async def running_system(
 async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
     async with running_system(config, log_directory=log_directory) as system:
         metrics = {server.name: server.metrics_address for server in system.servers}
-        with leave_word(system.orchestrator_address, metrics):
-            _print_system(system)
+        address = _from_here(system.orchestrator_address)
+        with leave_word(address, metrics):
+            _print_system(system, address)
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
@@ -117,10 +119,14 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         raise ServerExitedError(ended.obituary())
 
 
-def _print_system(system: LocalSystem) -> None:
+def _from_here(address: str) -> str:
+    """Return where this machine reaches a server that may listen on all interfaces."""
+    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+
+
+def _print_system(system: LocalSystem, address: str) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
-    address = system.orchestrator_address
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
     print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
     print(f"  paceline top{elsewhere}")
@@ -138,6 +144,9 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
         drafters=settings.drafters,
         target_arguments=settings.target_arguments(target),
         drafter_arguments=settings.drafter_arguments(drafter),
-        orchestrator_arguments=tuple(flags(settings.orchestrator_option)),
+        orchestrator_arguments=(
+            *(["--insecure"] if settings.insecure else []),
+            *flags(settings.orchestrator_option),
+        ),
         orchestrator_listen=settings.listen,
     )

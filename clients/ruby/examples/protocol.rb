@@ -86,6 +86,10 @@ rescue GRPC::BadStatus => e
   details(e)
 end
 
+unless ARGV.size == 2
+  warn "usage: ruby -I build/stubs examples/protocol.rb HOST:PORT PROMPT"
+  exit 2
+end
 address, prompt = ARGV
 orchestrator = Paceline::V1::OrchestratorService::Stub.new(address, :this_channel_is_insecure)
 request = Paceline::V1::GenerateRequest.new(text: prompt, max_tokens: 48)
@@ -98,10 +102,11 @@ halves.read(chunks: 2)
 left_after = halves.token_ids.size
 halves.read
 
-endless = Paceline::V1::GenerateRequest.new(text: prompt, max_tokens: 100_000)
-Generation.new(orchestrator, endless).read(chunks: 3)
-
 system = orchestrator.get_system_info(Paceline::V1::GetSystemInfoRequest.new)
+room = system.context_length - whole.started.prompt_token_count
+long = Paceline::V1::GenerateRequest.new(text: prompt, max_tokens: room, ignore_eos: true)
+Generation.new(orchestrator, long).read(chunks: 3) # the rest is cancelled
+
 puts JSON.generate(
   text: whole.text,
   token_ids: whole.token_ids,

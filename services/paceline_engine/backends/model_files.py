@@ -62,6 +62,8 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
         _refuse_links_outside(directory)
         found_revision = revision or ""
     elif directory.is_absolute() or model.startswith((".", "~")):

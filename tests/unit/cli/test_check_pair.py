@@ -1,8 +1,19 @@
+import asyncio
+
 import pytest
 
+from paceline.errors import DeadlineError
 from paceline.v1.model_service_pb2 import GetModelInfoResponse
+from paceline_cli import check_pair
 from paceline_cli.__main__ import main
-from paceline_cli.check_pair import CheckPairSettings, compare_models, local_config
+from paceline_cli.check_pair import (
+    CheckPairSettings,
+    _compare_outputs,
+    _model_info,
+    compare_models,
+    local_config,
+)
+from support.fake_models import FakeModelServer, serving
 
 
 def model(**facts):
@@ -59,8 +70,88 @@ def test_both_models_are_needed(capsys):
     assert "--drafter and --target are needed" in capsys.readouterr().err
 
 
-def test_a_target_that_is_not_there_is_noticed_before_anything_is_started(capsys):
+def test_a_target_that_is_not_there_is_noticed_before_anything_is_started(capsys, monkeypatch):
+    monkeypatch.setattr(check_pair, "_CONNECT_SECONDS", 0.1)
     assert main(["check-pair", "--drafter", "/x", "--target", "127.0.0.1:1"]) == 1
     err = capsys.readouterr().err
     assert "no connection" in err
     assert "starting" not in err
+
+
+@pytest.mark.parametrize(
+    ("drafter", "target", "words"),
+    [
+        ("target-0", "drafter-0", "--drafter target-0 is a target and --target drafter-0 is a dra"),
+        ("target-0", "target-1", "--drafter target-0 is a target, not a drafter"),
+        ("drafter-0", "drafter-1", "--target drafter-1 is a drafter, not a target"),
+    ],
+)
+def test_servers_in_the_wrong_role_are_named_before_anything_is_started(
+    capsys, drafter, target, words
+):
+    async def check(addresses):
+        named = [addresses[drafter], addresses[target]]
+        return await asyncio.to_thread(
+            main, ["check-pair", f"--drafter={named[0]}", f"--target={named[1]}"]
+        )
+
+    async def run():
+        names = ("drafter-0", "drafter-1", "target-0", "target-1")
+        fakes = [FakeModelServer(name.partition("-")[0]) for name in names]
+        async with serving(*fakes):
+            addresses = {name: it.address for name, it in zip(names, fakes, strict=True)}
+            code = await check(addresses)
+        return code, addresses
+
+    code, addresses = asyncio.run(run())
+    err = capsys.readouterr().err
+    for name, address in addresses.items():
+        err = err.replace(address, name)
+    assert code == 1
+    assert words in err
+    assert "starting" not in err
+
+
+def test_a_pair_of_which_nothing_was_drafted_is_not_said_to_fit(capsys, fake):
+    assert asyncio.run(_compare_outputs(fake.address, ["x"], 4)) == 1
+    out = capsys.readouterr().out
+    assert "Nothing was drafted" in out
+    assert "The pair fits" not in out
+
+
+def test_an_orchestrator_is_no_model(capsys, fake):
+    assert main(["check-pair", "--drafter", "/x", "--target", fake.address]) == 1
+    words = f"{fake.address} is an orchestrator, not a drafter or a target"
+    assert words in capsys.readouterr().err
+
+
+async def test_a_server_that_is_loading_is_waited_for(monkeypatch):
+    told, lines = asyncio.Event(), []
+
+    class Screen:
+        def print(self, line, **_):
+            lines.append(line)
+            told.set()
+
+    monkeypatch.setattr(check_pair, "diagnostics", Screen)
+    settings = CheckPairSettings(drafter="/x", target="/y")
+    target = FakeModelServer("target", is_loading=True)
+    async with serving(target):
+        await target.set_serving(False)
+        async with asyncio.TaskGroup() as tasks:
+            info = tasks.create_task(_model_info(target.address, settings), name="info")
+            await told.wait()
+            assert not info.done()
+            target.is_loading = False
+            await target.set_serving(True)
+    assert info.result().fingerprint == "target-model"
+    assert lines == [f"waiting for {target.address}, which is still loading ..."]
+
+
+async def test_a_server_that_goes_on_loading_is_not_waited_for_for_ever():
+    settings = CheckPairSettings(drafter="/x", target="/y", timeout_seconds=0.05)
+    target = FakeModelServer("target", is_loading=True)
+    async with serving(target):
+        await target.set_serving(False)
+        with pytest.raises(DeadlineError):
+            await _model_info(target.address, settings)

@@ -1,4 +1,6 @@
+import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import pytest
 
 from paceline import errors
 from paceline_cli.__main__ import main
+from paceline_cli.up import UpSettings, _config, _from_here
+from support.fake_models import FakeModelServer, serving
 from support.fake_orchestrator import Leg
 
 
@@ -45,7 +49,9 @@ def test_the_help_of_each_command_has_examples(capsys, command):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert f"  paceline {command}" in out
-    assert "PACELINE_" in out
+    flag, variable = re.search(r"(--[a-z-]+) as (PACELINE_\w+)", out).groups()
+    assert f"\n  {flag} " in out
+    assert variable == "PACELINE_" + flag.removeprefix("--").replace("-", "_").upper()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_an_unknown_command_is_told_its_nearest(capsys):
 def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fake):
     code, out, err = run(capsys, "generate", "x", "--address", fake.address, "--max-tokens", "3")
     assert (code, out) == (0, "3 4 5 ")
-    assert "3 tokens" in err
+    assert err.startswith("\n3 tokens")  # a pipe's text is left as it is
     assert "DSI" in err
     assert "ended by length" in err
 
@@ -217,6 +223,21 @@ def test_info_lists_the_servers(capsys, fake):
     assert json.loads(run(capsys, "info", "--json", "--address", fake.address)[1])["version"] == "1"
 
 
+@pytest.mark.parametrize("role", ["drafter", "target"])
+def test_a_model_server_that_is_asked_as_an_orchestrator_is_named(capsys, role):
+    model = FakeModelServer(role)
+
+    async def ask(command, *more):
+        async with serving(model):
+            flags = ("--address", model.address, *more)
+            return await asyncio.to_thread(run, capsys, command, *flags)
+
+    _, _, err = asyncio.run(ask("info"))
+    assert err == f"paceline: {model.address} is a {role}, not an orchestrator\n"
+    _, _, err = asyncio.run(ask("generate", "x"))
+    assert "of another kind; `paceline info`" in err
+
+
 def test_health_says_it_with_the_exit_code(capsys, fake):
     code, out, _ = run(capsys, "health", "127.0.0.1:1", "--timeout-seconds", "2")
     assert code == 1
@@ -237,6 +258,12 @@ def test_up_without_models_says_where_it_looked(capsys, tmp_path):
     assert code == 1
     assert str(tmp_path) in err
     assert "--models FOLDER" in err
+
+
+def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
+    settings = UpSettings(backend="simulated", listen="0.0.0.0:6000", insecure=True)
+    assert "--insecure" in _config(settings).orchestrator_arguments
+    assert _from_here(settings.listen) == "127.0.0.1:6000"
 
 
 def test_serve_names_the_roles(capsys):

@@ -45,6 +45,18 @@ async def test_the_orchestrator_is_told_of_all_model_servers():
         assert f"--drafters=drafter-0={system.drafters[0].address},near:2" in command
 
 
+async def test_it_is_up_only_when_the_orchestrator_gives_work_to_all(monkeypatch):
+    config = LocalSystemConfig(targets=1, orchestrator_arguments=("--learns",))
+    async with LocalSystem(config) as system:
+        assert "look 3" in system.orchestrator.last_log_lines()
+    monkeypatch.setattr(local_system, "_KNOWN_SECONDS", 0.2)
+    one_is_not_well = LocalSystemConfig(
+        targets=1, more_targets=("far:1",), orchestrator_arguments=("--learns",)
+    )
+    async with LocalSystem(one_is_not_well) as system:
+        assert system.orchestrator.exit_code is None
+
+
 async def test_a_server_that_cannot_start_is_named_with_its_last_words():
     config = LocalSystemConfig(targets=2, target_arguments=("--fails",))
     before = psutil.Process().children()

@@ -65,6 +65,12 @@ def test_a_missing_file_is_named(directory, name):
         find_model_files(str(directory))
 
 
+def test_a_folder_of_models_is_not_taken_for_a_model(directory):
+    (directory.parent / "train.py").touch()
+    with pytest.raises(ModelLoadError, match=r"there is no config\.json in"):
+        find_model_files(str(directory.parent))
+
+
 def test_broken_json_is_named(directory):
     (directory / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"config\.json"):

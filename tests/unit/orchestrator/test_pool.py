@@ -79,6 +79,37 @@ async def test_a_server_that_was_killed_is_used_again_when_it_is_back():
         assert (await pool.wait_for_model(10)).fingerprint == "a newer model"
 
 
+async def test_a_server_in_the_wrong_role_gets_no_work_and_says_why(caplog):
+    swapped = FakeModelServer("drafter")
+    async with serving(swapped):
+        listed = Endpoint("target-0", swapped.address, Role.TARGET)
+        pool = ServerPool(
+            StaticDiscovery([listed]),
+            open_channel=lambda it: pod_channel(it.address, credentials=None),
+        )
+        async with pool:
+            await soon(lambda: pool.servers and pool.servers[0].facts, what="it was reached")
+            (server,) = pool.servers
+            await soon(lambda: not server.health_status, what="it says that it is well")
+            assert (server.ready, server.status) == (False, "is a drafter, not a target")
+            with pytest.raises(errors.NoTargetError, match="target-0: is a drafter, not a target"):
+                pool.model()
+            assert pool.last_model() is None
+    assert caplog.messages.count("target-0 is not used: it is a drafter, not a target") == 1
+
+
+async def test_the_model_is_still_known_when_its_last_target_has_died():
+    target = FakeModelServer("target")
+    async with a_pool(target) as pool:
+        assert pool.last_model() is None
+        await pool.wait_for_model(10)
+        await target.kill()
+        await until(pool, lambda: not target_names(pool))
+        with pytest.raises(errors.NoTargetError, match=r"no target is ready \(target-0: "):
+            pool.model()
+        assert pool.last_model().fingerprint == "target-model"
+
+
 async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(monkeypatch):
     monkeypatch.setattr("paceline_orchestrator.pool._FIRST_PAUSE_SECONDS", 0.01)
     async with a_pool(FakeModelServer("target")) as pool:

@@ -71,6 +71,13 @@ def test_what_the_transport_says_has_its_class(code, error_class):
     assert type(decode(received(code, "text", None))) is error_class
 
 
+def test_what_the_transport_says_of_a_deadline_is_in_our_words():
+    error = decode(received("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", None))
+    assert error.message == "the call's time was over"
+    ours = encode(errors.SlowConsumerError("read faster")).SerializeToString()
+    assert decode(received("DEADLINE_EXCEEDED", "text", ours)).message == "read faster"
+
+
 def test_a_lack_without_a_reason_may_pass_if_the_server_says_when():
     status = Status(code=8)
     status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=2)))
