@@ -34,7 +34,13 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.estimates import needed_target_count, smallest_lookahead
+from paceline_orchestrator.estimates import (
+    LOOKAHEADS,
+    MAX_LOOKAHEAD,
+    needed_target_count,
+    pays_to_broadcast,
+    smallest_lookahead,
+)
 from paceline_orchestrator.protocol.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -43,12 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Forecast", "ForecastJob", "forecast", "forecast_jobs"]
 
-_MAX_LOOKAHEAD = 64  # as in GenerateRequest.lookahead
-_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # a finer choice changes little
 _TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 _CHOICE_TOKENS = 64  # DSI's lookahead is chosen for so many at most
 _LUCK_TOKENS = 256  # beyond, expectations take long, and luck evens out
-_BROADCAST_STEPS = 2  # as in the planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,9 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
         job.node.drafter,
         lookahead=lookahead,
         target_count=job.target_count,
-        broadcast_prefill=job.target_count > 1 and target.first > _BROADCAST_STEPS * target.step,
+        broadcast_prefill=pays_to_broadcast(
+            first=float(target.first), step=float(target.step), target_count=job.target_count
+        ),
     )
     seeds = range(job.repeats)
     return tuple(total_times(Batch(setup, job.node.acceptance_rate, job.token_count, seeds)))
@@ -150,7 +155,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
 
 def _best_lookahead(job: ForecastJob) -> int:
     if job.strategy is Strategy.SPECULATIVE:
-        return min(range(1, _MAX_LOOKAHEAD + 1), key=lambda each: _speculative_ns(job, each))
+        return min(range(1, MAX_LOOKAHEAD + 1), key=lambda each: _speculative_ns(job, each))
     candidates = _distributed_lookaheads(job)
     if len(candidates) == 1:
         return candidates[0]
@@ -175,7 +180,7 @@ def _distributed_lookaheads(job: ForecastJob) -> list[int]:
     feasible = smallest_lookahead(
         _verification_ns(job.node), drafter_ns, target_count=job.target_count
     )
-    return [each for each in _LOOKAHEADS if each < feasible] + [min(feasible, _MAX_LOOKAHEAD)]
+    return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MAX_LOOKAHEAD)]
 
 
 def _distributed_ns(job: ForecastJob, lookahead: int) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.estimates import (
+    LOOKAHEADS,
     MAX_LOOKAHEAD,
     Measurements,
     Option,
@@ -21,6 +22,7 @@ from paceline_orchestrator.estimates import (
     distributed_token_ns,
     needed_target_count,
     on_its_part,
+    pays_to_broadcast,
     plain,
     smallest_lookahead,
     speculative,
@@ -35,11 +37,6 @@ __all__ = ["Plan", "Planner"]
 
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
-# From here on the prompt goes to all targets at once: waiting for a cold target in the middle of a
-# generation costs its whole prefill, having it prefill at the start costs a busy target.
-_BROADCAST_STEPS = 2
-# What DSI is simulated with; a finer choice changes little.
-_LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
 _SAME_TIME = 1.002
 # Settings that are left to be simulated: the last ones are the likeliest to come again.
@@ -175,12 +172,15 @@ def _longest_of_the_best(times: Mapping[int, int], *, at_least: int) -> int | No
 
 
 def _plan(option: Option, measurements: Measurements, *, others: Sequence[Option]) -> Plan:
-    costly = measurements.target_first_ns > _BROADCAST_STEPS * measurements.target_step_ns
     return Plan(
         strategy=option.strategy,
         lookahead=option.lookahead,
         target_count=option.target_count,
-        broadcast_prefill=costly and option.target_count > 1,
+        broadcast_prefill=pays_to_broadcast(
+            first=measurements.target_first_ns,
+            step=measurements.target_step_ns,
+            target_count=option.target_count,
+        ),
         token_ns=option.token_ns,
         note=f"{option} ({_why(measurements, others)})",
     )
@@ -230,7 +230,7 @@ def _lookaheads(setting: Setting) -> list[int]:
     step, targets = setting.drafter_step, setting.target_count
     feasible = smallest_lookahead(VERIFICATION, step, target_count=targets)
     longest = smallest_lookahead(VERIFICATION, step, target_count=1)
-    shorter = (each for each in _LOOKAHEADS if each < longest)
+    shorter = (each for each in LOOKAHEADS if each < longest)
     return sorted({*shorter, min(feasible, MAX_LOOKAHEAD), min(longest, MAX_LOOKAHEAD)})
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from paceline_cli.local_server import ANY_PORT, LocalServer, ServerExitedError
-from paceline_cli.top_pages import Page, PageError, Source, read_page
+from paceline_cli.top_pages import Page, PageError, parse_sources, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -192,8 +192,8 @@ class LocalSystem:
 
         Its page of metrics says so, whatever transport security clients need.
         """
-        host, _, port = self.orchestrator.metrics_address.rpartition(":")
-        page = Page(Source("orchestrator", host.strip("[]"), int(port)), host.strip("[]"))
+        (source,) = parse_sources([self.orchestrator.metrics_address])
+        page = Page(source, source.host)
         wanted = {
             "drafter": len(self.drafters) + len(self._config.more_drafters),
             "target": len(self.targets) + len(self._config.more_targets),
