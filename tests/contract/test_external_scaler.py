@@ -14,7 +14,6 @@ from paceline.errors import InvalidFieldError, LoadingError
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
-from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.autoscaler import Autoscaler
 from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.external_scaler import ScalerServer
@@ -23,10 +22,9 @@ from paceline_orchestrator.externalscaler.externalscaler_pb2_grpc import Externa
 from paceline_orchestrator.peers import Peers
 from paceline_orchestrator.scaling import Demand
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.lifecycle import ServerProcess
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
-from support.orchestrating import PROMPT, orchestrating
+from support.orchestrating import PROMPT, not_yet_begun, orchestrating
 from support.waiting import until
 
 DESIRED = "paceline_desired_verifiers"
@@ -137,12 +135,7 @@ async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_dema
             targets=(target.address,),
             scaler_listen="127.0.0.1:0",
         )
-        registry = CollectorRegistry()
-        process = ServerProcess(
-            lambda it: OrchestratorApplication(settings, process=it, registry=registry),
-            settings,
-            registry=registry,
-        )
+        process = not_yet_begun(settings)
         beginning = asyncio.create_task(process.begin())
         await until(lambda: "scaler_address" in process.addresses, what="the scaler listens")
         async with (

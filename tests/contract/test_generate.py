@@ -9,16 +9,13 @@ from itertools import pairwise
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
-from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.lifecycle import ServerProcess
 from support.fake_models import (
     EOS,
     VOCABULARY_SIZE,
@@ -28,7 +25,7 @@ from support.fake_models import (
     next_token,
     serving,
 )
-from support.orchestrating import PROMPT, orchestrating
+from support.orchestrating import PROMPT, not_yet_begun, orchestrating
 from support.waiting import until as soon
 
 STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
@@ -605,12 +602,7 @@ async def test_a_request_just_after_the_start_waits_for_the_first_target():
         settings = OrchestratorSettings(
             listen="127.0.0.1:0", health_listen="", targets=(target.address,)
         )
-        registry = CollectorRegistry()
-        process = ServerProcess(
-            lambda it: OrchestratorApplication(settings, process=it, registry=registry),
-            settings,
-            registry=registry,
-        )
+        process = not_yet_begun(settings)
         beginning = asyncio.create_task(process.begin())
         await soon(lambda: "address" in process.addresses, what="the orchestrator listens")
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.discovery import Discovery
 
-__all__ = ["Received", "System", "orchestrating"]
+__all__ = ["Received", "System", "not_yet_begun", "orchestrating"]
 
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
 
@@ -97,6 +97,16 @@ class System:
         """Return once every session is closed and no call runs."""
         for model in self.models:
             await model.until(lambda it: not it.sessions and not it.running)
+
+
+def not_yet_begun(settings: OrchestratorSettings) -> ServerProcess:
+    """Return an orchestrator that `begin` starts, for what happens meanwhile."""
+    registry = CollectorRegistry()
+    return ServerProcess(
+        lambda it: OrchestratorApplication(settings, process=it, registry=registry),
+        settings,
+        registry=registry,
+    )
 
 
 @asynccontextmanager
