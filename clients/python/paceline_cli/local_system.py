@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from paceline_cli.local_server import ANY_PORT, LocalServer, ServerExitedError
-from paceline_cli.top_pages import Page, PageError, parse_sources, read_page
+from paceline_cli.metrics_pages import Page, PageError, parse_sources, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

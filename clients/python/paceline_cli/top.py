@@ -16,8 +16,8 @@ from rich.live import Live
 
 from paceline.errors import ConnectionLostError
 from paceline_cli.connection import open_client
+from paceline_cli.metrics_pages import parse_sources
 from paceline_cli.options import ConnectionSettings, read_options
-from paceline_cli.top_pages import parse_sources
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Watch

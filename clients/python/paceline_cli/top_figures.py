@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_cli.top_samples import Readings
+from paceline_cli.metrics_samples import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

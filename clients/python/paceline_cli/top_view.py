@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline import ServerInfo
-    from paceline_cli.top_samples import Readings, Samples
+    from paceline_cli.metrics_samples import Readings, Samples
     from paceline_cli.top_watch import Look, Sight
 
 __all__ = ["PoolView", "ServerView", "View", "view"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline_cli.top_pages import Page, PageError, pages_of, read_page
-from paceline_cli.top_samples import Readings
+from paceline_cli.metrics_pages import Page, PageError, pages_of, read_page
+from paceline_cli.metrics_samples import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from paceline import AsyncClient, SystemInfo
-    from paceline_cli.top_pages import Source
-    from paceline_cli.top_samples import Samples
+    from paceline_cli.metrics_pages import Source
+    from paceline_cli.metrics_samples import Samples
 
 __all__ = ["Look", "Sight", "Watch"]
 

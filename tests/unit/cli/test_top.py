@@ -17,8 +17,8 @@ from rich.console import Console
 from paceline import ServerInfo, SystemInfo
 from paceline.errors import ConnectionLostError, InvalidFieldError
 from paceline_cli.__main__ import main
-from paceline_cli.top_pages import Page, Source, parse_sources
-from paceline_cli.top_samples import Readings, Samples, parse_page
+from paceline_cli.metrics_pages import Page, Source, parse_sources
+from paceline_cli.metrics_samples import Readings, Samples, parse_page
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Look, Sight, Watch

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from paceline.errors import InvalidFieldError
-from paceline_cli.top_samples import Samples, parse_page
+from paceline_cli.metrics_samples import Samples, parse_page
 from paceline_orchestrator.discovery.dns import resolve
 
 if TYPE_CHECKING:
