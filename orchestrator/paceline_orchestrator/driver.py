@@ -1,9 +1,10 @@
 """Runs a decoding method over gRPC: commands become calls, answers and failures become events.
 
 An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
-in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits
-until those calls were sent: cancelling what became worthless, and delivering tokens. Every draft
-and every verification is a task that owns its RPC; withdrawn, the server hears of it.
+in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits:
+delivering tokens until those calls were sent, cancelling what became worthless until they are
+likely to have arrived. Every draft and every verification is a task that owns its RPC; withdrawn,
+the server hears of it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ __all__ = ["Driver"]
 _TARGET_WAIT_SECONDS = 5.0
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
+# Cancels wait so long: a restart reaches its servers before several others are woken to drop work.
+_COURTESY_SECONDS = 0.002
 # A server whose calls wait longer than this has a queue.
 _QUEUEING_NS = 1_000_000
 _MAX_CHUNK_TOKENS = 64  # as in DraftRequest.chunk_tokens
@@ -99,6 +102,7 @@ class Driver:
         logprobs: Whether verdicts shall carry them.
         deliver: Takes final tokens, after the commands that came with them are under way; returns
             whether the text ends here.
+        conclude: Told once how the method ended, before what still runs is called off.
 
     Cancellation:
         Cancelling `run` withdraws every call; sessions are closed behind its back.
@@ -115,6 +119,7 @@ class Driver:
         prompt_length: int,
         logprobs: bool,
         deliver: Callable[[EmitTokens], bool],
+        conclude: Callable[[FinishReason], None],
     ) -> None:
         self._method = method
         self._crew = crew
@@ -124,6 +129,7 @@ class Driver:
         self._ledger = Ledger(prompt_length)
         self._logprobs = logprobs
         self._deliver = deliver
+        self._conclude = conclude
         self._tasks = asyncio.TaskGroup()
         self._questions: deque[Callable[[], Sequence[Command]]] = deque()
         self._deciding = False
@@ -131,14 +137,15 @@ class Driver:
         self._drafts: dict[int, _Running] = {}
         self._verifies: dict[int, _Running] = {}
         self._stale: list[_Running] = []
+        self._dropping: asyncio.TimerHandle | None = None
         self._final: deque[EmitTokens] = deque()
         self._timers: list[asyncio.TimerHandle] = []
         self._patience: asyncio.TimerHandle | None = None
         self._finish: Finish | None = None
         self._failure: PacelineError | None = None
 
-    async def run(self) -> FinishReason:
-        """Run the method to its end.
+    async def run(self) -> None:
+        """Run the method to its end, which `conclude` has been told of unless this raises.
 
         Raises:
             NoTargetError: The targets are gone, and none came back in time.
@@ -158,24 +165,23 @@ class Driver:
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
             raise self._failure
-        assert self._finish is not None
-        return self._finish.reason
 
     async def _work(self) -> None:
-        """Begin, and do in each turn what can wait until the calls it made were sent."""
+        """Begin, and deliver in each turn what became final, until the end."""
         renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
         try:
             self._decide(self._method.start)
             while self._final or not self._is_over:
                 await self._turned.wait()
                 self._turned.clear()
-                for running in self._stale:
-                    running.withdraw()
-                self._stale.clear()
                 self._deliver_final()
+            if self._finish is not None:
+                self._conclude(self._finish.reason)
+                await asyncio.sleep(_COURTESY_SECONDS)
         finally:
             renewing.cancel()
-            for running in (*self._drafts.values(), *self._verifies.values(), *self._stale):
+            self._drop_stale()
+            for running in (*self._drafts.values(), *self._verifies.values()):
                 running.withdraw()
 
     @property
@@ -287,9 +293,23 @@ class Driver:
 
     def _withdraw(self, running: _Running | None) -> None:
         if running is not None:
-            self._stale.append(running)
+            self._drop_later(running)
             self._end(running)
             self._recorder.cancelled(running.record, by_rejection=self._finish is None)
+
+    def _drop_later(self, running: _Running) -> None:
+        self._stale.append(running)
+        if self._dropping is None:
+            loop = asyncio.get_running_loop()
+            self._dropping = loop.call_later(_COURTESY_SECONDS, self._drop_stale)
+
+    def _drop_stale(self) -> None:
+        if self._dropping is not None:
+            self._dropping.cancel()
+            self._dropping = None
+        for running in self._stale:
+            running.withdraw()
+        self._stale.clear()
 
     def _end(self, running: _Running) -> None:
         if isinstance(running.call, StartVerify):
@@ -357,7 +377,7 @@ class Driver:
             return False
         self._end(calls.pop(call_id))
         if running.replaced is not None:
-            self._stale.append(running.replaced)
+            self._drop_later(running.replaced)
         return True
 
     def _take_failure(self, call: _Call, session: Session, error: PacelineError) -> None:

@@ -88,16 +88,14 @@ class Generation:
             prompt_length=len(order.prefix),
             logprobs=order.request.logprobs,
             deliver=self._deliver,
+            conclude=self._conclude,
         )
 
     async def run(self) -> None:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         try:
             self._send(started=self._started())
-            reason = await self._driver.run()
-            self._text.flush()
-            self._send_text()
-            self._send(finished=self._finished(reason))
+            await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self._outbox.put_nowait(error)
         finally:
@@ -142,6 +140,13 @@ class Generation:
                 break
         self._send_text()
         return bool(self._text.stop_string)
+
+    def _conclude(self, reason: FinishReason) -> None:
+        """Send what was held back, and the end: its reader need not wait for what `run` clears."""
+        self._text.flush()
+        self._send_text()
+        self._send(finished=self._finished(reason))
+        self._outbox.put_nowait(None)
 
     def _send_text(self) -> None:
         piece = self._text.take()

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallRecord", "CallRecorder", "HostCollector"]
 
-_KEPT_CALLS = 4096
+_KEPT_CALLS = 1024
 _SESSION_DIGITS = 12
 _COUNTED_POSITIONS = 16
 """Of a block: positions beyond are accepted too rarely to be worth a time series each."""
@@ -66,6 +66,9 @@ class CallRecord:
     forward_ns: int = 0
     outcome: str = "running"
     accepted: int = 0
+
+
+_RECORDED = tuple(field.name for field in fields(CallRecord))
 
 
 class CallRecorder:
@@ -161,7 +164,7 @@ class CallRecorder:
 
     def recent(self) -> list[dict[str, Any]]:
         """Return the last calls, oldest first; empty unless they are kept."""
-        return [asdict(entry) for entry in list(self._recent)]
+        return [{name: getattr(entry, name) for name in _RECORDED} for entry in list(self._recent)]
 
 
 class HostCollector(Collector):
