@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from paceline.errors import InternalError, SessionError
+from paceline.errors import InternalError, SessionError, SupersededError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -58,6 +58,7 @@ class CallUnderWay(Generic[_T]):
         self._send = send
         self._read = read
         self._is_repeatable = is_repeatable
+        self._is_wanted = True
         self._sent = send() if session.is_open else None
         session.begin(self)
 
@@ -68,6 +69,10 @@ class CallUnderWay(Generic[_T]):
             PacelineError: What could not be repaired.
         """
         return self._answer().__await__()
+
+    def release(self) -> None:
+        """Nobody wants its answer any more: it is neither repaired nor sent again."""
+        self._is_wanted = False
 
     def cancel(self) -> None:
         """Withdraw it: the server hears of it."""
@@ -80,10 +85,14 @@ class CallUnderWay(Generic[_T]):
             for _ in range(_REPAIRS):
                 if self._sent is None:
                     await self._session.opened()
+                    if not self._is_wanted:
+                        raise SupersededError("it was withdrawn before it was sent")
                     self._sent = self._send()
                 try:
                     return await self._read(self._sent)
                 except SessionError as error:
+                    if not self._is_wanted:
+                        raise
                     self._session.repair(error)
                     if not self._is_repeatable():
                         raise

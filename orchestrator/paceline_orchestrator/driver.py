@@ -293,6 +293,7 @@ class Driver:
 
     def _withdraw(self, running: _Running | None) -> None:
         if running is not None:
+            running.sent.release()
             self._drop_later(running)
             self._end(running)
             self._recorder.cancelled(running.record, by_rejection=self._finish is None)

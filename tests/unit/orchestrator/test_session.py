@@ -102,6 +102,29 @@ async def test_a_newer_call_supersedes_one_whose_cancel_has_not_landed():
         await fake.until(lambda it: len(it.cancelled) == 1)
 
 
+async def test_what_nobody_wants_any_more_is_not_repaired():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        await verify(session, TEXT)
+        fake.faults.append("lose_tokens")
+        unwanted = session.verify((*TEXT, 9), (), final_length=len(TEXT))
+        unwanted.release()
+        with pytest.raises(errors.SessionError):
+            await unwanted
+        assert len(fake.calls) == 2
+        assert not session.repairs
+
+
+async def test_what_nobody_wants_any_more_is_not_sent_when_its_session_opens():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        unwanted = session.verify(TEXT, (), final_length=len(TEXT))
+        unwanted.release()
+        with pytest.raises(errors.SupersededError):
+            await unwanted
+        assert not fake.calls
+
+
 async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
     fake = FakeModelServer("drafter", latency_seconds=0.001)
     async with a_session(fake) as session:
