@@ -56,6 +56,11 @@ class Crew:
         deadline: The request's.
         note_fallback: Told of everything that did not go as planned, by its kind.
         growth: How many more targets it takes if they come while it runs; None takes no more.
+
+    Attributes:
+        targets: By seat, the sessions at targets.
+        drafters: By seat, the sessions at drafters.
+        lookahead: Draft tokens in a verification since targets came; None as long as planned.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class Crew:
         self._since = time.monotonic()
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
         self._has_grown = False
-        self._lookahead: int | None = None  # as planned
+        self.lookahead: int | None = None
         self._barred_until: dict[ModelServer, float] = {}
         self.targets: list[Session | None] = [None] * target_count
         self.drafters: list[Session | None] = [None] * drafter_count
@@ -100,7 +105,7 @@ class Crew:
             targets=usable,
             drafters=_taken(self.drafters),
             leaving=tuple(sorted(self._given_up.union(taken).difference(usable))),
-            lookahead=self._lookahead,
+            lookahead=self.lookahead,
         )
 
     @property
@@ -223,7 +228,7 @@ class Crew:
             self._seat(self.targets, len(self.targets) - 1, server)
             self._has_grown = True
         if self._has_grown:
-            self._lookahead = self._growth.lookahead_with(
+            self.lookahead = self._growth.lookahead_with(
                 len(_taken(self.targets)), target_ns=target_ns, drafter_ns=drafter_ns
             )
 

@@ -194,7 +194,7 @@ class Generation:
             finish_reason=pb.FINISH_REASON_STOP_STRING if stop_string else _FINISH_REASONS[reason],
             stop_string=stop_string,
             promise=order.rule,
-            lookahead=order.plan.lookahead,
+            lookahead=self._crew.lookahead or order.plan.lookahead,
             targets_used=self._recorder.targets_used,
             prompt_token_count=len(order.prompt),
             completion_token_count=self._text.token_count,

@@ -138,10 +138,7 @@ class Recorder:
         """A verification was answered, withdrawn, or failed."""
         self._verifying[record.server] -= 1
         self._verifying += Counter()  # drops those at 0
-        if self._keep_timeline:
-            self._timeline.append(
-                self._event(pb.TIMELINE_EVENT_KIND_VERIFYING, record, start_ns=record.started_ns)
-            )
+        self._tell(pb.TIMELINE_EVENT_KIND_VERIFYING, record, start_ns=record.started_ns)
 
     def draft_ended(self, record: CallRecord) -> None:
         """A draft has used up its window, was withdrawn, or failed."""

@@ -36,7 +36,7 @@ __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_to
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _BYTE_COUNT = 256
-_WAKE_SECONDS = 1e-4
+_WAKE_SECONDS = 3e-4
 """How late a wait ends, about. It is asked to end so much earlier, and the rest is spun away."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc
@@ -13,6 +14,7 @@ from paceline.v1.session_pb2 import SessionSpec
 from paceline_orchestrator.crew import Crew
 from paceline_orchestrator.deadline import Deadline
 from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.growth import Growth
 from paceline_orchestrator.pool import ServerPool
 from paceline_orchestrator.server import ModelServer
 from paceline_orchestrator.wire import ModelFacts, Timing
@@ -38,26 +40,31 @@ class KnownTargets(ServerPool):
 
     def __init__(self, count, **options):
         super().__init__(StaticDiscovery(()), open_channel=lambda _: None, **options)
-        for index in range(count):
-            endpoint = Endpoint(f"target-{index}", "127.0.0.1:1", Role.TARGET)
-            server = ModelServer(endpoint, grpc.aio.insecure_channel("127.0.0.1:1"))
-            server.adopt(MODEL)
-            server.health_status = ""
-            self._servers[endpoint] = server
+        for _ in range(count):
+            self.add(Role.TARGET)
+
+    def add(self, role, *, step_ns=1000, ready_since=0.0):
+        endpoint = Endpoint(f"{role}-{len(self._servers)}", "127.0.0.1:1", role)
+        server = ModelServer(endpoint, grpc.aio.insecure_channel("127.0.0.1:1"))
+        server.adopt(replace(MODEL, forward_latencies=((1, step_ns),)))
+        server.health_status = ""
+        server.ready_since = ready_since
+        self._servers[endpoint] = server
 
     @property
     def homes(self):
         return [it.home_count for it in self.servers]
 
 
-def a_crew(pool, target_count=1):
+def a_crew(pool, target_count=1, *, drafter_count=0, growth=None):
     opening = asyncio.get_running_loop().create_future()
     return Crew(
         pool,
         MODEL,
         make_spec=lambda _: SessionSpec(),
         target_count=target_count,
-        drafter_count=0,
+        drafter_count=drafter_count,
+        growth=growth,
         keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
@@ -120,6 +127,19 @@ async def test_among_targets_that_are_alike_the_lot_decides():
     assert a_crew(pool).targets[0].server.name == "target-2"
     # Load comes first: the third is a home by now.
     assert a_crew(pool).targets[0].server.name == "target-1"
+
+
+async def test_targets_that_come_later_shorten_the_blocks_and_the_crew_says_so():
+    pool = KnownTargets(0)
+    pool.add(Role.TARGET, step_ns=4000)
+    pool.add(Role.DRAFTER, step_ns=1000)
+    crew = a_crew(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
+    assert crew.lookahead is None
+    for _ in range(5):
+        pool.add(Role.TARGET, step_ns=4000, ready_since=float("inf"))
+    crew.fill()
+    assert len(crew.capacity.targets) == 4, "with lookahead 1 Equation 1 has no use for more"
+    assert crew.lookahead == crew.capacity.lookahead == 1
 
 
 async def test_a_request_whose_home_is_lost_moves():

@@ -124,6 +124,7 @@ def test_live_events_are_shown_as_they_happen_and_spans_kept():
     ]
     recorder.verification_ended(record)
     (span,) = recorder.timeline()
+    assert shown[1:] == [span]
     assert (span.server, span.position, list(span.token_ids)) == ("t", 3, [4])
     assert (span.speculation_depth, span.call_id) == (2, record.call_id)
     assert span.start_ns < span.end_ns

@@ -253,7 +253,7 @@ const (
 	TimelineEventKind_TIMELINE_EVENT_KIND_UNSPECIFIED TimelineEventKind = 0
 	// A drafter found tokens.
 	TimelineEventKind_TIMELINE_EVENT_KIND_DRAFTED TimelineEventKind = 1
-	// A target works on a block (live), or a verification's whole span (in the last message).
+	// A target works on a block. Live: a moment at its start, then its span. At last: the span.
 	TimelineEventKind_TIMELINE_EVENT_KIND_VERIFYING TimelineEventKind = 2
 	// Draft tokens became final.
 	TimelineEventKind_TIMELINE_EVENT_KIND_ACCEPTED TimelineEventKind = 3

@@ -143,7 +143,7 @@ class _TimelineEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tim
     TIMELINE_EVENT_KIND_DRAFTED: _TimelineEventKind.ValueType  # 1
     """A drafter found tokens."""
     TIMELINE_EVENT_KIND_VERIFYING: _TimelineEventKind.ValueType  # 2
-    """A target works on a block (live), or a verification's whole span (in the last message)."""
+    """A target works on a block. Live: a moment at its start, then its span. At last: the span."""
     TIMELINE_EVENT_KIND_ACCEPTED: _TimelineEventKind.ValueType  # 3
     """Draft tokens became final."""
     TIMELINE_EVENT_KIND_CORRECTED: _TimelineEventKind.ValueType  # 4
@@ -161,7 +161,7 @@ TIMELINE_EVENT_KIND_UNSPECIFIED: TimelineEventKind.ValueType  # 0
 TIMELINE_EVENT_KIND_DRAFTED: TimelineEventKind.ValueType  # 1
 """A drafter found tokens."""
 TIMELINE_EVENT_KIND_VERIFYING: TimelineEventKind.ValueType  # 2
-"""A target works on a block (live), or a verification's whole span (in the last message)."""
+"""A target works on a block. Live: a moment at its start, then its span. At last: the span."""
 TIMELINE_EVENT_KIND_ACCEPTED: TimelineEventKind.ValueType  # 3
 """Draft tokens became final."""
 TIMELINE_EVENT_KIND_CORRECTED: TimelineEventKind.ValueType  # 4

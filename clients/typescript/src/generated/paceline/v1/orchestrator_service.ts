@@ -81,7 +81,7 @@ export enum TimelineEventKind {
   TIMELINE_EVENT_KIND_UNSPECIFIED = 0,
   /** TIMELINE_EVENT_KIND_DRAFTED - A drafter found tokens. */
   TIMELINE_EVENT_KIND_DRAFTED = 1,
-  /** TIMELINE_EVENT_KIND_VERIFYING - A target works on a block (live), or a verification's whole span (in the last message). */
+  /** TIMELINE_EVENT_KIND_VERIFYING - A target works on a block. Live: a moment at its start, then its span. At last: the span. */
   TIMELINE_EVENT_KIND_VERIFYING = 2,
   /** TIMELINE_EVENT_KIND_ACCEPTED - Draft tokens became final. */
   TIMELINE_EVENT_KIND_ACCEPTED = 3,
