@@ -176,6 +176,7 @@ class Driver:
                 self._turned.clear()
                 self._deliver_final()
             if self._finish is not None:
+                await asyncio.sleep(0)  # until the last verdict has been counted
                 self._conclude(self._finish.reason)
                 await asyncio.sleep(_COURTESY_SECONDS)
         finally:

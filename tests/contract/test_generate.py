@@ -116,6 +116,12 @@ async def test_statistics_add_up():
         assert not received.events
 
 
+async def test_the_last_verification_is_counted_too():
+    async with orchestrating(targets=targets(1)) as system:
+        received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=8)
+        assert received.finished.statistics.target_forward_count == 8
+
+
 async def test_timeline_events_stream_between_the_chunks_on_request():
     async with orchestrating(drafters=[a_drafter()], targets=targets(1)) as system:
         received = await system.generate(
