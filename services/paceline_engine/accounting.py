@@ -14,6 +14,7 @@ class HostLimits:
     Attributes:
         session_limit: Sessions that can be open at once.
         token_budget: Tokens that all of them together can reserve.
+        fits_memory: Whether to lower that, once the model is warm, to what the free memory holds.
         queue_limit: Calls that can wait for the model.
         reap_seconds: How often sessions whose lease is over are looked for.
         warm_up_rounds: How often each forward size is measured before serving. 0: not at all.
@@ -21,6 +22,7 @@ class HostLimits:
 
     session_limit: int = 64
     token_budget: int = 1 << 17
+    fits_memory: bool = False
     queue_limit: int = 256
     reap_seconds: float = 1.0
     warm_up_rounds: int = 3

@@ -7,10 +7,11 @@ gRPC. The caller checks the model fingerprint that a request expects.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrainingError, LoadingError, PacelineError, SupersededError
@@ -23,6 +24,8 @@ from paceline_engine.backends.base import (
     Forwarded,
     Interrupt,
     Judgement,
+    ModelLoadError,
+    TokenMemory,
 )
 from paceline_engine.calls import (
     CallTiming,
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HostLimits", "HostStatistics", "ModelHost"]
 
+_log = logging.getLogger(__name__)
+
 _RETRY_SECONDS = 1.0
 _DEFAULT_LIMITS = HostLimits()
 _PLAIN = VerifyOptions()
@@ -60,6 +65,10 @@ class ModelHost:
 
     Cancellation: leaving `verify` or `draft` by a cancel, or closing the generator of `draft`,
     withdraws the call: it leaves the queue, or its forward is given up.
+
+    Attributes:
+        incarnation: Names this process in session handles.
+        limits: What it takes on; `start` may lower the token budget.
     """
 
     def __init__(
@@ -114,6 +123,8 @@ class ModelHost:
         try:
             backend = (await self._worker.run(lambda _: self._load_backend())).value
             await self._worker.run(lambda interrupt: self._warm_up(backend, interrupt))
+            if self.limits.fits_memory:
+                self._fit_budget((await self._worker.run(lambda _: backend.token_memory())).value)
         except BaseException:
             await self._worker.stop()
             raise
@@ -143,6 +154,19 @@ class ModelHost:
     def _warm_up(self, backend: Backend, interrupt: Interrupt) -> None:
         if self.limits.warm_up_rounds:
             measure(backend, self._meter, rounds=self.limits.warm_up_rounds, interrupt=interrupt)
+
+    def _fit_budget(self, memory: TokenMemory | None) -> None:
+        if memory is None:
+            return
+        token_budget = min(self.limits.token_budget, memory.token_count)
+        if not token_budget:
+            raise ModelLoadError(
+                f"the model leaves no memory for sessions: {memory.free_bytes} bytes are free, and"
+                f" a token takes {memory.bytes_per_token}"
+            )
+        self.limits = replace(self.limits, token_budget=token_budget)
+        self._sessions.token_budget = token_budget
+        _log.info("token budget", extra={"token_budget": token_budget, **asdict(memory)})
 
     def _reap(self) -> None:
         self._sessions.expire()

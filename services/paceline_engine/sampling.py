@@ -28,7 +28,6 @@ __all__ = [
     "filtered_scores",
     "largest",
     "perturbed_scores",
-    "score_gaps",
     "token_logprobs",
 ]
 
@@ -166,15 +165,6 @@ def largest(scores: Tensor) -> list[int]:
     if not bool(values.isfinite().all()):
         raise InternalError("the model's scores are not finite")
     return indices.tolist()
-
-
-def score_gaps(scores: Tensor) -> list[float]:
-    """Return how far each row's best score is above its second: 0 is a tie.
-
-    For tests that have to tell a rounding difference from an error.
-    """
-    best = scores.topk(2).values
-    return (best[:, 0] - best[:, 1]).tolist()
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:

@@ -99,6 +99,9 @@ class Session:
 class SessionTable:
     """All sessions of a server process, within its limits.
 
+    Attributes:
+        token_budget: Tokens that all of them together can reserve. Lower it before the first opens.
+
     Invariants:
         opened_count - released_count sessions are open; a session is released exactly once.
         A session with a live call never expires.
@@ -112,12 +115,12 @@ class SessionTable:
         Args:
             incarnation: Names this server process, in every handle.
             session_limit: Sessions that can be open at once.
-            token_budget: Tokens that all of them together can reserve.
+            token_budget: See the attribute.
             clock: Seconds that never go back; measures leases.
         """
         self._incarnation = incarnation
         self._session_limit = session_limit
-        self._token_budget = token_budget
+        self.token_budget = token_budget
         self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._reserved_tokens = 0
@@ -152,10 +155,10 @@ class SessionTable:
                 f"{self._session_limit} sessions are open, the most there can be",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        free_tokens = self._token_budget - self._reserved_tokens
+        free_tokens = self.token_budget - self._reserved_tokens
         if spec.reserve_length > free_tokens:
             raise CacheExhaustedError(
-                f"{spec.reserve_length} tokens wanted, {free_tokens} of {self._token_budget} free",
+                f"{spec.reserve_length} tokens wanted, {free_tokens} of {self.token_budget} free",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         session_id = f"{self._incarnation}.{secrets.token_urlsafe(32)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline_engine.backends.simulated import SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.loading import ModelSettings, load_backend
+from paceline_serving.model_settings import MOST_DERIVED_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +57,18 @@ def new_host(
 
     return ModelHost(
         load,
-        limits=HostLimits(
-            session_limit=settings.session_limit,
-            token_budget=settings.token_budget,
-            queue_limit=settings.queue_limit,
-        ),
+        limits=_limits(settings),
         on_device_lost=lambda error: on_failure(f"the device is lost: {error}"),
     )
+
+
+def _limits(settings: ModelServerSettings) -> HostLimits:
+    limits = HostLimits(
+        session_limit=settings.session_limit,
+        queue_limit=settings.queue_limit,
+    )
+    if settings.token_budget is not None:
+        return replace(limits, token_budget=settings.token_budget)
+    if settings.backend == "simulated":
+        return limits
+    return replace(limits, token_budget=MOST_DERIVED_TOKENS, fits_memory=True)

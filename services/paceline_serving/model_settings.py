@@ -6,16 +6,21 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from paceline.channel import is_loopback
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import Settings
 
 __all__ = [
+    "MOST_DERIVED_TOKENS",
     "DebugSettings",
     "LimitSettings",
     "ModelServerSettings",
     "ModelSettings",
     "SimulatedSettings",
 ]
+
+MOST_DERIVED_TOKENS = 1 << 20
+"""The largest token budget that is derived from memory; a larger one has to be said."""
 
 
 class ModelSettings(Settings):
@@ -37,7 +42,8 @@ class ModelSettings(Settings):
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a forward")
     capture: bool = Field(
         False,
-        description="on CUDA, record forwards of one row and replay them: small models gain",
+        description="on CUDA, record forwards of one row and replay them: small models gain, but a"
+        " cancelled one then runs to its end",
     )
 
 
@@ -47,8 +53,12 @@ class LimitSettings(Settings):
     session_limit: int = Field(
         64, ge=1, le=100_000, description="sessions that can be open at once"
     )
-    token_budget: int = Field(
-        1 << 17, ge=1, description="tokens that all sessions together can reserve"
+    token_budget: int | None = Field(
+        None,
+        ge=1,
+        description="tokens that all sessions together can reserve. Not given: what fits into 0.8"
+        " of the memory that the loaded model leaves free on its device, 0.5 on a CPU, and at most"
+        f" {MOST_DERIVED_TOKENS}",
     )
     queue_limit: int = Field(256, ge=1, le=100_000, description="calls that can wait for the model")
 
@@ -82,7 +92,8 @@ class DebugSettings(Settings):
 
     debug_calls: bool = Field(
         False,
-        description="show the last calls (sizes and times) at /debug/calls of the metrics port",
+        description="show the last calls (sizes and times) at /debug/calls of --metrics-listen,"
+        " which has no TLS: off loopback it needs --insecure",
     )
 
 
@@ -95,4 +106,14 @@ class ModelServerSettings(
     def _has_model(self) -> Self:
         if self.backend == "transformers" and not self.model:
             raise ValueError("--model is needed: a directory, or a hub id")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_calls_to_this_machine_only(self) -> Self:
+        exposed = self.metrics_listen and not is_loopback(self.metrics_listen)
+        if self.debug_calls and exposed and not self.insecure:
+            raise ValueError(
+                f"--debug-calls would show single calls, in plaintext, to all that can reach"
+                f" {self.metrics_listen}; --insecure allows that"
+            )
         return self

@@ -28,11 +28,13 @@ class ListenSettings(Settings):
     listen: Address = Field("127.0.0.1:50051", description=LISTEN_DESCRIPTION)
     health_listen: Address | Literal[""] = Field(
         "127.0.0.1:0",
-        description="HOST:PORT for grpc.health.v1 alone, in plaintext, for probes; it is served"
-        " at --listen, too. Empty: no port of its own",
+        description="HOST:PORT for grpc.health.v1 alone, for probes; it is served at --listen, too."
+        " Plaintext everywhere: it tells a status. Empty: no port of its own",
     )
     metrics_listen: Address | Literal[""] = Field(
-        "", description="HOST:PORT for Prometheus metrics over HTTP. Empty: none"
+        "",
+        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
+        " counts and times. Empty: none",
     )
     reflection: bool = Field(False, description="let clients ask for the protos (gRPC reflection)")
 

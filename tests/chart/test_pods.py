@@ -348,6 +348,13 @@ def test_without_tls_every_server_says_aloud_that_it_speaks_plaintext():
             assert "tls" not in str(pod.spec["volumes"])
 
 
+def test_single_calls_are_shown_with_tls_too():
+    values = {**values_of("tls.yaml"), "target": {"settings": {"debug_calls": True}}}
+    target = settings_of(install(values).pod("-target-default"))
+    assert target.debug_calls
+    assert target.tls_certificate is not None
+
+
 def test_mutual_tls_gives_each_role_its_own_secret_and_demands_certificates_everywhere():
     release = install(values_of("tls.yaml"))
     for role in SETTINGS:

@@ -42,8 +42,11 @@ from paceline.v1 import (
     sampling_pb2,
     target_service_pb2,
 )
+from paceline_engine.backends.base import TokenMemory
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
+from paceline_model_server import loading
+from paceline_serving.model_settings import ModelServerSettings
 from support.fake_host import FakeHost
 from support.model_servers import DRAFTER, TARGET, ModelClient, decoded, serving
 
@@ -165,6 +168,34 @@ async def test_a_server_describes_its_model_and_role(new_host, role):
         assert client.info.fingerprint
         assert client.info.incarnation
         assert client.info.verification_rules == [sampling_pb2.VERIFICATION_RULE_EXACT]
+
+
+async def test_a_server_says_the_token_budget_that_its_memory_allows():
+    def load() -> SimulatedBackend:
+        backend = SimulatedBackend(SimulatedModel(ttft_seconds=0, tpot_seconds=0))
+        memory = TokenMemory(free_bytes=1000, usable_share=0.5, bytes_per_token=5)
+        backend.token_memory = lambda: memory
+        return backend
+
+    limits = HostLimits(warm_up_rounds=0, fits_memory=True)
+    async with connected(TARGET, ModelHost(load, limits=limits)) as client:
+        assert client.info.token_budget == 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "token_budget", "fits_memory"),
+    [
+        ({"model": "somewhere"}, 1 << 20, True),
+        ({"model": "somewhere", "token_budget": 1 << 22}, 1 << 22, False),
+        ({"backend": "simulated"}, 1 << 17, False),
+        ({"backend": "simulated", "token_budget": 5}, 5, False),
+    ],
+)
+def test_memory_decides_the_token_budget_of_a_real_model_unless_it_is_said(
+    settings, token_budget, fits_memory
+):
+    host = loading.new_host(ModelServerSettings(**settings), role="target", on_failure=print)
+    assert (host.limits.token_budget, host.limits.fits_memory) == (token_budget, fits_memory)
 
 
 async def test_the_tokenizer_comes_in_chunks_under_its_digest(target):

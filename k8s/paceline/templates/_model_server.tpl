@@ -49,6 +49,9 @@ metrics: 9090
 {{- if not (hasKey $pool.settings "device") -}}
 {{- $flags = append $flags (printf "--device=%s" $device) -}}
 {{- end -}}
+{{- if and .root.Values.tls.enabled $pool.settings.debug_calls -}}
+{{- $flags = append $flags "--insecure" -}}
+{{- end -}}
 {{- $devices := dict -}}
 {{- if gt (int64 $pool.gpu.count) 0 -}}
 {{- $_ := set $devices $pool.gpu.resource (int64 $pool.gpu.count | toString) -}}

@@ -33,6 +33,7 @@ __all__ = [
     "Judgement",
     "ModelCache",
     "ModelLoadError",
+    "TokenMemory",
 ]
 
 Interrupt: TypeAlias = threading.Event
@@ -56,6 +57,26 @@ class DeviceLostError(Exception):
 
 class ForwardInterrupted(Exception):  # noqa: N818 - an order carried out, not an error
     """A forward was given up because its interrupt was set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMemory:
+    """The memory that sessions' tokens can lie in.
+
+    Attributes:
+        free_bytes: What is free where the model computes.
+        usable_share: The part of it that tokens may fill; forwards need the rest to compute in.
+        bytes_per_token: What a token takes, in all layers together.
+    """
+
+    free_bytes: int
+    usable_share: float
+    bytes_per_token: int
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens fit."""
+        return int(self.free_bytes * self.usable_share) // self.bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +214,10 @@ class Backend(ABC):
     def layers_run(self) -> int:
         """How many layers forwards have gone through so far; 0 where there are no layers."""
         return 0
+
+    def token_memory(self) -> TokenMemory | None:
+        """Measure what there is for tokens; None where they take no memory. Worker thread only."""
+        return None
 
     @abstractmethod
     def new_cache(self, spec: SessionSpec) -> ModelCache[Any]:

@@ -92,6 +92,16 @@ class KeyValues(Cache):
         return cast("list[KeyValueLayer]", self.layers)
 
     @property
+    def byte_count(self) -> int:
+        """What the buffers take."""
+        return sum(
+            buffer.nbytes
+            for layer in self.text_layers
+            for buffer in (layer.keys, layer.values)
+            if buffer is not None
+        )
+
+    @property
     def has_room(self) -> bool:
         """Whether there are buffers with room for another token."""
         return any(

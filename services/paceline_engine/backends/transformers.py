@@ -6,7 +6,9 @@ import hashlib
 import inspect
 import logging
 import math
+from array import array
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -26,10 +28,12 @@ from paceline_engine.backends.base import (
     Judgement,
     ModelCache,
     ModelLoadError,
+    TokenMemory,
 )
 from paceline_engine.backends.captured import CapturedStep
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama, can_fuse
+from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import ModelFiles, find_model_files
 from paceline_engine.calls import (
     ModelDescription,
@@ -41,7 +45,6 @@ from paceline_engine.sampling import choose_tokens, draw_draft, token_logprobs
 from paceline_engine.verification import accept_exact, accept_sampled
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Iterator, Sequence
 
 __all__ = ["TransformersBackend", "TransformersCache", "usable_device"]
@@ -54,6 +57,8 @@ _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+# What families of models call the most tokens of a text, the usual name first.
+_CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
 @contextmanager
@@ -109,7 +114,8 @@ class TransformersBackend(Backend):
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
-        the moment of launching: what has been launched already still runs.
+        the moment of launching: what has been launched already still runs. A captured forward
+        always runs to its end.
     """
 
     def __init__(
@@ -144,7 +150,11 @@ class TransformersBackend(Backend):
         self.tokenizer = files.tokenizer
         model_on_device = _load_model(files, _DTYPES[dtype]).to(self.device)
         self._adopt(files.name, model_on_device, capture=capture)
-        self.description = _describe(files, self.model, dtype=dtype, device=str(self.device))
+        description = _describe(files, self.model, dtype=dtype, device=str(self.device))
+        self.description = replace(
+            description,
+            cancels_between_layers=description.cancels_between_layers and not self.captures,
+        )
 
     def _adopt(self, name: str, model: Any, *, capture: bool) -> None:
         self.model = model
@@ -162,6 +172,22 @@ class TransformersBackend(Backend):
     def layers_run(self) -> int:
         """How many decoder layers forwards have gone through so far."""
         return self._layers_run
+
+    @_on_device()
+    def token_memory(self) -> TokenMemory:
+        """Measure what there is for tokens: free memory, and what one token takes.
+
+        Cost: a forward of one row.
+        """
+        self.interrupt = Interrupt()
+        one_token = KeyValues(reserve_length=1)
+        self._compute(array("I", [0]), one_token, rows=1)
+        free = free_memory(self.device)
+        return TokenMemory(
+            free_bytes=free.byte_count,
+            usable_share=free.usable_share,
+            bytes_per_token=one_token.byte_count,
+        )
 
     def new_cache(self, spec: SessionSpec) -> TransformersCache:
         """Begin an empty text for a session."""
@@ -355,6 +381,17 @@ def _decoder_layers(model: Any) -> Sequence[nn.Module]:
     return ()
 
 
+def _context_length(name: str, config: Any) -> int:
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise ModelLoadError(
+        f"model {name!r}: config.json does not say how many tokens a text can have; add"
+        f" {_CONTEXT_LENGTHS[0]} to it"
+    )
+
+
 def _describe(files: ModelFiles, model: Any, *, dtype: str, device: str) -> ModelDescription:
     config = model.config.get_text_config(decoder=True)
     tokenizer = Tokenizer.from_str(files.tokenizer.decode())
@@ -368,7 +405,7 @@ def _describe(files: ModelFiles, model: Any, *, dtype: str, device: str) -> Mode
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
         vocabulary_size=min(tokenizer_size, config.vocab_size),
         eos_token_ids=files.eos_token_ids(),
-        context_length=config.max_position_embeddings,
+        context_length=_context_length(files.name, config),
         backend="transformers",
         dtype=dtype,
         device=device,

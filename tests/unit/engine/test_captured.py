@@ -25,10 +25,15 @@ def capturing(tiny_pair):
     return backend
 
 
+@pytest.fixture
+def decoder(target):
+    target.interrupt = NEVER  # whoever had the model before may have left another one
+    assert isinstance(target.decoder, FusedLlama)
+    return target.decoder
+
+
 @torch.inference_mode()
-def test_a_step_in_fixed_buffers_gives_the_decoders_logits(target):
-    decoder = target.decoder
-    assert isinstance(decoder, FusedLlama)
+def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
     prompt = torch.tensor(PROMPT)
     fixed, plain = KeyValues(reserve_length=40, is_fixed=True), KeyValues(reserve_length=40)
     for cache in (fixed, plain):
@@ -41,10 +46,10 @@ def test_a_step_in_fixed_buffers_gives_the_decoders_logits(target):
 
 
 @torch.inference_mode()
-def test_a_step_works_in_the_same_memory_every_time(target):
+def test_a_step_works_in_the_same_memory_every_time(decoder):
     cache = KeyValues(reserve_length=40, is_fixed=True)
-    target.decoder(torch.tensor(PROMPT), cache, rows=1)
-    step = CapturedStep(target.decoder, cache.text_layers)
+    decoder(torch.tensor(PROMPT), cache, rows=1)
+    step = CapturedStep(decoder, cache.text_layers)
     places = {layer.keys.data_ptr() for layer in cache.text_layers}
     for token_id in range(33):
         step(token_id)

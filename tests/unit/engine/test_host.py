@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import (
+    CacheExhaustedError,
     DrainingError,
     InvalidFieldError,
     LoadingError,
@@ -18,7 +19,8 @@ from paceline.errors import (
     SupersededError,
     UnsupportedError,
 )
-from paceline_engine.backends.base import DeviceLostError, ModelLoadError
+from paceline_engine.backends.base import DeviceLostError, ModelLoadError, TokenMemory
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import (
     PrefixCall,
     SamplingParameters,
@@ -514,6 +516,61 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_no_threa
     with pytest.raises(ModelLoadError, match="simulated, transformers"):
         await host.start()
     assert not host._worker._thread.is_alive() or host._worker._thread.join(5) is None
+
+
+class Remembering(SimulatedBackend):
+    """An instant simulated model whose tokens take memory."""
+
+    def __init__(self, *, free_bytes: int) -> None:
+        super().__init__(SimulatedModel(ttft_seconds=0, tpot_seconds=0))
+        self.free_bytes = free_bytes
+
+    def token_memory(self) -> TokenMemory:
+        return TokenMemory(free_bytes=self.free_bytes, usable_share=0.5, bytes_per_token=10)
+
+
+async def test_the_token_budget_is_what_fits_into_the_memory_that_is_left(caplog):
+    limits = HostLimits(warm_up_rounds=0, token_budget=1000, fits_memory=True)
+    with caplog.at_level("INFO"):
+        async with running(Remembering(free_bytes=8019), limits=limits) as host:
+            assert host.limits.token_budget == 400
+            opened(host, SessionSpec(400))
+            with pytest.raises(CacheExhaustedError, match="0 of 400 free"):
+                opened(host, SessionSpec(1))
+    (told,) = (record for record in caplog.records if record.message == "token budget")
+    assert (
+        vars(told).items()
+        >= {
+            "token_budget": 400,
+            "free_bytes": 8019,
+            "usable_share": 0.5,
+            "bytes_per_token": 10,
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "fits_memory"), [(10**9, True), (8019, False)], ids=["plenty", "overridden"]
+)
+async def test_a_token_budget_is_never_raised_and_only_lowered_on_request(free_bytes, fits_memory):
+    limits = HostLimits(warm_up_rounds=0, token_budget=1000, fits_memory=fits_memory)
+    async with running(Remembering(free_bytes=free_bytes), limits=limits) as host:
+        assert host.limits.token_budget == 1000
+        opened(host, SessionSpec(1000))
+
+
+async def test_where_tokens_take_no_memory_the_budget_stays():
+    limits = HostLimits(warm_up_rounds=0, fits_memory=True)
+    async with running(instant(), limits=limits) as host:
+        assert host.limits == limits
+
+
+async def test_a_model_that_leaves_no_memory_is_not_served():
+    limits = HostLimits(warm_up_rounds=0, fits_memory=True)
+    host = ModelHost(lambda: Remembering(free_bytes=19), limits=limits)
+    with pytest.raises(ModelLoadError, match="19 bytes are free, and a token takes 10"):
+        await host.start()
+    assert not host.ready
 
 
 async def test_the_start_measures_forwards_and_prefill():

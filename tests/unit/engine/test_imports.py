@@ -15,6 +15,7 @@ TORCH_MODULES = {
     "backends.captured",
     "backends.key_values",
     "backends.llama",
+    "backends.memory",
     "backends.transformers",
 }
 MODULES = sorted(

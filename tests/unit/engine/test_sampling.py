@@ -14,8 +14,6 @@ from paceline_engine.sampling import (
     draw_draft,
     filtered_scores,
     largest,
-    perturbed_scores,
-    score_gaps,
     token_logprobs,
 )
 
@@ -149,14 +147,6 @@ def test_log_probabilities_are_those_of_the_plain_softmax():
     assert token_logprobs(logits, [3, 19]) == pytest.approx(
         (expected[0, 3].item(), expected[1, 19].item())
     )
-
-
-def test_the_gap_tells_how_near_a_tie_is():
-    parameters = SamplingParameters(temperature=1.0)
-    scores = perturbed_scores(torch.zeros(2, 16), first_position=0, parameters=parameters, seed=1)
-    ordered = scores.sort(descending=True).values
-    assert score_gaps(scores) == (ordered[:, 0] - ordered[:, 1]).tolist()
-    assert score_gaps(torch.tensor([[1.0, 2.0, 2.0]])) == [0.0]
 
 
 def test_a_draft_is_drawn_from_exactly_what_it_says():

@@ -7,7 +7,16 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+)
 
 from paceline.errors import OverloadedError
 from paceline_engine.backends.base import (
@@ -71,6 +80,41 @@ def test_the_description_is_the_models(target, tiny_pair):
     assert (description.context_length, description.eos_token_ids) == (512, (0,))
     assert description.cancels_between_layers
     assert target.tokenizer == (tiny_pair.target / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_a_tokens_memory_is_that_of_its_keys_and_values(tiny_pair, dtype, item_bytes):
+    memory = TransformersBackend(str(tiny_pair.target), dtype=dtype).token_memory()
+    # Keys and values of four layers, with one head of 16 each.
+    assert memory.bytes_per_token == 2 * 4 * 1 * 16 * item_bytes
+    assert memory.free_bytes > 0
+    assert memory.token_count == int(memory.free_bytes * 0.5) // memory.bytes_per_token
+
+
+@pytest.mark.parametrize("reserved", [20, 100, 300])
+def test_a_session_never_takes_more_memory_than_it_reserved(either, reserved):
+    cache = either.new_cache(SessionSpec(reserved))
+    bytes_per_token = either.token_memory().bytes_per_token
+    for length in range(1, reserved + 1):
+        cache.scores(text(*range(length)), (), interrupt=NEVER)
+        assert length <= cache._state.byte_count / bytes_per_token <= reserved
+
+
+def test_memory_is_measured_also_after_a_forward_was_given_up(either):
+    with pytest.raises(ForwardInterrupted):
+        either.new_cache(SPEC).draft(text(*PROMPT), interrupt=StopAtLayer(2))
+    assert either.token_memory().bytes_per_token
+
+
+def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
+    adopt = TransformersBackend._adopt
+
+    def capture(self, *arguments, **settings):
+        adopt(self, *arguments, **settings)
+        self.captures = True
+
+    monkeypatch.setattr(TransformersBackend, "_adopt", capture)
+    assert not TransformersBackend(str(tiny_pair.target)).description.cancels_between_layers
 
 
 def test_drafter_and_target_share_a_tokenizer_and_nothing_else(target, drafter):
@@ -283,6 +327,41 @@ def test_a_model_that_cannot_be_rolled_back_is_refused(tiny_pair, tmp_path):
     config = MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ModelLoadError, match="taken back"):
         save_and_load(MambaForCausalLM(config), tiny_pair, tmp_path)
+
+
+def bloom(**settings: int) -> BloomForCausalLM:
+    config = BloomConfig(
+        vocab_size=300, hidden_size=32, n_layer=2, n_head=2, initializer_range=0.3, **settings
+    )
+    torch.manual_seed(0)
+    return BloomForCausalLM(config)
+
+
+def mpt(**settings: int) -> MptForCausalLM:
+    config = MptConfig(
+        vocab_size=300, d_model=32, n_layers=2, n_heads=2, initializer_range=0.3, **settings
+    )
+    torch.manual_seed(0)
+    return MptForCausalLM(config)
+
+
+@pytest.mark.parametrize(("family", "name"), [(bloom, "seq_length"), (mpt, "max_seq_len")])
+def test_families_name_their_context_length_differently(tiny_pair, tmp_path, family, name):
+    backend = save_and_load(family(**{name: 77}), tiny_pair, tmp_path)
+    assert backend.description.context_length == 77
+    spec = SessionSpec(77)
+    oracle = continuation(backend.new_cache(spec), PROMPT, 6)
+    cache = backend.new_cache(spec)
+    assert judge(cache, PROMPT, [*oracle[:2], 299 - oracle[2]]).accepted_count == 2
+    assert judge(cache, PROMPT, oracle).accepted_count == 6
+
+
+def test_a_model_without_a_context_length_is_told_where_to_say_it(tiny_pair, tmp_path):
+    with pytest.raises(ModelLoadError, match=r"config\.json .* add max_position_embeddings to it"):
+        save_and_load(bloom(), tiny_pair, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 88}))
+    assert TransformersBackend(str(tmp_path)).description.context_length == 88
 
 
 @pytest.mark.parametrize(

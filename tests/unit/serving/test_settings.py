@@ -96,6 +96,28 @@ def test_plaintext_off_loopback_is_refused(capsys, listen):
     assert read(f"--listen={listen}", *tls).listen == listen
 
 
+@pytest.mark.parametrize("port", ["--metrics-listen=0.0.0.0:1", "--health-listen=0.0.0.0:1"])
+def test_metrics_and_health_are_plaintext_everywhere(port):
+    assert not read(port).insecure
+
+
+def test_single_calls_are_shown_off_loopback_only_when_that_is_said_aloud(capsys):
+    def model_server(*arguments: str) -> ModelServerSettings:
+        flags = ["--backend=simulated", "--debug-calls", *arguments]
+        return parse(ModelServerSettings, flags, program="test", environment={})
+
+    assert model_server().debug_calls
+    assert model_server("--metrics-listen=127.0.0.1:1").debug_calls
+    assert not model_server("--metrics-listen=0.0.0.0:1", "--no-debug-calls").debug_calls
+    tls = ("--tls-certificate=c.pem", "--tls-key=k.pem")
+    for more in ((), tls):
+        with pytest.raises(SystemExit):
+            model_server("--metrics-listen=0.0.0.0:1", *more)
+        said = capsys.readouterr().err
+        assert "all that can reach 0.0.0.0:1; --insecure allows that" in said
+        assert model_server("--metrics-listen=0.0.0.0:1", "--insecure", *more).debug_calls
+
+
 def test_variables_that_kubernetes_makes_of_service_names_are_no_mistakes():
     environment = {
         "PACELINE_TARGET_SERVICE_HOST": "10.0.0.1",

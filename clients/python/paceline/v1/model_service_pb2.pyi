@@ -114,7 +114,9 @@ class GetModelInfoResponse(_message.Message):
     layer_count: _builtins.int
     """Transformer layers; 0 where the backend has none."""
     cancels_between_layers: _builtins.bool
-    """Whether a cancelled forward stops at the next layer, or runs to its end and is dropped."""
+    """Whether every cancelled forward stops at the next layer. Elsewhere some run to their end, and
+    are dropped: those of one row where forwards are captured, or all where layers cannot be told.
+    """
     session_limit: _builtins.int
     """Sessions that can be open at once."""
     token_budget: _builtins.int

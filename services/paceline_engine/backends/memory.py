@@ -1,0 +1,75 @@
+"""How much memory is free where a model computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["FreeMemory", "free_machine_bytes", "free_memory"]
+
+# An accelerator is the model's alone, a machine's memory is everybody's.
+_ACCELERATOR_SHARE = 0.8
+_MACHINE_SHARE = 0.5
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """What is free on a device, and the part of it, in [0, 1], to count on."""
+
+    byte_count: int
+    usable_share: float
+
+
+def free_memory(device: torch.device) -> FreeMemory:
+    """Measure what is free on a device; one without memory of its own uses the machine's."""
+    accelerator = torch.get_device_module(device)
+    if not hasattr(accelerator, "mem_get_info"):
+        return FreeMemory(free_machine_bytes(), _MACHINE_SHARE)
+    free_bytes, _ = accelerator.mem_get_info(device)
+    # What torch keeps of the device for its next allocations is free, too.
+    kept = accelerator.memory_reserved(device) - accelerator.memory_allocated(device)
+    return FreeMemory(free_bytes + kept, _ACCELERATOR_SHARE)
+
+
+def free_machine_bytes(*, cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
+    """Measure what this process can still get of the machine's memory.
+
+    Args:
+        cgroups: Where cgroups (version 2) are mounted; a container's limit is there.
+        membership: The file that names this process's own.
+    """
+    return min([psutil.virtual_memory().available, *_cgroup_bytes(cgroups, membership)])
+
+
+def _cgroup_bytes(cgroups: Path, membership: Path) -> Iterator[int]:
+    """Yield what is left of the limit of each cgroup that this process is in."""
+    own = _read(membership).partition("0::/")[2].partition("\n")[0]
+    for group in (cgroups / own, *(cgroups / own).parents):
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit.isdecimal() and used.isdecimal():
+            yield max(0, int(limit) - int(used) + _reclaimable_bytes(group))
+        if group == cgroups:
+            return
+
+
+def _reclaimable_bytes(group: Path) -> int:
+    """Return how much of a cgroup's use is files that were only read, as weights are."""
+    counts = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+    return int(counts.get("inactive_file", 0))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
