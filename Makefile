@@ -107,17 +107,19 @@ images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/pa
 
 SIMULATE := build/simulate
 
-bench: install ## measure everything on this machine, which should be idle, and write the figures (40 minutes)
-	$(BIN)/paceline simulate --grid full --output-directory $(SIMULATE)/full
-	$(BIN)/paceline simulate --output-directory $(SIMULATE)/coarse
+bench: install ## measure everything on this machine, which should be idle, and write the figures (two hours)
+	$(BIN)/paceline simulate --grid full --output-directory $(SIMULATE) --json bench/results/simulate.json
+	$(BIN)/paceline simulate figure2 --grid full --dispatch work_conserving \
+	  --output-directory $(SIMULATE)/served --json bench/results/simulate-served.json
 	for figure in figure2 figure7; do \
-	  cp $(SIMULATE)/full/$$figure.png bench/results/simulate-$$figure.png && \
-	  cp $(SIMULATE)/coarse/$$figure.csv bench/results/simulate-$$figure-coarse.csv || exit 1; \
+	  cp $(SIMULATE)/$$figure.png bench/results/simulate-$$figure.png || exit 1; \
 	done
+	$(BIN)/paceline plan --target-ms 37.7 --target-first-ms 202 --drafter-ms 2.5 --drafter-first-ms 2.6 \
+	  --acceptance 0.63 --tokens 50 --gpus 8 --json bench/results/plan.json --chart bench/results/plan.png
 	$(BIN)/paceline bench pair --json bench/results/pair.json --chart bench/results/pair.png
 	$(BIN)/paceline bench load --json bench/results/load.json --chart bench/results/load.png
-	$(BIN)/paceline bench table2 --repeats 3 --si-lookaheads 2-6 --dsi-lookaheads 1,2,3 \
-	  --json bench/results/table2.json --chart bench/results/table2.png
+	$(BIN)/paceline bench table2 --json bench/results/table2.json --chart bench/results/table2.png
+	$(BIN)/paceline bench table2 --grid 5 --json bench/results/grid.json --chart bench/results/grid.png
 	$(BIN)/python bench/publish.py
 
 figures: install ## write what was measured into README.md and docs/performance.md
@@ -130,7 +132,7 @@ bench-gpu: install ## measure pairs of models on a GPU; where there is none it s
 # Four processes share the GPU in the first two. The last two are of a 13B model's size.
 bench-gpu-now: install
 	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --json build/pair-gpu.json --chart build/pair-gpu.svg
-	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --capture --parts engine,services --json build/pair-gpu-captured.json
+	$(BIN)/paceline bench pair --device cuda:0 --targets 3 --capture --parts engine,services,sharing --json build/pair-gpu-captured.json
 	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --json build/random-gpu.json
 	$(BIN)/paceline bench pair --device cuda:0 --dtype bfloat16 --random-target 40x5120 --random-drafter 2x768 --capture --json build/random-gpu-captured.json
 

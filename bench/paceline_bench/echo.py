@@ -3,6 +3,9 @@
 The server sleeps as long as it is told, blocking, so that no thread or timer of an event loop adds
 to the sleep; it can do nothing else meanwhile. That makes it the strictest floor: a server that
 still hears of cancels during a forward needs a second thread.
+
+What a call costs drifts with the machine, at times by a factor of two within minutes. So the sleeps
+take turns, and whoever compares something with bare calls measures them before and after it.
 """
 
 from __future__ import annotations
@@ -12,19 +15,39 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from paceline_bench.report import spread
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Echo", "measure_echoes"]
+__all__ = ["BareCall", "Echo", "summarise_echoes", "time_echoes"]
 
 _SERVICE, _METHOD = "echo.Echo", "Sleep"
-_FEWEST, _MOST = 21, 101
-_SECONDS_PER_SLEEP = 2.0
+_FEWEST_ROUNDS, _MOST_ROUNDS = 15, 101
+_SECONDS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class BareCall:
+    """One call.
+
+    Attributes:
+        sleep_ns: What the server was asked to sleep.
+        overhead_ns: How much longer the call took.
+        one_way_ns: From the call to the server's handler.
+        back_ns: From the handler's end to the answer.
+    """
+
+    sleep_ns: int
+    overhead_ns: int
+    one_way_ns: int
+    back_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +57,8 @@ class Echo:
     Attributes:
         sleep_ns: What the server was asked to sleep.
         overhead_ns: How much longer the call took: the median.
+        overhead_low_ns: The first decile of that.
+        overhead_high_ns: The last decile.
         one_way_ns: From the call to the server's handler: the median.
         back_ns: From the handler's end to the answer: the median.
         count: Calls measured.
@@ -41,15 +66,17 @@ class Echo:
 
     sleep_ns: int
     overhead_ns: int
+    overhead_low_ns: int
+    overhead_high_ns: int
     one_way_ns: int
     back_ns: int
     count: int
 
 
-async def measure_echoes(sleeps_ns: Iterable[int]) -> dict[int, Echo]:
-    """Measure the bare call for each of these sleeps; everything else should be idle.
+async def time_echoes(sleeps_ns: Iterable[int]) -> list[BareCall]:
+    """Time bare calls with each of these sleeps, in turn; everything else should be idle.
 
-    Cost: about two seconds for each.
+    Cost: nine seconds at most, whatever the sleeps are.
     """
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, "serve"),
@@ -59,21 +86,41 @@ async def measure_echoes(sleeps_ns: Iterable[int]) -> dict[int, Echo]:
     try:
         assert server.stdout is not None
         port = int(await server.stdout.readline())
-        plan = [[sleep_ns, _call_count(sleep_ns)] for sleep_ns in sorted({*sleeps_ns})]
+        sleeps = map(str, sorted({*sleeps_ns}))
         client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, "call", str(port), json.dumps(plan)),
+            *(sys.executable, "-m", __name__, "call", str(port), *sleeps),
             stdout=asyncio.subprocess.PIPE,
         )
         answer, _ = await client.communicate()
     finally:
         server.kill()
         await server.wait()
-    echoes = [Echo(**each) for each in json.loads(answer)]
-    return {echo.sleep_ns: echo for echo in echoes}
+    return [BareCall(*each) for each in json.loads(answer)]
 
 
-def _call_count(sleep_ns: int) -> int:
-    return max(_FEWEST, min(_MOST, int(_SECONDS_PER_SLEEP * 1e9 / max(1, sleep_ns))))
+def summarise_echoes(calls: Iterable[BareCall]) -> dict[int, Echo]:
+    """Take the calls of each sleep together."""
+    by_sleep = defaultdict(list)
+    for call in calls:
+        by_sleep[call.sleep_ns].append(call)
+    return {sleep_ns: _summarise(own) for sleep_ns, own in by_sleep.items()}
+
+
+def _summarise(calls: Sequence[BareCall]) -> Echo:
+    overhead = spread([call.overhead_ns for call in calls])
+    return Echo(
+        sleep_ns=calls[0].sleep_ns,
+        overhead_ns=round(overhead.median),
+        overhead_low_ns=round(overhead.low),
+        overhead_high_ns=round(overhead.high),
+        one_way_ns=round(statistics.median(call.one_way_ns for call in calls)),
+        back_ns=round(statistics.median(call.back_ns for call in calls)),
+        count=overhead.count,
+    )
+
+
+def _round_count(sleeps_ns: Sequence[int]) -> int:
+    return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(_SECONDS * 1e9) // max(1, sum(sleeps_ns))))
 
 
 async def _serve() -> None:
@@ -91,31 +138,33 @@ async def _serve() -> None:
     await asyncio.to_thread(sys.stdin.read)  # until the parent ends
 
 
-async def _call(port: int, plan: Sequence[tuple[int, int]]) -> None:
+async def _call(port: int, sleeps_ns: Sequence[int]) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(f"/{_SERVICE}/{_METHOD}", None, None)
         await call(b"0")  # connects
-        echoes = []
-        for sleep_ns, count in plan:
-            times = [await _time(call, sleep_ns) for _ in range(count)]
-            overhead, one_way, back = (
-                round(statistics.median(each)) for each in zip(*times, strict=True)
-            )
-            echoes.append(Echo(sleep_ns, overhead, one_way, back, count))
-    print(json.dumps([asdict(echo) for echo in echoes]))
+        calls = [
+            await _time(call, sleep_ns)
+            for _ in range(_round_count(sleeps_ns))
+            for sleep_ns in sleeps_ns
+        ]
+    print(json.dumps([astuple(each) for each in calls]))
 
 
-async def _time(call: Any, sleep_ns: int) -> tuple[int, int, int]:
-    """Call once; return how much longer than the sleep it took, the way there, and the way back."""
+async def _time(call: Any, sleep_ns: int) -> BareCall:
     started_ns = time.monotonic_ns()
     answer = await call(str(sleep_ns).encode())
     ended_ns = time.monotonic_ns()
     arrived_ns, left_ns = map(int, answer.split())
-    return ended_ns - started_ns - sleep_ns, arrived_ns - started_ns, ended_ns - left_ns
+    return BareCall(
+        sleep_ns=sleep_ns,
+        overhead_ns=ended_ns - started_ns - sleep_ns,
+        one_way_ns=arrived_ns - started_ns,
+        back_ns=ended_ns - left_ns,
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         asyncio.run(_serve())
     else:
-        asyncio.run(_call(int(sys.argv[2]), json.loads(sys.argv[3])))
+        asyncio.run(_call(int(sys.argv[2]), [int(sleep) for sleep in sys.argv[3:]]))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADINGS", "NAMES", "conclusions", "json_rows", "table_rows"]
 
-HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "marginal gain")
+HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "gain per target")
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
 _NOTABLE_GAIN = 0.001
@@ -27,7 +27,7 @@ NAMES = {
 
 
 def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
-    """Lay out the rows for HEADINGS: times with standard errors, and gains over the row above."""
+    """Lay out the rows for HEADINGS: times with errors, and what one more target is worth."""
     plain = rows[0]
     return [
         (
@@ -36,7 +36,7 @@ def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
             str(row.lookahead or "-"),
             _milliseconds(row),
             f"{plain.mean_ns / row.mean_ns:.2f}x",
-            _marginal_gain(rows, index),
+            _gain_words(_marginal_gain(rows, index)),
         )
         for index, row in enumerate(rows)
     ]
@@ -73,8 +73,9 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
             "mean_ms": row.mean_ns / 1e6,
             "error_ms": row.error_ns / 1e6,
             "speed_up": rows[0].mean_ns / row.mean_ns,
+            "gain_per_target": gain[0] if (gain := _marginal_gain(rows, index)) else None,
         }
-        for row in rows
+        for index, row in enumerate(rows)
     ]
 
 
@@ -115,10 +116,21 @@ def _milliseconds(row: Forecast) -> str:
     return f"{mean:.{decimals}f}" + (f" ± {error:.{decimals}f}" if notable else "")
 
 
-def _marginal_gain(rows: Sequence[Forecast], index: int) -> str:
-    """Say what the targets added since the row above are worth."""
+def _marginal_gain(rows: Sequence[Forecast], index: int) -> tuple[float, float] | None:
+    """Return what each of the targets added since the row above is worth, and its error.
+
+    It is the part of that row's time by which this one is shorter, over the added targets.
+    """
     row, above = rows[index], rows[index - 1]
     if index == 0 or above.strategy is not Strategy.DISTRIBUTED:
-        return ""
+        return None
     gain, error = row.gain_over(above)
+    added = row.target_count - above.target_count
+    return gain / added, error / added
+
+
+def _gain_words(marginal: tuple[float, float] | None) -> str:
+    if marginal is None:
+        return ""
+    gain, error = marginal
     return f"{gain:+.1%}" + (f" ± {error:.1%}" if error >= _NOTABLE_ERROR else "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import Strategy
 from paceline_bench.node import SimulatedNode
 from paceline_bench.online import PLAIN, PLANNED, Way, is_identical
-from paceline_bench.report import goal_line, markdown_table
+from paceline_bench.report import goal_line, markdown_table, restless_line
 from paceline_orchestrator.simulation import ServerLatency
 
 if TYPE_CHECKING:
@@ -72,7 +72,18 @@ class GridCell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What was measured on a node of the grid; times in ms, one for each prompt."""
+    """What was measured on a node of the grid.
+
+    Attributes:
+        cell: The node.
+        plain: Non-SI's times in ms, one for each prompt.
+        speculative: SI's.
+        planned: DSI's, as the planner chose.
+        si_lookahead: SI's lookahead.
+        dsi_lookaheads: DSI's, ascending: several if the planner changed its mind.
+        restless_runs: Runs that began while the orchestrator still computed behind an earlier one.
+        identical: Whether every output was plain decoding's.
+    """
 
     cell: GridCell
     plain: tuple[float, ...]
@@ -80,6 +91,7 @@ class CellResult:
     planned: tuple[float, ...]
     si_lookahead: int
     dsi_lookaheads: tuple[int, ...]
+    restless_runs: int
     identical: bool
 
     def __str__(self) -> str:
@@ -114,6 +126,7 @@ async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) ->
         planned=_milliseconds(planned),
         si_lookahead=speculative[0].plan.lookahead,
         dsi_lookaheads=tuple(sorted({run.plan.lookahead for run in planned})),
+        restless_runs=sum(not run.began_quietly for run in (*plain, *speculative, *planned)),
         identical=is_identical([*speculative, *planned], plain),
     )
 
@@ -133,6 +146,8 @@ def grid_report(results: Sequence[CellResult]) -> str:
         worst, where = max((result.over_better, result.cell.name) for result in comparable)
         what = "DSI ÷ the better of SI and non-SI"
         lines.append(goal_line(what, worst, limit=MOST_SLOWER, where=where) + "\n")
+    if restless := sum(result.restless_runs for result in results):
+        lines.append(restless_line(restless) + "\n")
     if len(comparable) < len(results):
         lines.append(_DIFFERENT + "\n")
     return "\n".join(lines)
@@ -154,6 +169,7 @@ def grid_json(result: CellResult) -> list[dict[str, Any]]:
             "lookaheads": lookaheads,
             "median_ms": statistics.median(times),
             "times_ms": times,
+            "restless_runs": result.restless_runs,
             "identical": result.identical,
         }
         | ({"over_better": result.over_better} if strategy == "DSI" and result.identical else {})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, LogNorm
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from paceline_bench.charts import new_figure
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
 
     from paceline_bench.heatmaps import Cell
 
+    Bools: TypeAlias = NDArray[np.bool_]
+    Floats: TypeAlias = NDArray[np.float64]
+
 __all__ = ["draw_heatmaps"]
 
 _RANGE = (0.5, 2.0)  # of the colours; beyond it the lines tell
 _TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
 _LEVELS = (0.4, 0.6, 0.8, 1.1, 1.25, 1.4, 2.0, 4.0, 10.0)
-_SLOW = 1 - 1e-4  # equal times are no slow-down, however they are rounded
+_SLOW = 1 - 1e-9  # equal times are no slow-down, however they are rounded
 _NOTHING = "0.85"
 _HATCH = "\\" * 3
 _EDGE = 0.04  # nearer to the frame no line has a label: it would be cut
@@ -73,19 +78,43 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell], panel: str) -> QuadMesh:
         place = rates.index(cell.acceptance_percent), drafters.index(cell.drafter_percent)
         drawn[place], expected[place] = ratio(cell.means), ratio(cell.expected)
     x, y = np.array(drafters) / 100, np.array(rates) / 100
+    x_edges, y_edges = _edges(x), _edges(y)
     mesh = axes.pcolormesh(
-        _edges(x), _edges(y), drawn, norm=LogNorm(*_RANGE), cmap=_colours(), rasterized=True
+        x_edges, y_edges, drawn, norm=LogNorm(*_RANGE), cmap=_colours(), rasterized=True
     )
-    if (expected < _SLOW).any():
-        axes.contourf(x, y, expected, levels=(0, _SLOW), colors="none", hatches=(_HATCH,))
-        axes.contour(x, y, expected, levels=(_SLOW,), colors="black", linewidths=1.4)
+    slow = expected < _SLOW
+    if slow.any():
+        _mark(axes, slow, x_edges, y_edges)
+        words = f"slow-down: {slow.sum()} cells, to {expected.min():.3g}"
+        axes.set_title(words, loc="right", fontsize="small")
     lines = axes.contour(x, y, expected, levels=_LEVELS, colors="black", linewidths=0.6)
     for text in axes.clabel(lines, fmt="%g", fontsize="x-small", manual=[*_label_places(lines)]):
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})
     axes.set_facecolor(_NOTHING)
-    axes.set_title(panel, fontsize="medium")
-    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_title(panel, loc="left", fontsize="medium")
+    axes.set(xlim=(0, x_edges[-1]), ylim=(y_edges[0], y_edges[-1]))
     return mesh
+
+
+def _mark(axes: Axes, cells: Bools, x_edges: Floats, y_edges: Floats) -> None:
+    """Hatch whole cells, and draw a line around them."""
+    corners = [
+        [
+            (x_edges[x], y_edges[y]),
+            (x_edges[x + 1], y_edges[y]),
+            (x_edges[x + 1], y_edges[y + 1]),
+            (x_edges[x], y_edges[y + 1]),
+        ]
+        for y, x in np.argwhere(cells)
+    ]
+    path = Path.make_compound_path(*(Path([*each, each[0]], closed=True) for each in corners))
+    axes.add_patch(PathPatch(path, facecolor="none", hatch=_HATCH, linewidth=0))
+    padded = np.pad(cells, 1)
+    upright = np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1])
+    level = np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1])
+    around = [[(x_edges[x], y_edges[y]), (x_edges[x], y_edges[y + 1])] for y, x in upright]
+    around += [[(x_edges[x], y_edges[y]), (x_edges[x + 1], y_edges[y])] for y, x in level]
+    axes.add_collection(LineCollection(around, colors="black", linewidths=1.0))
 
 
 def _label_places(lines: QuadContourSet) -> Iterator[tuple[float, float]]:
@@ -106,7 +135,14 @@ def _add_colour_bar(figure: Figure, axes: NDArray[np.object_], mesh: QuadMesh) -
 
 
 def _add_legend(figure: Figure, *, has_gap: bool) -> None:
-    patches = [Patch(facecolor="none", edgecolor="black", hatch=_HATCH, label="slow-down")]
+    patches = [
+        Patch(
+            facecolor="none",
+            edgecolor="black",
+            hatch=_HATCH,
+            label="slow-down: X takes less than Y",
+        )
+    ]
     if has_gap:
         patches.append(Patch(facecolor=_NOTHING, label="not feasible: Equation 1"))
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
@@ -117,7 +153,7 @@ def _colours() -> ListedColormap:
     return ListedColormap(colormaps["RdBu"](np.linspace(0.08, 0.92, 256)))
 
 
-def _edges(centres: NDArray[np.float64]) -> NDArray[np.float64]:
+def _edges(centres: Floats) -> Floats:
     """Return the edges between cells: halfway, and the outer ones as far as the inner ones."""
     middle = [(left + right) / 2 for left, right in pairwise(centres)]
     return np.array([2 * centres[0] - middle[0], *middle, 2 * centres[-1] - middle[-1]])

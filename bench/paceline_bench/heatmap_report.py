@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -11,9 +12,11 @@ if TYPE_CHECKING:
 
     from paceline_bench.heatmaps import Cell
 
-__all__ = ["RATIOS", "check_claims", "write_cells"]
+__all__ = ["RATIOS", "Comparison", "Summary", "check_claims", "summarise", "write_cells"]
 
 Times: TypeAlias = tuple[float, float, float]  # of non-SI, SI and DSI
+
+Place: TypeAlias = tuple[float, float]  # drafter latency, acceptance rate
 
 # X / Y: how many times as fast as X is Y.
 RATIOS: dict[str, Callable[[Times], float]] = {
@@ -38,14 +41,101 @@ _HEADINGS = (
 )
 
 
-def check_claims(cells: Sequence[Cell]) -> list[str]:
-    """Hold the paper's claims against the cells, by their exact expectations; one line each."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How DSI fares against a rival, by the exact expectations; cells where equal are no loss.
+
+    Attributes:
+        slower_count: Cells in which it is slower.
+        worst_loss: The largest part by which it takes longer; 0 if it never does.
+        worst_place: Where: drafter latency and acceptance rate.
+        slower_lookaheads: DSI's, in the cells in which it is slower.
+        best_ratio: The rival's time over its own where that is largest.
+        best_place: Where that is.
+        mean_ratio: The mean of all cells.
+    """
+
+    slower_count: int
+    worst_loss: float
+    worst_place: Place | None
+    slower_lookaheads: tuple[int, ...]
+    best_ratio: float
+    best_place: Place
+    mean_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the cells of a grid come to.
+
+    Attributes:
+        cell_count: How many there are.
+        below_count: Those whose acceptance rate is below the drafter's relative latency.
+        si_slower_below_count: Of these, those in which SI is slower than non-SI.
+        si_slower_elsewhere_count: Of the others.
+        over_non_si: DSI against non-SI.
+        over_si: DSI against SI.
+        over_both: DSI against the better of the two.
+        drawn_best_ratio: The largest against the better of the two, by the means of the repeats.
+        drawn_best_place: Where that is.
+        drawn_behind_count: Cells in which DSI is behind it by more than two standard errors.
+    """
+
+    cell_count: int
+    below_count: int
+    si_slower_below_count: int
+    si_slower_elsewhere_count: int
+    over_non_si: Comparison
+    over_si: Comparison
+    over_both: Comparison
+    drawn_best_ratio: float
+    drawn_best_place: Place
+    drawn_behind_count: int
+
+
+def summarise(cells: Sequence[Cell]) -> Summary:
+    """Compare the strategies over at least one cell."""
+    slower = {_place(cell) for cell in cells if cell.si.expected > cell.non_si + _ROUNDING}
+    below = {_place(cell) for cell in cells if cell.acceptance_percent < cell.drafter_percent}
+    ahead = RATIOS["min(SI, non-SI) / DSI"]
+    best = max(cells, key=lambda cell: ahead(cell.means))
+    return Summary(
+        cell_count=len(cells),
+        below_count=len(below),
+        si_slower_below_count=len(slower & below),
+        si_slower_elsewhere_count=len(slower - below),
+        over_non_si=_compare(cells, "non-SI / DSI"),
+        over_si=_compare(cells, "SI / DSI"),
+        over_both=_compare(cells, "min(SI, non-SI) / DSI"),
+        drawn_best_ratio=ahead(best.means),
+        drawn_best_place=_place(best),
+        drawn_behind_count=sum(cell.gain < -2 * cell.gain_error - _ROUNDING for cell in cells),
+    )
+
+
+def check_claims(summary: Summary) -> list[str]:
+    """Hold the paper's claims against what was found; one line each."""
+    gain, below_count = summary.over_both, summary.si_slower_below_count
+    count, others_count = summary.cell_count, summary.si_slower_elsewhere_count
     return [
-        _where_si_is_slower(cells),
-        _never_slower(cells, "non-SI / DSI", rival="non-SI"),
-        _never_slower(cells, "SI / DSI", rival="SI"),
-        _largest_gain(cells),
-        _repeats(cells),
+        (
+            f"SI is slower than non-SI in {below_count + others_count} of {count} cells:"
+            f" {below_count} of the {summary.below_count} whose acceptance rate is below the"
+            f" drafter's relative latency, and {others_count or 'no'} others"
+        ),
+        _never_slower(summary.over_non_si, count, rival="non-SI"),
+        _never_slower(summary.over_si, count, rival="SI"),
+        (
+            f"DSI is up to {gain.best_ratio:.2f} times as fast as the better of the two"
+            f" ({_words(gain.best_place)}), {gain.mean_ratio:.2f} times on average; the paper's"
+            " Figure 2 has up to 1.6"
+        ),
+        (
+            "By the means of the repeats, which are drawn: up to"
+            f" {summary.drawn_best_ratio:.2f} times ({_words(summary.drawn_best_place)}), and"
+            f" behind by more than two standard errors in {summary.drawn_behind_count} of {count}"
+            " cells"
+        ),
     ]
 
 
@@ -73,54 +163,36 @@ def _fields(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _where_si_is_slower(cells: Sequence[Cell]) -> str:
-    slower = {id(cell) for cell in cells if cell.si.expected > cell.non_si + _ROUNDING}
-    below = {id(cell) for cell in cells if cell.acceptance_percent < cell.drafter_percent}
-    return (
-        f"SI is slower than non-SI in {len(slower)} of {len(cells)} cells:"
-        f" {len(slower & below)} of the {len(below)} whose acceptance rate is below the drafter's"
-        f" relative latency, and {len(slower - below) or 'no'} others"
+def _compare(cells: Sequence[Cell], ratio: str) -> Comparison:
+    ratios = {_place(cell): RATIOS[ratio](cell.expected) for cell in cells}
+    slower = [cell for cell in cells if ratios[_place(cell)] < 1 - _ROUNDING]
+    worst = min(slower, key=lambda cell: ratios[_place(cell)], default=None)
+    best = max(ratios, key=lambda place: ratios[place])
+    return Comparison(
+        slower_count=len(slower),
+        worst_loss=1 / ratios[_place(worst)] - 1 if worst else 0.0,
+        worst_place=_place(worst) if worst else None,
+        slower_lookaheads=tuple(sorted({cell.dsi.lookahead for cell in slower})),
+        best_ratio=ratios[best],
+        best_place=best,
+        mean_ratio=sum(ratios.values()) / len(ratios),
     )
 
 
-def _never_slower(cells: Sequence[Cell], ratio: str, *, rival: str) -> str:
-    faster = RATIOS[ratio]
-    slower = [cell for cell in cells if faster(cell.expected) < 1 - _ROUNDING]
-    best = max(cells, key=lambda cell: faster(cell.expected))
-    most = f"{faster(best.expected):.3g} times as fast at best ({_place(best)})"
-    if not slower:
+def _never_slower(found: Comparison, cell_count: int, *, rival: str) -> str:
+    most = f"{found.best_ratio:.3g} times as fast at best ({_words(found.best_place)})"
+    if found.worst_place is None:
         return f"DSI is never slower than {rival}, and {most}"
-    worst = min(slower, key=lambda cell: faster(cell.expected))
-    lookaheads = sorted({cell.dsi.lookahead for cell in slower})
     return (
-        f"DSI is slower than {rival} in {len(slower)} of {len(cells)} cells, by"
-        f" {1 / faster(worst.expected) - 1:.1%} at most ({_place(worst)}); its lookahead is"
-        f" {' or '.join(map(str, lookaheads))} there. It is {most}"
+        f"DSI is slower than {rival} in {found.slower_count} of {cell_count} cells, by"
+        f" {found.worst_loss:.1%} at most ({_words(found.worst_place)}); its lookahead is"
+        f" {' or '.join(map(str, found.slower_lookaheads))} there. It is {most}"
     )
 
 
-def _largest_gain(cells: Sequence[Cell]) -> str:
-    ahead = RATIOS["min(SI, non-SI) / DSI"]
-    best = max(cells, key=lambda cell: ahead(cell.expected))
-    mean = sum(ahead(cell.expected) for cell in cells) / len(cells)
-    return (
-        f"DSI is up to {ahead(best.expected):.2f} times as fast as the better of the two"
-        f" ({_place(best)}), {mean:.2f} times on average; the paper's Figure 2 has up to 1.6"
-    )
+def _place(cell: Cell) -> Place:
+    return cell.drafter_percent / 100, cell.acceptance_percent / 100
 
 
-def _repeats(cells: Sequence[Cell]) -> str:
-    ahead = RATIOS["min(SI, non-SI) / DSI"]
-    best = max(cells, key=lambda cell: ahead(cell.means))
-    behind = sum(cell.gain < -2 * cell.gain_error - _ROUNDING for cell in cells)
-    return (
-        f"By the means of the repeats, which are drawn: up to {ahead(best.means):.2f} times"
-        f" ({_place(best)}), and behind by more than two standard errors in {behind} of"
-        f" {len(cells)} cells"
-    )
-
-
-def _place(cell: Cell) -> str:
-    return (
-        f"drafter {cell.drafter_percent / 100:.2f}, acceptance {cell.acceptance_percent / 100:.2f}"
-    )
+def _words(place: Place) -> str:
+    return f"drafter {place[0]:.2f}, acceptance {place[1]:.2f}"

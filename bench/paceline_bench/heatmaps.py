@@ -11,7 +11,6 @@ the exact expectation over all draws. Both rest on `recurrences`, hence on the p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from paceline_bench.recurrences import (
     expected_distributed_times,
     expected_speculative_forwards,
     run_lengths,
+    scheduled_stretches,
     speculative_time,
     stretches,
 )
@@ -34,12 +34,15 @@ from paceline_orchestrator.simulation import ServerLatency
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from paceline_bench.recurrences import Stretches
 
 __all__ = ["Cell", "Column", "Experiment", "Grid", "Timing", "columns", "fill_column"]
 
 _TARGET = 100  # a target forward, so that a per cent of it is an integer
 _MAX_LOOKAHEAD = 200
+_ROUNDING = 1e-9  # of expectations
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,11 @@ class Experiment:
         token_count: Tokens of a generation.
         repeats: Generations.
         target_count: Targets of DSI: the SP degree.
-        lookahead: Of SI and DSI; None for the best of each.
-        dispatch: When DSI's draft tokens go to a target. BLOCKS is the paper's, with the smallest
-            lookahead that Equation 1 allows: of those it allows it is the best, because
-            lookahead / (1 - acceptance ** lookahead), in proportion to which DSI waits for blocks,
-            grows with the lookahead. WORK_CONSERVING is what Paceline serves, with the best of
-            that lookahead, half and a quarter of it, and 1.
+        lookahead: Of SI and DSI; None for the best of each, in every cell.
+        dispatch: When DSI's draft tokens go to a target. BLOCKS is the paper's, with the lookaheads
+            that Equation 1 allows. The smallest is the best nearly everywhere, but not where
+            almost every draft token is right: a text whose last block is short then waits for a
+            target. WORK_CONSERVING is what Paceline serves; Equation 1 does not bind it.
     """
 
     token_count: int = 100
@@ -88,19 +90,23 @@ class Experiment:
     dispatch: DispatchPolicy = DispatchPolicy.BLOCKS
 
     def speculative_lookaheads(self) -> tuple[int, ...]:
-        """Return the lookaheads that SI may choose from; the text's length bounds them too."""
-        if self.lookahead is not None:
-            return (self.lookahead,)
-        return tuple(range(1, max(2, min(_MAX_LOOKAHEAD + 1, self.token_count))))
+        """Return the lookaheads that SI may choose from."""
+        return self._lookaheads(smallest=1)
 
     def distributed_lookaheads(self, drafter_percent: int) -> tuple[int, ...]:
         """Return the lookaheads that DSI may choose from; none if its own is not feasible."""
         feasible = smallest_lookahead(_TARGET, drafter_percent, target_count=self.target_count)
+        if self.lookahead is not None and self.lookahead < feasible:
+            return ()
+        in_blocks = self.dispatch is DispatchPolicy.BLOCKS
+        return self._lookaheads(smallest=feasible if in_blocks else 1)
+
+    def _lookaheads(self, *, smallest: int) -> tuple[int, ...]:
+        """Return all from the smallest on; beyond the text's drafts they are all the same."""
         if self.lookahead is not None:
-            return (self.lookahead,) if self.lookahead >= feasible else ()
-        if self.dispatch is DispatchPolicy.BLOCKS:
-            return (feasible,)
-        return tuple(sorted({1, math.ceil(feasible / 4), math.ceil(feasible / 2), feasible}))
+            return (self.lookahead,)
+        end = min(_MAX_LOOKAHEAD + 1, self.token_count)
+        return tuple(range(smallest, max(smallest + 1, end)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +206,46 @@ def columns(experiment: Experiment, grid: Grid) -> list[Column]:
 
 
 def fill_column(column: Column) -> list[Cell]:
-    """Compute the cells of a column: half a second of work, or a few with work-conserving."""
-    lookaheads = column.experiment.distributed_lookaheads(column.drafter_percent)
+    """Compute the cells of a column, each with DSI's lookahead best in expectation: seconds.
+
+    The lookaheads are compared by their schedules; what is said of the best is the protocol's.
+    """
     rates = np.array(column.acceptance_percents) / 100
-    tables = [_stretches(column, lookahead) for lookahead in lookaheads]
-    expected = np.array([expected_distributed_times(rates, table) for table in tables])
-    cells = []
-    for index, best in enumerate(expected.argmin(axis=0)):
-        dsi = _Option(lookaheads[best], float(expected[best, index]) / _TARGET)
-        cells.append(_cell(column, index, dsi=dsi, stretches=tables[best]))
-    return cells
+    best = _best_lookaheads(column, rates)
+    tables = {
+        lookahead: stretches(_setup(column, lookahead), max_tokens=column.experiment.token_count)
+        for lookahead in sorted(set(best))
+    }
+    expected = {
+        lookahead: expected_distributed_times(rates, table) / _TARGET
+        for lookahead, table in tables.items()
+    }
+    return [
+        _cell(
+            column,
+            index,
+            dsi=_Option(lookahead, float(expected[lookahead][index])),
+            stretches=tables[lookahead],
+        )
+        for index, lookahead in enumerate(best)
+    ]
+
+
+def _best_lookaheads(column: Column, rates: NDArray[np.float64]) -> list[int]:
+    """Choose DSI's lookahead for each rate: the smallest of those that are equally good."""
+    experiment = column.experiment
+    lookaheads = experiment.distributed_lookaheads(column.drafter_percent)
+    expected = np.array(
+        [
+            expected_distributed_times(
+                rates,
+                scheduled_stretches(_setup(column, each), max_tokens=experiment.token_count),
+            )
+            for each in lookaheads
+        ]
+    )
+    is_best = expected <= expected.min(axis=0) * (1 + _ROUNDING)
+    return [lookaheads[index] for index in is_best.argmax(axis=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +259,8 @@ class _Option:
         return Timing(self.lookahead, *mean_and_error(times), self.expected)
 
 
-def _stretches(column: Column, lookahead: int) -> Stretches:
-    setup = Setup(
+def _setup(column: Column, lookahead: int) -> Setup:
+    return Setup(
         Strategy.DISTRIBUTED,
         ServerLatency(_TARGET, _TARGET),
         ServerLatency(column.drafter_percent, column.drafter_percent),
@@ -232,7 +268,6 @@ def _stretches(column: Column, lookahead: int) -> Stretches:
         target_count=column.experiment.target_count,
         dispatch=column.experiment.dispatch,
     )
-    return stretches(setup, max_tokens=column.experiment.token_count)
 
 
 def _cell(column: Column, index: int, *, dsi: _Option, stretches: Stretches) -> Cell:

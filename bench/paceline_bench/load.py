@@ -2,27 +2,29 @@
 
 The load is a closed loop: each stream sends its next request as soon as the one before has ended,
 so their number stays the same until the last requests have been sent. Every output is compared with
-plain decoding's under the same load.
+what plain decoding made of its prompt before all loads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import pairwise
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import cycle, groupby, islice, pairwise
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_bench.processes import counters, metered, quiet
+from paceline_bench.throttle import throttled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline import AsyncClient
-    from paceline_bench.processes import Usage
 
 __all__ = [
     "NAMES",
@@ -30,12 +32,14 @@ __all__ = [
     "LoadRow",
     "LoadedSystem",
     "Percentiles",
-    "Reference",
     "Served",
+    "StreamMemory",
+    "decode_plainly",
     "fairness",
     "measure",
     "percentiles",
     "served_tokens_per_second",
+    "stream_memories",
 ]
 
 NAMES = {
@@ -49,6 +53,12 @@ _TIMEOUT_SECONDS = 600.0
 _MIB = 1 << 20
 # From here on a core has no room left for bursts, so that work waits for it.
 _SATURATED = 0.85
+# The 99th percentile of fewer measurements is the largest of them, and says little.
+_TAIL_COUNT = 100
+# So many of its own standard errors is a slope beyond doubt.
+_ERRORS = 2.0
+# With which prompts are decoded for reference: enough that several targets have work.
+_REFERENCE_STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +66,14 @@ class Load:
     """What is asked for.
 
     Attributes:
+        prompts: What requests continue, one after the other, and again from the first.
         strategy: How every request is to be decoded.
         stream_count: Requests that run at the same time.
         request_count: Requests in all.
         max_tokens: Tokens of each.
     """
 
+    prompts: tuple[str, ...]
     strategy: Strategy
     stream_count: int
     request_count: int
@@ -75,14 +87,15 @@ class LoadedSystem:
     Attributes:
         clients: One for each orchestrator; streams are spread over them in turn.
         orchestrator_pids: The orchestrators' processes.
-        idle_bytes: What each orchestrator had resident before its first load.
         target_metrics: The targets' metrics addresses.
+        orchestrator_share: The share of the time in which each orchestrator may run, in (0, 1]; 1
+            is no limit.
     """
 
     clients: tuple[AsyncClient, ...]
     orchestrator_pids: tuple[int, ...]
-    idle_bytes: tuple[int, ...]
     target_metrics: tuple[str, ...]
+    orchestrator_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,7 @@ class Served:
     """One request, as its client saw it.
 
     Attributes:
-        index: Which one; it chooses the prompt.
+        prompt: What it continued.
         stream: The stream that it belonged to.
         strategy: What it was decoded with.
         sent_at: When it was sent, in seconds on this process's clock.
@@ -98,7 +111,7 @@ class Served:
         token_ids: The output.
     """
 
-    index: int
+    prompt: str
     stream: int
     strategy: Strategy
     sent_at: float
@@ -129,10 +142,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """The middle and the tail of many measurements."""
+    """The middle and the tail of measurements; of fewer than 100 there is no tail."""
 
     p50: float
-    p99: float
+    p99: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +158,8 @@ class LoadRow:
         stream_count: Streams at the same time.
         orchestrator_count: Orchestrators that they were spread over.
         tokens_per_second: Of all streams together, while all of them ran.
-        speed_up: That over plain decoding's, under the same load.
+        speed_up: That over plain decoding's, under the same load; None where an output of either
+            differed.
         ttft_ms: Time to first token.
         itl_ms: Inter-token latency: between two messages of a stream, which can have more tokens.
         tpot_ms: Time per output token: of a request, for each token after its first message.
@@ -154,10 +168,13 @@ class LoadRow:
         forwards_per_token: Target forwards that were begun, over tokens.
         given_up: Share of them that was interrupted because it had become worthless.
         orchestrator_ms_per_token: CPU time.
-        stream_mib: Memory of the orchestrators over what they had when idle, for each stream.
-        orchestrator_load: Share of a core that the busiest orchestrator used.
+        memory_before_mib: What the orchestrators had to themselves (USS) right before.
+        memory_peak_mib: The most that was seen of it.
+        orchestrator_load: CPU time of the busiest orchestrator over the time in which it could run;
+            threads that need no interpreter can take it beyond 1.
         generator_load: Share of a core that this process used.
         machine_load: Share of all cores that was busy.
+        began_quietly: False if an orchestrator still computed behind the load before.
         identical: Whether every output was plain decoding's.
     """
 
@@ -166,7 +183,7 @@ class LoadRow:
     stream_count: int
     orchestrator_count: int
     tokens_per_second: float
-    speed_up: float
+    speed_up: float | None
     ttft_ms: Percentiles
     itl_ms: Percentiles
     tpot_ms: Percentiles
@@ -174,10 +191,12 @@ class LoadRow:
     forwards_per_token: float
     given_up: float
     orchestrator_ms_per_token: float
-    stream_mib: float
+    memory_before_mib: float
+    memory_peak_mib: float
     orchestrator_load: float
     generator_load: float
     machine_load: float
+    began_quietly: bool
     identical: bool
 
     @property
@@ -191,31 +210,75 @@ class LoadRow:
         return ", ".join(name for name, load in loads.items() if load > _SATURATED)
 
 
-@dataclass(slots=True)
-class Reference:
-    """Plain decoding's outputs, by request, and its tokens per second."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMemory:
+    """What one more stream takes in the orchestrators: a line through the loads of one strategy.
 
-    outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    tokens_per_second: float = 0.0
+    Attributes:
+        strategy: The papers' name.
+        orchestrator_count: Orchestrators that streams were spread over.
+        mib: The slope of the most that they had to themselves (USS), by least squares over the
+            numbers of streams. What an allocator keeps from earlier loads is in it, so it is an
+            upper bound. None if it is below twice its standard error, which is too little to be
+            measured.
+    """
+
+    strategy: str
+    orchestrator_count: int
+    mib: float | None
 
 
-async def measure(system: LoadedSystem, load: Load, reference: Reference) -> LoadRow:
+async def decode_plainly(
+    client: AsyncClient, prompts: Sequence[str], *, max_tokens: int
+) -> dict[str, tuple[int, ...]]:
+    """Return what plain decoding makes of each prompt, which everything is compared with.
+
+    Raises:
+        PacelineError: A request failed.
+    """
+    load = Load(
+        prompts=tuple(prompts),
+        strategy=Strategy.AUTOREGRESSIVE,
+        stream_count=min(_REFERENCE_STREAMS, len(prompts)),
+        request_count=len(prompts),
+        max_tokens=max_tokens,
+    )
+    return {each.prompt: each.token_ids for each in await _offer([client], load)}
+
+
+async def measure(
+    system: LoadedSystem,
+    load: Load,
+    *,
+    expected: Mapping[str, tuple[int, ...]],
+    plain: LoadRow | None = None,
+) -> LoadRow:
     """Put a load on a system.
 
-    Plain decoding has to be measured first: it fills in the reference that the others are compared
-    with.
+    Args:
+        system: What is loaded.
+        load: What is asked for.
+        expected: What plain decoding makes of each prompt.
+        plain: Plain decoding under the same load; None if this is plain decoding.
+
+    Raises:
+        PacelineError: A request failed.
     """
-    await quiet(system.orchestrator_pids)
+    began_quietly = await quiet(system.orchestrator_pids)
     before = _forwards(system)
-    async with metered(system.orchestrator_pids) as usage:
+    async with AsyncExitStack() as stack:
+        if system.orchestrator_share < 1:
+            limit = throttled(system.orchestrator_pids, share=system.orchestrator_share)
+            await stack.enter_async_context(limit)
+        usage = await stack.enter_async_context(metered(system.orchestrator_pids))
         served = await _offer(system.clients, load)
     forwards, given_up = (
         after - earlier for after, earlier in zip(_forwards(system), before, strict=True)
     )
     tokens_per_second = served_tokens_per_second(served)
-    if load.strategy is Strategy.AUTOREGRESSIVE:
-        reference.outputs.update((each.index, each.token_ids) for each in served)
-        reference.tokens_per_second = tokens_per_second
+    identical = all(each.token_ids == expected[each.prompt] for each in served)
+    is_comparable = identical and (plain is None or plain.identical)
+    plain_speed = tokens_per_second if plain is None else plain.tokens_per_second
     token_count = sum(len(each.token_ids) for each in served)
     return LoadRow(
         strategy=NAMES[load.strategy],
@@ -223,7 +286,7 @@ async def measure(system: LoadedSystem, load: Load, reference: Reference) -> Loa
         stream_count=load.stream_count,
         orchestrator_count=len(system.clients),
         tokens_per_second=tokens_per_second,
-        speed_up=tokens_per_second / reference.tokens_per_second,
+        speed_up=tokens_per_second / plain_speed if is_comparable else None,
         ttft_ms=percentiles([1e3 * each.ttft_seconds for each in served]),
         itl_ms=percentiles([1e3 * gap for each in served for gap in each.itl_seconds]),
         tpot_ms=percentiles([1e3 * each.tpot_seconds for each in served]),
@@ -233,12 +296,32 @@ async def measure(system: LoadedSystem, load: Load, reference: Reference) -> Loa
         forwards_per_token=forwards / token_count,
         given_up=given_up / forwards,
         orchestrator_ms_per_token=1e3 * sum(usage.cpu_seconds) / token_count,
-        stream_mib=_stream_bytes(system, usage, stream_count=load.stream_count) / _MIB,
-        orchestrator_load=usage.highest_load,
+        memory_before_mib=sum(usage.base_bytes) / _MIB,
+        memory_peak_mib=sum(usage.peak_bytes) / _MIB,
+        orchestrator_load=usage.highest_load / system.orchestrator_share,
         generator_load=usage.own_load,
         machine_load=usage.machine_load,
-        identical=all(each.token_ids == reference.outputs[each.index] for each in served),
+        began_quietly=began_quietly,
+        identical=identical,
     )
+
+
+def stream_memories(rows: Iterable[LoadRow]) -> list[StreamMemory]:
+    """Return what a stream takes, for each strategy that was loaded with three or more numbers."""
+
+    def kind(row: LoadRow) -> tuple[int, str]:
+        return row.orchestrator_count, row.strategy
+
+    memories = []
+    for (orchestrator_count, strategy), own in groupby(sorted(rows, key=kind), kind):
+        points = [(float(row.stream_count), row.memory_peak_mib) for row in own]
+        if len({x for x, _ in points}) > 2:
+            slope, error = _line(points)
+            mib = slope if slope > _ERRORS * error else None
+            memories.append(
+                StreamMemory(strategy=strategy, orchestrator_count=orchestrator_count, mib=mib)
+            )
+    return memories
 
 
 def served_tokens_per_second(served: Sequence[Served]) -> float:
@@ -261,7 +344,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     """Return the nearest-rank percentiles; of no values at all, 0."""
     ordered = sorted(values) or [0.0]
     p50, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.50, 0.99))
-    return Percentiles(p50, p99)
+    return Percentiles(p50, p99 if len(ordered) >= _TAIL_COUNT else None)
 
 
 async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
@@ -270,13 +353,13 @@ async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
     Raises:
         PacelineError: A request failed.
     """
-    indices = iter(range(load.request_count))
+    prompts = iter(islice(cycle(load.prompts), load.request_count))
     served: list[Served] = []
 
     async def run(stream: int) -> None:
-        for index in indices:
+        for prompt in prompts:
             client = clients[stream % len(clients)]
-            served.append(await _serve(client, load, index=index, stream=stream))
+            served.append(await _serve(client, load, prompt=prompt, stream=stream))
 
     try:
         async with asyncio.TaskGroup() as streams:
@@ -287,10 +370,10 @@ async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
     return served
 
 
-async def _serve(client: AsyncClient, load: Load, *, index: int, stream: int) -> Served:
+async def _serve(client: AsyncClient, load: Load, *, prompt: str, stream: int) -> Served:
     sent_at = time.perf_counter()
     generation = client.generate(
-        f"Request {index}:",
+        prompt,
         strategy=load.strategy,
         max_tokens=load.max_tokens,
         ignore_eos=True,
@@ -299,7 +382,7 @@ async def _serve(client: AsyncClient, load: Load, *, index: int, stream: int) ->
     arrivals = [(time.perf_counter(), len(chunk.token_ids)) async for chunk in generation]
     completion = await generation.collect()
     return Served(
-        index=index,
+        prompt=prompt,
         stream=stream,
         strategy=completion.started.strategy,
         sent_at=sent_at,
@@ -315,5 +398,10 @@ def _forwards(system: LoadedSystem) -> tuple[float, float]:
     return given_up + sum(page["paceline_forwards_total"] for page in pages), given_up
 
 
-def _stream_bytes(system: LoadedSystem, usage: Usage, *, stream_count: int) -> float:
-    return (sum(usage.peak_bytes) - sum(system.idle_bytes)) / stream_count
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the slope of the line of least squares, and its standard error."""
+    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    mean = statistics.fmean(x for x, _ in points)
+    width = sum((x - mean) ** 2 for x, _ in points)
+    residue = sum((y - intercept - slope * x) ** 2 for x, y in points)
+    return slope, math.sqrt(residue / (len(points) - 2) / width)

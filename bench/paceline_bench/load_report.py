@@ -1,21 +1,19 @@
-"""The rows of a load test, as tables in Markdown, in words, and as a picture."""
+"""The rows of a load test, as tables in Markdown and in words."""
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.charts import COLOURS, new_figure
+from paceline_bench.load import stream_memories
 from paceline_bench.report import markdown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from paceline_bench.load import LoadRow, Percentiles, StreamMemory
 
-    from paceline_bench.load import LoadRow, Percentiles
-
-__all__ = ["draw", "findings", "tables"]
+__all__ = ["findings", "scaling_findings", "tables"]
 
 _LATENCY = (
     "streams",
@@ -35,15 +33,16 @@ _COST = (
     "forwards per token",
     "given up",
     "orchestrator ms per token",
-    "orchestrator core",
-    "MiB per stream",
+    "orchestrator load",
+    "MiB before / most",
     "machine",
     "short of CPU",
 )
 _LEGEND = """\
 TTFT: time to first token. ITL: inter-token latency, between two messages of a stream; one of SI or
 DSI can have several tokens. TPOT: time per output token of a request. Fairness: Jain's index of the
-requests' tokens/s. Given up: share of the targets' forwards that had become worthless.
+requests' tokens/s. Given up: share of the targets' forwards that had become worthless. MiB: what
+the orchestrators have to themselves. No p99 is told of fewer than 100 measurements.
 """
 # Two runs of the same load differ by about so much.
 _NOISE = 0.03
@@ -55,7 +54,7 @@ def tables(rows: Sequence[LoadRow]) -> str:
     for count in sorted({row.orchestrator_count for row in rows}):
         own = [row for row in rows if row.orchestrator_count == count]
         parts += [
-            f"{count} orchestrator{'s' if count > 1 else ''}; times in ms\n",
+            f"{_orchestrators(count)}; times in ms\n",
             markdown_table(_LATENCY, [_latency_cells(row) for row in own]),
             markdown_table(_COST, [_cost_cells(row) for row in own]),
         ]
@@ -64,84 +63,73 @@ def tables(rows: Sequence[LoadRow]) -> str:
 
 def findings(rows: Sequence[LoadRow]) -> list[str]:
     """Say what the rows show, and what they cannot show, in one line each."""
-    different = [row for row in rows if not row.identical]
+    different = _different(rows)
     if different:
-        return [f"AN OUTPUT DIFFERED from plain decoding: {_names(different)}"]
+        return different
     lines = ["Every output was identical to plain decoding."]
-    auto = [row for row in rows if row.strategy == "AUTO"]
-    slower = [row for row in auto if row.speed_up < 1 - _NOISE]
+    auto = [(row.speed_up, row) for row in rows if row.strategy == "AUTO" and row.speed_up]
+    slower = [row for speed_up, row in auto if speed_up < 1 - _NOISE]
     if slower:
         lines.append(f"AUTO served fewer tokens/s than plain decoding: {_names(slower)}")
     elif auto:
-        least = min(auto, key=lambda row: row.speed_up)
+        least, row = min(auto, key=itemgetter(0))
         lines.append(
             "AUTO never served fewer tokens/s than plain decoding, within the noise: "
-            f"at least {least.speed_up:.2f}x, {_names([least])}"
+            f"at least {least:.2f}x, {_names([row])}"
         )
-    fullest = max(auto or rows, key=lambda row: (row.stream_count, row.orchestrator_count))
-    lines.append(
-        f"An orchestrator's core would do for {1e3 / fullest.orchestrator_ms_per_token:.0f} "
-        f"tokens/s, by {_names([fullest])}"
+    lines += map(_memory_line, stream_memories(rows))
+    return lines + _limits(rows)
+
+
+def scaling_findings(rows: Sequence[LoadRow]) -> list[str]:
+    """Say what one orchestrator and several served, and whether they were the limit."""
+    different = _different(rows)
+    if different:
+        return different
+    lines = []
+    for count in sorted({row.orchestrator_count for row in rows}):
+        own = [row for row in rows if row.orchestrator_count == count]
+        best = max(own, key=lambda row: row.tokens_per_second)
+        lines.append(
+            f"{_orchestrators(count)} served at most {best.tokens_per_second:.0f} tokens/s, by "
+            f"{best.strategy} x {best.stream_count}, with "
+            f"{best.orchestrator_ms_per_token:.2f} ms of CPU for each. By that alone, which is no"
+            " measurement, a core for each orchestrator"
+            f" would do for {count * 1e3 / best.orchestrator_ms_per_token:.0f}."
+        )
+        if "machine" in best.limit:
+            lines.append(
+                "  The cores were full, of clients and targets too: this is no measure of how"
+                " orchestrators scale."
+            )
+    return lines
+
+
+def _different(rows: Iterable[LoadRow]) -> list[str]:
+    different = [row for row in rows if not row.identical]
+    return [f"AN OUTPUT DIFFERED from plain decoding: {_names(different)}"] if different else []
+
+
+def _memory_line(memory: StreamMemory) -> str:
+    amount = "below what can be measured" if memory.mib is None else f"{memory.mib:.2f} MiB"
+    return (
+        f"Memory of a stream, {memory.strategy}, {_orchestrators(memory.orchestrator_count)}: "
+        f"{amount}"
     )
+
+
+def _limits(rows: Sequence[LoadRow]) -> list[str]:
+    lines = []
     short = [row for row in rows if row.limit]
     if short:
         lines.append(
             f"{len(short)} of {len(rows)} loads were short of CPU, and so no measure of the "
             f"strategy: {_names(short)}"
         )
+    restless = [row for row in rows if not row.began_quietly]
+    if restless:
+        lines.append(f"Began while the load before was still worked on: {_names(restless)}")
     return lines
-
-
-def draw(rows: Sequence[LoadRow], *, title: str) -> Figure:
-    """Draw tokens per second and the time for each token over the number of streams.
-
-    Of several numbers of orchestrators the smallest is drawn. What the machine was short of CPU for
-    is hollow.
-    """
-    fewest = min(row.orchestrator_count for row in rows)
-    own = [row for row in rows if row.orchestrator_count == fewest]
-    figure = new_figure(width=10.0)
-    figure.suptitle(title)
-    together, each = figure.subplots(1, 2)
-    _lines(together, own, lambda row: row.tokens_per_second)
-    together.set_ylabel("tokens/s, all streams together")
-    together.set_ylim(bottom=0)
-    together.legend(frameon=False)
-    _lines(each, own, lambda row: row.tpot_ms.p50)
-    each.set_ylabel("ms per token of one stream, median")
-    each.set_yscale("log", base=2)
-    each.yaxis.set_major_formatter("{x:g}")
-    return figure
-
-
-def _lines(axes: Axes, rows: Sequence[LoadRow], value: Callable[[LoadRow], float]) -> None:
-    for strategy in dict.fromkeys(row.strategy for row in rows):
-        own = [row for row in rows if row.strategy == strategy]
-        is_auto = strategy == "AUTO"
-        axes.plot(
-            [row.stream_count for row in own],
-            [value(row) for row in own],
-            color=COLOURS[strategy],
-            label=strategy,
-            marker="o",
-            linewidth=2.5 if is_auto else 1.5,
-            linestyle="--" if is_auto else "-",
-            zorder=3 if is_auto else 2,
-        )
-        short = [row for row in own if row.limit]
-        axes.scatter(
-            [row.stream_count for row in short],
-            [value(row) for row in short],
-            color="white",
-            edgecolor=COLOURS[strategy],
-            zorder=4,
-        )
-    counts = sorted({row.stream_count for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
-    axes.set_xlabel("streams at the same time (hollow: short of CPU)")
-    axes.grid(alpha=0.3)
 
 
 def _latency_cells(row: LoadRow) -> tuple[str, ...]:
@@ -149,7 +137,7 @@ def _latency_cells(row: LoadRow) -> tuple[str, ...]:
         str(row.stream_count),
         row.strategy,
         f"{row.tokens_per_second:.1f}",
-        f"{row.speed_up:.2f}x" if row.identical else "-",
+        "-" if row.speed_up is None else f"{row.speed_up:.2f}x",
         _both(row.ttft_ms),
         _both(row.itl_ms),
         _both(row.tpot_ms),
@@ -168,19 +156,24 @@ def _cost_cells(row: LoadRow) -> tuple[str, ...]:
         f"{row.given_up:.0%}",
         f"{row.orchestrator_ms_per_token:.2f}",
         f"{row.orchestrator_load:.0%}",
-        f"{row.stream_mib:.2f}",
+        f"{row.memory_before_mib:.1f} / {row.memory_peak_mib:.1f}",
         f"{row.machine_load:.0%}",
         row.limit or "-",
     )
 
 
 def _both(values: Percentiles) -> str:
-    return f"{values.p50:.0f} / {values.p99:.0f}"
+    tail = "-" if values.p99 is None else f"{values.p99:.0f}"
+    return f"{values.p50:.0f} / {tail}"
+
+
+def _orchestrators(count: int) -> str:
+    return f"{count} orchestrator{'s' if count > 1 else ''}"
 
 
 def _names(rows: Iterable[LoadRow]) -> str:
     return ", ".join(
         f"{row.strategy} x {row.stream_count}"
-        + (f" on {row.orchestrator_count} orchestrators" if row.orchestrator_count > 1 else "")
+        + (f" on {_orchestrators(row.orchestrator_count)}" if row.orchestrator_count > 1 else "")
         for row in rows
     )

@@ -7,7 +7,7 @@ import json
 import random
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -88,6 +88,8 @@ class Run:
         cpu_seconds: What the orchestrator's process computed meanwhile.
         drafted_count: Draft tokens received.
         accepted_count: Draft tokens that became output.
+        began_quietly: False if the orchestrator still computed behind an earlier request, however
+            long it was waited for.
     """
 
     prompt: tuple[int, ...]
@@ -97,6 +99,7 @@ class Run:
     cpu_seconds: float
     drafted_count: int
     accepted_count: int
+    began_quietly: bool
 
 
 class OnlineSystem:
@@ -123,24 +126,24 @@ class OnlineSystem:
         self._max_tokens = max_tokens
         self._broadcasts: dict[Way, bool] = {}
 
-    async def run(self, way: Way, prompt: Sequence[int]) -> Run:
-        """Time a request."""
-        if way not in self._broadcasts:
-            _, trace = await self.trace(way, make_prompt("broadcast"))
-            self._broadcasts[way] = trace.prefill_count > 1
-        run, _ = await self._run(way, prompt)
-        return run
-
     async def alternate(
         self, ways: Sequence[Way], *, repeats: int, on_repeat: Callable[[str], None]
     ) -> dict[Way, list[Run]]:
-        """Time every way once for each prompt, in turn, so that a disturbance hits all alike."""
+        """Time every way once for each prompt, in turn, so that a disturbance hits all alike.
+
+        Before that, a trace of each way shows whether its prompts go to all targets, which an
+        answer does not tell and the ideal depends on.
+        """
         for index in range(_WARM_UPS):
-            await self.run(PLANNED, make_prompt(f"warm-up {index}"))
+            await self._run(PLANNED, make_prompt(f"warm-up {index}"))
+        for way in ways:
+            traced, _ = await self.trace(way, make_prompt("broadcast"))
+            self._broadcasts[way] = traced.plan.broadcast_prefill
         runs: dict[Way, list[Run]] = {way: [] for way in ways}
         for index in range(repeats):
             for way in ways:
-                runs[way].append(await self.run(way, make_prompt(f"repeat {index}")))
+                run, _ = await self._run(way, make_prompt(f"repeat {index}"))
+                runs[way].append(run)
             on_repeat(f"repeat {index + 1} of {repeats}")
         return runs
 
@@ -149,13 +152,15 @@ class OnlineSystem:
         began_ns = time.monotonic_ns()
         run, timeline = await self._run(way, prompt, include_timeline=True)
         records = await asyncio.to_thread(self._records, began_ns)
-        return run, Trace(timeline, records, elapsed_ns=run.elapsed_ns)
+        trace = Trace(timeline, records, elapsed_ns=run.elapsed_ns)
+        plan = replace(run.plan, broadcast_prefill=trace.prefill_count > 1)
+        return replace(run, plan=plan), trace
 
     async def _run(
         self, way: Way, prompt: Sequence[int], *, include_timeline: bool = False
     ) -> tuple[Run, Sequence[TimelineEvent]]:
         # Behind an answer sessions are closed, and the planner thinks it over.
-        await quiet([self._orchestrator.pid])
+        began_quietly = await quiet([self._orchestrator.pid])
         options = GenerateOptions(
             strategy=way.strategy,
             max_tokens=self._max_tokens,
@@ -179,6 +184,7 @@ class OnlineSystem:
             cpu_seconds=cpu_seconds,
             drafted_count=statistics.drafted_token_count,
             accepted_count=statistics.accepted_token_count,
+            began_quietly=began_quietly,
         )
         return run, completion.finished.timeline
 

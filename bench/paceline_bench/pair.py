@@ -36,6 +36,7 @@ __all__ = [
     "library_ways",
     "read_prompts",
     "service_ways",
+    "sharing_ways",
 ]
 
 Prompt: TypeAlias = "Sequence[int]"
@@ -43,7 +44,6 @@ Gap: TypeAlias = "Callable[[Prompt, tuple[int, int]], float]"
 """Tells how far the target's scores of two next tokens are apart."""
 
 _WARM_UPS = 3  # The planner learns the acceptance rate from each request.
-_STRATEGY_NAMES = {Strategy.SPECULATIVE: "SI", Strategy.DISTRIBUTED: "DSI"}
 
 
 class Group(StrEnum):
@@ -62,6 +62,13 @@ class Method(Enum):
     SPECULATIVE = "speculative"
     DISTRIBUTED = "distributed"
     LOOKUP = "lookup"
+
+
+_STRATEGIES = {
+    Method.PLAIN: Strategy.AUTOREGRESSIVE,
+    Method.SPECULATIVE: Strategy.SPECULATIVE,
+    Method.DISTRIBUTED: Strategy.DISTRIBUTED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +96,23 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A way to decode, greedily, as many tokens as are asked for."""
+    """A way to decode, greedily, as many tokens as are asked for.
+
+    Attributes:
+        group: Who decodes.
+        method: How.
+        name: Told within its group.
+        run: Decodes a prompt.
+        lookahead: The one that is asked for, if any.
+        targets: The most targets that it may use, if that is asked for.
+    """
 
     group: Group
     method: Method
     name: str
     run: Callable[[Prompt, int], Awaitable[Outcome]]
     lookahead: int | None = None
+    targets: int | None = None
 
 
 @dataclass(slots=True)
@@ -129,13 +146,12 @@ class Entry:
 
     @property
     def ms_per_token(self) -> float:
-        """From request to end, prefill included: each prompt's median repeat."""
-        nanoseconds = sum(median(each.elapsed_ns for each in repeats) for repeats in self.outcomes)
-        return nanoseconds / 1e6 / self._tokens(0)
+        """The median repeat's."""
+        return median(self.repeats_ms_per_token)
 
     @property
     def repeats_ms_per_token(self) -> list[float]:
-        """The same for each repeat."""
+        """For each repeat, over all prompts: from request to end, prefill included."""
         rounds = zip(*self.outcomes, strict=True)
         return [
             sum(each.elapsed_ns for each in outcomes) / 1e6 / self._tokens(repeat)
@@ -314,44 +330,66 @@ def engine_ways(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contest
 def service_ways(
     client: AsyncClient, lookaheads: Sequence[int], *, pids: Sequence[int]
 ) -> Iterator[Contestant]:
-    """Name the services' ways; DSI with the planner's lookahead.
+    """Name the services' ways; DSI with the planner's lookahead."""
+    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids)
+    for count in lookaheads:
+        name = f"SI, lookahead {count}"
+        yield _service_way(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
+    yield _service_way(client, Method.DISTRIBUTED, "DSI", pids=pids)
+
+
+def sharing_ways(
+    client: AsyncClient, target_count: int, *, pids: Sequence[int]
+) -> Iterator[Contestant]:
+    """Name the services' ways that differ in how many processes compute at once.
+
+    Plain decoding has one, SI takes turns, DSI has the drafter and 1, 2, ... targets. SI and DSI
+    have the planner's lookahead.
+    """
+    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
+    yield _service_way(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
+    for count in range(1, target_count + 1):
+        name = f"DSI on {count} target{'s' * (count > 1)}"
+        yield _service_way(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
+
+
+def _service_way(
+    client: AsyncClient,
+    method: Method,
+    name: str,
+    *,
+    pids: Sequence[int],
+    lookahead: int | None = None,
+    targets: int | None = None,
+) -> Contestant:
+    """Name a way of the services.
 
     After each text the servers' processes are given time for what is withdrawn and still runs.
     """
+    options: GenerateOptions = {"strategy": _STRATEGIES[method], "ignore_eos": True}
+    if lookahead is not None:
+        options["lookahead"] = lookahead
+    if targets is not None:
+        options["targets"] = targets
 
-    def contestant(method: Method, strategy: Strategy, lookahead: int | None = None) -> Contestant:
-        async def run(prompt: Prompt, count: int) -> Outcome:
-            options: GenerateOptions = {
-                "strategy": strategy,
-                "max_tokens": count,
-                "ignore_eos": True,
-            }
-            if lookahead is not None:
-                options["lookahead"] = lookahead
-            started_ns = time.perf_counter_ns()
-            completion = await client.generate(prompt, **options).collect()
-            elapsed_ns = time.perf_counter_ns() - started_ns
-            await quiet(pids)
-            statistics = completion.finished.statistics
-            return Outcome(
-                token_ids=completion.token_ids,
-                elapsed_ns=elapsed_ns,
-                target_forwards=statistics.target_forward_count,
-                first_token_ns=statistics.time_to_first_token_ns,
-                forward_ns=statistics.forward_ns,
-                accepted=statistics.accepted_token_count,
-                rejected=statistics.rejected_token_count,
-            )
+    async def run(prompt: Prompt, count: int) -> Outcome:
+        started_ns = time.perf_counter_ns()
+        request: GenerateOptions = {**options, "max_tokens": count}
+        completion = await client.generate(prompt, **request).collect()
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        await quiet(pids)
+        statistics = completion.finished.statistics
+        return Outcome(
+            token_ids=completion.token_ids,
+            elapsed_ns=elapsed_ns,
+            target_forwards=statistics.target_forward_count,
+            first_token_ns=statistics.time_to_first_token_ns,
+            forward_ns=statistics.forward_ns,
+            accepted=statistics.accepted_token_count,
+            rejected=statistics.rejected_token_count,
+        )
 
-        name = _STRATEGY_NAMES.get(strategy, "non-SI")
-        if lookahead is not None:
-            name += f", lookahead {lookahead}"
-        return Contestant(Group.SERVICES, method, name, run, lookahead)
-
-    yield contestant(Method.PLAIN, Strategy.AUTOREGRESSIVE)
-    for lookahead in lookaheads:
-        yield contestant(Method.SPECULATIVE, Strategy.SPECULATIVE, lookahead)
-    yield contestant(Method.DISTRIBUTED, Strategy.DISTRIBUTED)
+    return Contestant(Group.SERVICES, method, name, run, lookahead, targets)
 
 
 def read_prompts(path: Path) -> list[str]:

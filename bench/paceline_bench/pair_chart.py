@@ -52,19 +52,21 @@ def _draw_speeds(axes: Axes, entries: list[Entry]) -> None:
     names = []
     for place, entry in enumerate(entries):
         contestant = entry.contestant
+        names.append(contestant.name)
+        if not entry.is_identical:
+            axes.text(0, place, " text differs: no speed", va="center", fontsize="small")
+            continue
         speed = entry.tokens_per_second
         slowest, fastest = (
             1e3 / ms for ms in (max(entry.repeats_ms_per_token), min(entry.repeats_ms_per_token))
         )
         axes.barh(place, speed, color=_METHOD_COLOURS[contestant.method], height=0.75)
         axes.hlines(place, slowest, fastest, color="black", linewidth=1.0)
-        words = f" {speed:.0f}" if entry.is_identical else f" {speed:.0f}, text differs"
-        axes.text(max(speed, fastest), place, words, va="center", fontsize="small")
-        names.append(contestant.name)
+        axes.text(fastest, place, f" {speed:.0f}", va="center", fontsize="small")
     axes.set_yticks(range(len(entries)), names, fontsize="small")
-    axes.invert_yaxis()
+    axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.margins(x=0.12)
-    axes.set_xlabel("tokens/s, greedy, one text at a time; line: slowest to fastest repeat")
+    axes.set_xlabel("tokens/s, greedy, one text at a time: the median repeat; line: all repeats")
     groups = [entry.contestant.group for entry in entries]
     for place, group in enumerate(groups):
         if group not in groups[:place]:
@@ -93,7 +95,7 @@ def _draw_rows(axes: Axes, result: PairResult) -> None:
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows of a forward")
-    axes.set_ylabel("ms")
+    axes.set_ylabel("ms for a forward, median")
     axes.legend(frameon=False, fontsize="small")
 
 

@@ -75,11 +75,12 @@ class PairResult:
     acceptance: Acceptance | None = None
     entries: list[Entry] = field(default_factory=list)
     sharing: list[Shared] = field(default_factory=list)
+    sharing_entries: list[Entry] = field(default_factory=list)
 
     @property
     def all_identical(self) -> bool:
         """Whether every text was plain decoding's."""
-        return all(entry.is_identical for entry in self.entries)
+        return all(entry.is_identical for entry in (*self.entries, *self.sharing_entries))
 
 
 def report(result: PairResult) -> str:
@@ -92,6 +93,8 @@ def report(result: PairResult) -> str:
         sections.append("\n".join(_findings(result.entries)) + "\n")
     if result.sharing:
         sections.append(_sharing(result.sharing))
+    if result.sharing_entries:
+        sections.append(_sharing_strategies(result.sharing_entries))
     return "\n".join(sections)
 
 
@@ -108,6 +111,9 @@ def json_more(result: PairResult) -> dict[str, Any]:
             for role, model in (("target", result.target), ("drafter", result.drafter))
         },
         "sharing": [asdict(shared) for shared in result.sharing],
+        "sharing_strategies": [
+            _entry_json(entry, result.sharing_entries[0]) for entry in result.sharing_entries
+        ],
     }
     if (acceptance := result.acceptance) is not None:
         more["acceptance"] = {
@@ -138,13 +144,14 @@ def _model_json(model: ModelResult) -> dict[str, Any]:
     }
 
 
-def _entry_json(entry: Entry, bare: Entry) -> dict[str, Any]:
+def _entry_json(entry: Entry, plain: Entry) -> dict[str, Any]:
     contestant = entry.contestant
     described = {
         "group": contestant.group.value,
         "name": contestant.name,
         "method": contestant.method.value,
         "lookahead": contestant.lookahead,
+        "targets": contestant.targets,
         "tokens_per_second": entry.tokens_per_second,
         "ms_per_token": entry.ms_per_token,
         "repeats_ms_per_token": entry.repeats_ms_per_token,
@@ -157,7 +164,7 @@ def _entry_json(entry: Entry, bare: Entry) -> dict[str, Any]:
         "different": entry.wrong,
     }
     if entry.is_identical:
-        described["speed_up"] = entry.tokens_per_second / bare.tokens_per_second
+        described["speed_up"] = entry.tokens_per_second / plain.tokens_per_second
     return described
 
 
@@ -249,12 +256,9 @@ def _contest(entries: Sequence[Entry]) -> str:
 
 
 def _contest_row(entry: Entry, *, bare: Entry, plain: Entry) -> list[str]:
-    repeats = spread(entry.repeats_ms_per_token)
     return [
         entry.contestant.name,
-        f"{entry.tokens_per_second:.1f}",
-        f"{entry.ms_per_token:.2f}",
-        f"{repeats.low:.2f} to {repeats.high:.2f}",
+        *_speed(entry),
         _cell(entry.first_token_ms, ".0f"),
         f"{entry.tokens_per_forward:.2f}",
         _cell(entry.acceptance_rate, ".3f"),
@@ -264,8 +268,20 @@ def _contest_row(entry: Entry, *, bare: Entry, plain: Entry) -> list[str]:
     ]
 
 
-def _speed_up(entry: Entry, reference: Entry) -> str:
+def _speed(entry: Entry) -> tuple[str, str, str]:
+    """Lay out tokens/s, ms/token and the repeats' range; a text that differs has no speed."""
     if not entry.is_identical:
+        return "-", "-", "-"
+    times = entry.repeats_ms_per_token
+    return (
+        f"{entry.tokens_per_second:.1f}",
+        f"{entry.ms_per_token:.2f}",
+        f"{min(times):.2f} to {max(times):.2f}",
+    )
+
+
+def _speed_up(entry: Entry, reference: Entry) -> str:
+    if not (entry.is_identical and reference.is_identical):
         return "-"
     return f"{entry.tokens_per_second / reference.tokens_per_second:.2f}x"
 
@@ -350,6 +366,24 @@ def _sharing(sharing: Sequence[Shared]) -> str:
     ]
     headings = ("targets that compute at once", "forward ms", "÷ alone", "tokens/s, all")
     return "Model processes on the same hardware, plain decoding:\n\n" + markdown_table(
+        headings, rows
+    )
+
+
+def _sharing_strategies(entries: Sequence[Entry]) -> str:
+    plain = entries[0]
+    rows = [
+        [
+            entry.contestant.name,
+            *_speed(entry),
+            f"{entry.tokens_per_forward:.2f}",
+            _speed_up(entry, plain),
+            entry.verdict,
+        ]
+        for entry in entries
+    ]
+    headings = ("", "tokens/s", "ms/token", "repeats", "tokens/forward", "÷ non-SI", "text")
+    return "One text at a time, drafter and targets on that hardware:\n\n" + markdown_table(
         headings, rows
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Usage", "counters", "metered", "quiet"]
 
 _SAMPLE_SECONDS = 0.1
+_MEMORY_SECONDS = 0.5
 _SCRAPE_SECONDS = 5.0
 
 
@@ -29,13 +30,15 @@ class Usage:
         wall_seconds: How long it took.
         own_seconds: CPU time of this process.
         cpu_seconds: CPU time of each process that was watched.
-        peak_bytes: The most memory that each of them had resident.
+        base_bytes: The memory that each of them had to itself (USS) at the beginning.
+        peak_bytes: The most that was seen of it.
         machine_load: Share of all cores that was busy, with whatever else ran, in [0, 1].
     """
 
     wall_seconds: float = 0.0
     own_seconds: float = 0.0
     cpu_seconds: list[float] = field(default_factory=list)
+    base_bytes: list[int] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
     machine_load: float = 0.0
 
@@ -54,7 +57,8 @@ class Usage:
 async def metered(pids: Sequence[int]) -> AsyncIterator[Usage]:
     """Watch processes during the block; what it yields is filled in at the block's end."""
     processes = [psutil.Process(pid) for pid in pids]
-    usage = Usage(peak_bytes=[process.memory_info().rss for process in processes])
+    own_bytes = _own_bytes(processes)
+    usage = Usage(base_bytes=own_bytes, peak_bytes=own_bytes)
     machine = _machine_seconds()
     before = [_cpu_seconds(process) for process in processes]
     own, started = time.process_time(), time.perf_counter()
@@ -68,17 +72,19 @@ async def metered(pids: Sequence[int]) -> AsyncIterator[Usage]:
         after = map(_cpu_seconds, processes)
         usage.cpu_seconds = [end - start for start, end in zip(before, after, strict=True)]
         busy, total = (end - start for start, end in zip(machine, _machine_seconds(), strict=True))
-        usage.machine_load = busy / total if total else 0.0
+        # Sums of what is rounded: all of it can be a little more than all.
+        usage.machine_load = min(1.0, busy / total) if total else 0.0
 
 
-async def quiet(pids: Sequence[int], *, within_seconds: float = 15.0) -> None:
-    """Wait until processes have done what they still had to do, or the time is over."""
+async def quiet(pids: Sequence[int], *, within_seconds: float = 15.0) -> bool:
+    """Wait until processes have done what they still had to do; False if time was up before."""
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:
         async with metered(pids) as usage:
             await asyncio.sleep(2 * _SAMPLE_SECONDS)
         if sum(usage.cpu_seconds) < _SAMPLE_SECONDS * usage.wall_seconds:
-            return
+            return True
+    return False
 
 
 def counters(metrics_address: str) -> dict[str, float]:
@@ -94,9 +100,15 @@ def counters(metrics_address: str) -> dict[str, float]:
 
 async def _sample(processes: Sequence[psutil.Process], usage: Usage) -> None:
     while True:
-        sizes = [process.memory_info().rss for process in processes]
+        await asyncio.sleep(_MEMORY_SECONDS)
+        # In a thread: it takes some ms, in which whoever measures latencies here must not stand.
+        sizes = await asyncio.to_thread(_own_bytes, processes)
         usage.peak_bytes = [max(pair) for pair in zip(usage.peak_bytes, sizes, strict=True)]
-        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _own_bytes(processes: Sequence[psutil.Process]) -> list[int]:
+    """Return what each has to itself: what it shares with others says nothing of its load."""
+    return [process.memory_full_info().uss for process in processes]
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -18,11 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Spread", "circumstances", "goal_line", "markdown_table", "spread", "write_json"]
+__all__ = [
+    "Spread",
+    "circumstances",
+    "goal_line",
+    "load_average",
+    "markdown_table",
+    "restless_line",
+    "spread",
+    "write_json",
+]
 
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers")
 # Where results went has nothing to do with them.
-_OUTPUT_OPTION = re.compile(r" --(?:json|chart)[ =]\S+")
+_OUTPUT_OPTION = re.compile(r" --(?:json|chart|output-directory)[ =]\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +74,44 @@ def goal_line(what: str, worst: float, *, limit: float, where: str) -> str:
     return f"- {what}: at worst {worst:.3f} ({where}); goal {limit:g}: {verdict}"
 
 
-def circumstances() -> dict[str, Any]:
-    """Say when, on what machine and with what versions something was measured."""
+def restless_line(count: int) -> str:
+    """Say in one line of a list that some timed runs did not begin on an idle system."""
+    return f"- began while the orchestrator still computed behind an earlier request: {count} runs"
+
+
+def load_average() -> float:
+    """Return how many processes wanted to compute, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def circumstances(*, load_at_start: float | None = None) -> dict[str, Any]:
+    """Say when, on what machine and with what versions something was measured.
+
+    Args:
+        load_at_start: The load average before it began; None if it was not looked at.
+    """
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": _OUTPUT_OPTION.sub("", shlex.join(["paceline", *sys.argv[1:]])),
         "machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
-        "load_average": round(os.getloadavg()[0], 2),
+        "load_average_at_start": load_at_start,
+        "load_average": load_average(),
     }
 
 
-def write_json(path: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
+def write_json(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    load_at_start: float | None = None,
+    **more: Any,
+) -> None:
     """Write a benchmark's rows, with the circumstances and whatever else belongs to them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"circumstances": circumstances(), **more, "rows": list(rows)}
+    found = circumstances(load_at_start=load_at_start)
+    content = {"circumstances": found, **more, "rows": list(rows)}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -97,6 +97,7 @@ class Measured:
         accepted: Draft tokens accepted.
         ideal_accepted: The same in the simulator.
         cpu_ms_per_token: What the orchestrator computed.
+        restless_runs: Runs that began while the orchestrator still computed behind an earlier one.
         calls_on_path: Calls on the ideal's critical path, on average.
         breakdown: Where the time of the traced runs went; None where none was traced.
         restarts: What rejections cost in them.
@@ -115,6 +116,7 @@ class Measured:
     accepted: int
     ideal_accepted: int
     cpu_ms_per_token: float
+    restless_runs: int
     calls_on_path: float
     breakdown: Breakdown | None
     restarts: tuple[Restart, ...]
@@ -285,6 +287,7 @@ class _Evaluation:
             accepted=sum(run.accepted_count for run in runs),
             ideal_accepted=sum(sum(ideal.result.accepted) for ideal in schedules),
             cpu_ms_per_token=1e3 * sum(run.cpu_seconds for run in runs) / tokens,
+            restless_runs=sum(not run.began_quietly for run in runs),
             calls_on_path=statistics.mean(len(ideal.critical_path) for ideal in schedules),
             breakdown=self._breakdown(way),
             restarts=self._restarts(way),

@@ -23,31 +23,41 @@ if TYPE_CHECKING:
 __all__ = ["draw_table2"]
 
 _BAR = 0.26
+_GOAL = "#a3123a"
+_WIDTH_OF_LEGEND = 10.0
 
 
 def draw_table2(results: Sequence[RowResult]) -> Figure:
     """Draw each row's times beside ideal and floor, and below how far they are above these."""
-    figure = new_figure(width=max(7.0, 2.5 + 1.15 * len(results)), height=7.0)
+    width = max(7.0, 2.5 + 1.15 * len(results))
+    figure = new_figure(width=width, height=7.0)
     times, ratios = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for place, result in enumerate(results):
         for index, each in enumerate(result.headline):
             x = place + (index - 1) * _BAR
             _draw_time(times, x, each)
             _draw_ratios(ratios, x, each)
-    tokens = results[0].max_tokens
+    tokens, prompts = results[0].max_tokens, len(results[0].plain.times)
     times.set_ylabel(f"ms for {tokens} tokens, prefill included")
     times.set_title(
-        "Table 2 of the DSI paper, online: median, first and last decile", size="medium"
+        f"Table 2 of the DSI paper, online: median of {prompts} prompts,"
+        f" and their spread ({_ends(prompts)})",
+        size="medium",
     )
-    figure.legend(handles=_legend(), ncols=5, loc="outside lower center", frameon=False)
+    columns = 8 if width > _WIDTH_OF_LEGEND else 4
+    figure.legend(handles=_legend(), ncols=columns, loc="outside lower center", frameon=False)
     ratios.axhline(1.0, color="black", linewidth=0.8)
-    ratios.axhline(MOST_OVER_FLOOR, color="black", linewidth=0.8, linestyle=":")
-    ratios.set_ylabel("time over floor (dot)\nand over ideal (ring)")
+    ratios.axhline(MOST_OVER_FLOOR, color=_GOAL, linewidth=1.2, linestyle="--")
+    ratios.set_ylabel("time over floor and ideal")
     ratios.set_xticks(
         range(len(results)), [result.row.name.replace("/", "\n") for result in results]
     )
     ratios.tick_params(axis="x", labelsize="small")
     return figure
+
+
+def _ends(prompts: int) -> str:
+    return "first to last decile" if prompts >= 10 else "least to most"
 
 
 def _draw_time(axes: Axes, x: float, each: Measured) -> None:
@@ -86,4 +96,7 @@ def _legend() -> list[Patch | Line2D]:
         *bars,
         Line2D([], [], color="black", linewidth=1.4, label="ideal"),
         Line2D([], [], color="black", linewidth=1.4, linestyle="dotted", label="floor"),
+        Line2D([], [], color="black", marker="o", linestyle="", label="over floor"),
+        Line2D([], [], color="black", marker="o", linestyle="", mfc="white", label="over ideal"),
+        Line2D([], [], color=_GOAL, linestyle="--", label=f"goal: {MOST_OVER_FLOOR:g} of floor"),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class Restart:
     verify_ns: int | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """A call as the orchestrator saw it, with the server's record of it.
 
@@ -83,7 +83,7 @@ class _Call:
     server: str
     is_draft: bool
     start_ns: int
-    answers: list[tuple[int, int]]
+    answers: list[tuple[int, int]] = field(default_factory=list)
     cancelled: bool = False
     record: Mapping[str, Any] | None = None
 
@@ -139,7 +139,7 @@ class Trace:
         cold = self._cold_calls()
         while True:
             latency = node.drafter if call.is_draft else node.target
-            self._charge(spent, call, answer, latency=latency, is_first=id(call) in cold)
+            self._charge(spent, call, answer, latency=latency, is_first=call in cold)
             cause = self._cause(call)
             if cause is None:
                 spent["client"] += call.start_ns
@@ -201,10 +201,15 @@ class Trace:
         spent["transport"] += elapsed_ns - nominal_ns - overshoot_ns - queue_ns
 
     def _cause(self, call: _Call) -> tuple[_Call, tuple[int, int]] | None:
-        """Return the last answer before a call, which started it; None if there is none."""
+        """Return the last answer before a call, which started it; None if there is none.
+
+        A draft that was withdrawn has not used up its window, so no other draft goes on from it:
+        what it still sent between a verdict and the new draft hides no restart.
+        """
         before = (
             (other, answer)
             for other in self._answered
+            if not (call.is_draft and other.is_draft and other.cancelled)
             for answer in other.answers
             if other is not call and answer[0] <= call.start_ns
         )
@@ -221,16 +226,16 @@ class Trace:
         call = min(started, key=lambda it: it.start_ns, default=None)
         return None if call is None else call.record
 
-    def _cold_calls(self) -> set[int]:
-        """Return the identities of the first answered call of each server."""
+    def _cold_calls(self) -> set[_Call]:
+        """Return the first answered call of each server."""
         first: dict[str, _Call] = {}
         for call in self._answered:
             if call.answers:
                 first.setdefault(call.server, call)
-        return {id(call) for call in first.values()}
+        return {*first.values()}
 
 
-_PARTS = [field.name for field in fields(Breakdown) if field.name != "total"]
+_PARTS = [part.name for part in fields(Breakdown) if part.name != "total"]
 
 
 def mean_breakdown(breakdowns: Sequence[Breakdown]) -> Breakdown:
@@ -249,19 +254,21 @@ def _calls(timeline: Sequence[TimelineEvent]) -> list[_Call]:
     drafted: Counter[int] = Counter()
     for event in sorted(timeline, key=lambda it: (it.start_ns, it.end_ns)):
         if event.kind is TimelineEventKind.DRAFTED:
-            call = calls.setdefault(
-                event.call_id, _Call(event.server, True, event.start_ns, answers=[])
-            )
+            call = calls.setdefault(event.call_id, _call(event))
             drafted[event.call_id] += len(event.token_ids)
             call.answers.append((event.end_ns, drafted[event.call_id]))
         elif event.kind is TimelineEventKind.VERIFYING:
-            calls[event.call_id] = _Call(
-                event.server, False, event.start_ns, answers=[(event.end_ns, 1)]
-            )
+            calls[event.call_id] = call = _call(event)
+            call.answers.append((event.end_ns, 1))
     for event in timeline:
         if event.kind is TimelineEventKind.CANCELLED and event.call_id in calls:
             calls[event.call_id].cancelled = True
     return sorted(calls.values(), key=lambda it: it.start_ns)
+
+
+def _call(event: TimelineEvent) -> _Call:
+    is_draft = event.kind is TimelineEventKind.DRAFTED
+    return _Call(server=event.server, is_draft=is_draft, start_ns=event.start_ns)
 
 
 def _attach(calls: Sequence[_Call], records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -59,3 +59,11 @@ def test_the_services_do_what_the_engine_does(result):
 def test_forwards_are_timed_alone_and_side_by_side(result):
     assert [row["texts"] for row in result[1]["sharing"]] == [1, 2]
     assert all(row["forward_ms"] > 0 for row in result[1]["sharing"])
+
+
+def test_dsi_is_tried_on_1_to_n_targets_of_the_same_hardware(result):
+    rows = result[1]["sharing_strategies"]
+    names = ["non-SI", "SI", "DSI on 1 target", "DSI on 2 targets"]
+    assert [row["name"] for row in rows] == names
+    assert [row["targets"] for row in rows] == [1, 1, 1, 2]
+    assert all(row["identical"] for row in rows)

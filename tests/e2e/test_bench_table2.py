@@ -36,6 +36,11 @@ def test_a_row_has_every_strategy_with_equal_outputs_and_an_ideal_below_its_floo
         assert (row["name"], row["identical"], row["repeats"]) == (ROW, True, 1)
         assert row["ideal_ms"] < row["floor_ms"]  # no call is free
         assert row["online_over_floor"] == pytest.approx(row["median_ms"] / row["floor_ms"])
+    assert all(
+        echo["overhead_low_ns"] <= echo["overhead_ns"] <= echo["overhead_high_ns"]
+        for echo in content["echoes"]
+    )
+    assert content["circumstances"]["load_average_at_start"] >= 0
     for row in rows[:2]:  # one call after another, and no forward takes less than it is told
         assert row["ideal_ms"] < row["median_ms"]
     assert rows[0]["ideal_ms"] == pytest.approx(20.6 * 1.35 + 7 * 20.6)
@@ -73,9 +78,11 @@ def test_tables_and_the_picture_are_there(measured):
 
 
 def test_a_grid_is_measured_cell_by_cell(tmp_path):
-    ran = bench("--grid", "2", "--max-tokens", "4", "--json", str(tmp_path / "grid.json"))
+    files = ("--json", str(tmp_path / "grid.json"), "--chart", str(tmp_path / "grid.svg"))
+    ran = bench("--grid", "2", "--max-tokens", "4", *files)
 
     assert ran.returncode == 0, ran.stderr
+    ET.parse(tmp_path / "grid.svg")
     rows = json.loads((tmp_path / "grid.json").read_text())["rows"]
     assert len(rows) == 4 * 3
     assert all(row["identical"] for row in rows)
@@ -91,6 +98,9 @@ def test_a_grid_is_measured_cell_by_cell(tmp_path):
         (("--si-lookaheads", "0-3"), "--si-lookaheads: lookaheads are 1 to 64"),
         (("--dsi-lookaheads", "few"), "'few' is no number and no range"),
         (("--grid", "1"), "--grid: a grid has two or more of each"),
+        (("--grid", "2", "--rows", "3"), "so --rows does not go with it"),
+        (("--grid", "2", "--si-lookaheads", "1"), "so --si-lookaheads does not go with it"),
+        (("--grid", "2", "--dsi-lookaheads", "1"), "so --dsi-lookaheads does not go with it"),
         (("--chart", "t.pdf"), "--chart: must end in .svg or .png"),
     ],
 )

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.charts import save_figure
-from paceline_bench.load import NAMES, Load, LoadedSystem, Reference, measure
-from paceline_bench.load_report import draw, findings, tables
-from paceline_bench.report import write_json
+from paceline_bench.load import (
+    NAMES,
+    Load,
+    LoadedSystem,
+    decode_plainly,
+    measure,
+    stream_memories,
+)
+from paceline_bench.load_chart import draw
+from paceline_bench.load_report import findings, scaling_findings, tables
+from paceline_bench.report import load_average, write_json
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from paceline_bench.load import LoadRow
 
@@ -31,7 +39,8 @@ __all__ = ["LoadSettings", "main"]
 
 _EXAMPLES = """
 paceline bench load
-paceline bench load --streams 1,4,16 --tokens 32 --targets 2
+paceline bench load --streams 1,4,16 --requests 20 --targets 2
+paceline bench load --parts scaling                            one orchestrator and two
 paceline bench load --acceptance 0.3 --strategies auto         beside plain decoding
 paceline bench load --drafter-ms 20 --json load.json --chart load.svg
 """
@@ -40,8 +49,19 @@ _PLAIN = NAMES[Strategy.AUTOREGRESSIVE].lower()
 # More than the streams of a run can hold at once, those that are being closed included.
 _SESSIONS = 1024
 _REQUESTS = 4096
+# Below 100 a load's p99 is left out; with few streams so many requests would take minutes.
+_MOST_OF_A_STREAM, _LEAST_OF_A_STREAM = 10, 2
+# Several orchestrators are loaded with what is compared and with what users get.
+_STRATEGIES_OF_SEVERAL = (Strategy.AUTOREGRESSIVE, Strategy.AUTO)
+# Targets so fast, and orchestrators so slow, that these are the limit even where all share two
+# cores: a target and a client take twice as much CPU for a token as an orchestrator does.
+_SCALING_TARGET_MS, _SCALING_DRAFTER_MS = 2.0, 0.2
+_SCALING_SHARE = 0.15
+# With a fixed amount of work for each token, which AUTO has not.
+_SCALING_STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
 # The prompt's forward takes so many times as long as a token's.
 _FIRST_FORWARD = 1.5
+_PARTS = ("scaling", "strategies")
 _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 
 
@@ -50,29 +70,61 @@ def _split(value: object) -> object:
 
 
 _Numbers = Annotated[tuple[Annotated[int, Field(ge=1, le=512)], ...], BeforeValidator(_split)]
-_Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+
+
+def _check(words: tuple[str, ...], *, kind: str, known: Iterable[str]) -> tuple[str, ...]:
+    if not words:
+        raise ValueError(f"name at least one of {', '.join(known)}")
+    for word in words:
+        if word not in known:
+            raise ValueError(f"there is no {kind} {word!r}; there are {', '.join(known)}")
+    return words
+
+
+_StrategyNames = Annotated[
+    StringList, AfterValidator(partial(_check, kind="strategy", known=_STRATEGIES))
+]
+_PartNames = Annotated[StringList, AfterValidator(partial(_check, kind="part", known=_PARTS))]
 
 
 class LoadSettings(Settings):
     """Put 1 to 64 streams at once on a fixed set of simulated targets, with every strategy.
 
-    Models wait instead of computing; processes and gRPC are real. The output says where this
+    Models wait instead of computing; processes and gRPC are real. The part `strategies` compares
+    these on targets that fill up. In `scaling` orchestrators are the limit: targets are fast, and
+    each orchestrator may run in a seventh of the time only, so that two have what they need even on
+    two cores. All of it takes about twelve minutes, scaling alone one. The output says where this
     machine was short of CPU. The exit code is 0 if every output was plain decoding's, else 1.
     """
 
+    parts: _PartNames = Field(",".join(_PARTS), validate_default=True, description="what to do")
     streams: _Numbers = Field(
         "1,2,4,8,16,32,64", validate_default=True, description="streams at the same time"
     )
-    strategies: _Words = Field(
+    strategies: _StrategyNames = Field(
         ",".join(_STRATEGIES),
         validate_default=True,
         description="strategies to load it with; non-si is always one of them",
     )
-    orchestrators: _Numbers = Field(
-        "1,2", validate_default=True, description="orchestrators to spread the streams over"
+    scaling_streams: _Numbers = Field(
+        "32,64",
+        validate_default=True,
+        description="the same, for scaling; many, or they are the limit",
     )
-    tokens: int = Field(48, ge=2, le=4096, description="tokens of each request")
-    requests: int = Field(2, ge=1, le=100, description="requests of each stream, one after another")
+    orchestrators: _Numbers = Field(
+        "1,2",
+        validate_default=True,
+        description="orchestrators to spread the streams over; all strategies are for the smallest "
+        "number, the others get non-si and auto",
+    )
+    tokens: int = Field(24, ge=2, le=4096, description="tokens of each request")
+    requests: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description=f"requests of each load; but {_LEAST_OF_A_STREAM} to {_MOST_OF_A_STREAM} of "
+        "each stream",
+    )
     targets: int = Field(4, ge=1, le=64, description="target processes")
     drafters: int = Field(1, ge=1, le=8, description="drafter processes")
     target_ms: float = Field(40, gt=0, le=10_000, description="a target's forward")
@@ -81,14 +133,23 @@ class LoadSettings(Settings):
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        for name in self.strategies:
-            if name not in _STRATEGIES:
-                raise ValueError(
-                    f"there is no strategy {name!r}; there are {', '.join(_STRATEGIES)}"
-                )
-        return self
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A part of the benchmark: models, and what is put on them.
+
+    Attributes:
+        target_ms: A target's forward.
+        drafter_ms: A drafter's forward.
+        orchestrator_share: The share of the time in which each orchestrator may run.
+        loads: In their order, by number of orchestrators. Each number of streams begins with plain
+            decoding.
+    """
+
+    target_ms: float
+    drafter_ms: float
+    orchestrator_share: float = 1.0
+    loads: dict[int, list[Load]]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,56 +157,136 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_options(
         LoadSettings, arguments, program="paceline bench load", examples=_EXAMPLES
     )
-    rows = asyncio.run(_load(settings))
-    print(tables(rows))
-    print("\n".join(findings(rows)))
+    load_at_start = load_average()
+    measured = asyncio.run(_run(settings))
+    scaling, rows = (measured.get(name, []) for name in _PARTS)
+    if scaling:
+        print(f"# Scaling: {_scaling_title(settings)}\n")
+        print(tables(scaling), *scaling_findings(scaling), "", sep="\n")
+    if rows:
+        print(f"# Strategies: {_title(settings)}\n")
+        print(tables(rows), *findings(rows), sep="\n")
     if settings.json_file is not None:
         write_json(
             settings.json_file,
-            [{**asdict(row), "limit": row.limit} for row in rows],
+            list(map(_record, rows)),
+            load_at_start=load_at_start,
             system=settings.model_dump(mode="json", exclude={"json_file", "chart"}),
+            memory=[asdict(each) for each in stream_memories(rows)],
+            scaling={
+                "target_ms": _SCALING_TARGET_MS,
+                "drafter_ms": _SCALING_DRAFTER_MS,
+                "orchestrator_share": _scaling_share(settings),
+                "rows": list(map(_record, scaling)),
+            },
         )
     if settings.chart is not None:
-        save_figure(draw(rows, title=_title(settings)), settings.chart)
-    return 0 if all(row.identical for row in rows) else 1
+        figure = draw(rows, scaling, title=_title(settings), scaling_title=_scaling_title(settings))
+        save_figure(figure, settings.chart)
+    return 0 if all(row.identical for row in (*scaling, *rows)) else 1
 
 
-async def _load(settings: LoadSettings) -> list[LoadRow]:
-    rows: list[LoadRow] = []
-    loads = _loads(settings)
-    async with running_system(_config(settings)) as models:
-        with progress("loading", total=len(settings.orchestrators) * len(loads)) as step:
-            for count in sorted(settings.orchestrators):
-                async with _orchestrators(count, models, settings) as system:
-                    async for row in _measured(system, loads):
-                        rows.append(row)
-                        step(_line(row))
+async def _run(settings: LoadSettings) -> dict[str, list[LoadRow]]:
+    """Return the rows of each part; outputs of all are compared with those of one plain run."""
+    expected: dict[str, tuple[int, ...]] | None = None
+    rows: dict[str, list[LoadRow]] = {}
+    for name, part in _parts(settings).items():
+        async with running_system(_config(settings, part)) as models:
+            if expected is None:
+                async with AsyncClient(models.orchestrator_address) as client:
+                    expected = await decode_plainly(
+                        client, _prompts(settings), max_tokens=settings.tokens
+                    )
+            total = sum(map(len, part.loads.values()))
+            with progress(f"loading ({name})", total=total) as step:
+                rows[name] = []
+                async for row in _measured(part, models, settings, expected):
+                    rows[name].append(row)
+                    step(_line(row))
     return rows
 
 
-def _loads(settings: LoadSettings) -> list[Load]:
-    """Return the loads in their order: each number of streams begins with plain decoding."""
-    strategies = [
+def _parts(settings: LoadSettings) -> dict[str, _Part]:
+    """Return what is to be done; first what gives the reference quickly."""
+    scaling = _Part(
+        target_ms=_SCALING_TARGET_MS,
+        drafter_ms=_SCALING_DRAFTER_MS,
+        orchestrator_share=_scaling_share(settings),
+        loads={
+            count: _loads(settings, settings.scaling_streams, _SCALING_STRATEGIES)
+            for count in sorted(settings.orchestrators)
+        },
+    )
+    asked_for = [
         each for name, each in _STRATEGIES.items() if name in (_PLAIN, *settings.strategies)
     ]
+    of_several = [each for each in asked_for if each in _STRATEGIES_OF_SEVERAL]
+    fewest = min(settings.orchestrators)
+    strategies = _Part(
+        target_ms=settings.target_ms,
+        drafter_ms=settings.drafter_ms,
+        loads={
+            count: _loads(settings, settings.streams, asked_for if count == fewest else of_several)
+            for count in sorted(settings.orchestrators)
+        },
+    )
+    parts = dict(zip(_PARTS, (scaling, strategies), strict=True))
+    return {name: part for name, part in parts.items() if name in settings.parts}
+
+
+def _scaling_share(settings: LoadSettings) -> float:
+    """Return how much each orchestrator gets: they run one after the other."""
+    return min(_SCALING_SHARE, 1 / max(settings.orchestrators))
+
+
+def _loads(
+    settings: LoadSettings, stream_counts: Iterable[int], strategies: Sequence[Strategy]
+) -> list[Load]:
     return [
-        Load(strategy, streams, streams * settings.requests, settings.tokens)
-        for streams in sorted(settings.streams)
+        Load(
+            prompts=_prompts(settings),
+            strategy=strategy,
+            stream_count=count,
+            request_count=max(
+                _LEAST_OF_A_STREAM * count, min(settings.requests, _MOST_OF_A_STREAM * count)
+            ),
+            max_tokens=settings.tokens,
+        )
+        for count in sorted({*stream_counts})
         for strategy in strategies
     ]
 
 
-async def _measured(system: LoadedSystem, loads: Sequence[Load]) -> AsyncIterator[LoadRow]:
-    reference = Reference()
-    for load in loads:
-        if load.strategy is Strategy.AUTOREGRESSIVE:
-            reference = Reference()
-        yield await measure(system, load, reference)
+def _prompts(settings: LoadSettings) -> tuple[str, ...]:
+    """Return so many prompts that no two streams have the same at the same time."""
+    count = max(*settings.streams, *settings.scaling_streams)
+    return tuple(f"Request {index}:" for index in range(count))
+
+
+async def _measured(
+    part: _Part,
+    models: LocalSystem,
+    settings: LoadSettings,
+    expected: Mapping[str, tuple[int, ...]],
+) -> AsyncIterator[LoadRow]:
+    plain: LoadRow | None = None
+    for count, loads in part.loads.items():
+        async with _orchestrators(count, part, models, settings) as system:
+            for load in loads:
+                if load.strategy is Strategy.AUTOREGRESSIVE:
+                    plain = row = await measure(system, load, expected=expected)
+                else:
+                    row = await measure(system, load, expected=expected, plain=plain)
+                yield row
+
+
+def _record(row: LoadRow) -> dict[str, Any]:
+    return {**asdict(row), "limit": row.limit}
 
 
 @asynccontextmanager
 async def _orchestrators(
-    count: int, models: LocalSystem, settings: LoadSettings
+    count: int, part: _Part, models: LocalSystem, settings: LoadSettings
 ) -> AsyncIterator[LoadedSystem]:
     """Start orchestrators for models that run, and let each learn what those are like."""
     async with AsyncExitStack() as stack:
@@ -157,12 +298,11 @@ async def _orchestrators(
             for front in fronts
         ]
         await _warm_up(clients, settings)
-        pids = tuple(front.orchestrator.pid for front in fronts)
         yield LoadedSystem(
             clients=tuple(clients),
-            orchestrator_pids=pids,
-            idle_bytes=tuple(psutil.Process(pid).memory_info().rss for pid in pids),
+            orchestrator_pids=tuple(front.orchestrator.pid for front in fronts),
             target_metrics=tuple(target.metrics_address for target in models.targets),
+            orchestrator_share=part.orchestrator_share,
         )
 
 
@@ -174,13 +314,13 @@ async def _warm_up(clients: Sequence[AsyncClient], settings: LoadSettings) -> No
             ).collect()
 
 
-def _config(settings: LoadSettings) -> LocalSystemConfig:
+def _config(settings: LoadSettings, part: _Part) -> LocalSystemConfig:
     return LocalSystemConfig(
         targets=settings.targets,
         drafters=settings.drafters,
-        target_arguments=_model(settings.target_ms),
+        target_arguments=_model(part.target_ms),
         drafter_arguments=(
-            *_model(settings.drafter_ms),
+            *_model(part.drafter_ms),
             f"--simulated-acceptance-rate={settings.acceptance}",
         ),
     )
@@ -213,6 +353,13 @@ def _title(settings: LoadSettings) -> str:
         f"{settings.targets} x target ({settings.target_ms:g} ms), "
         f"{settings.drafters} x drafter ({settings.drafter_ms:g} ms), "
         f"acceptance {settings.acceptance:.0%}, {settings.tokens} tokens"
+    )
+
+
+def _scaling_title(settings: LoadSettings) -> str:
+    return (
+        f"targets of {_SCALING_TARGET_MS:g} ms; "
+        f"each orchestrator may run in {_scaling_share(settings):.0%} of the time"
     )
 
 

@@ -22,6 +22,7 @@ from paceline_bench.pair import (
     library_ways,
     read_prompts,
     service_ways,
+    sharing_ways,
 )
 from paceline_bench.pair_report import (
     Acceptance,
@@ -283,8 +284,8 @@ class _Bench:
             if not {"services", "sharing"}.isdisjoint(parts):
                 system = await stack.enter_async_context(running_system(self._system()))
                 client = await stack.enter_async_context(AsyncClient(system.orchestrator_address))
-            if "services" in parts:
                 pids = [server.pid for server in system.servers]
+            if "services" in parts:
                 ways += service_ways(client, self._settings.lookaheads, pids=pids)
             if ways:
                 result.entries = await self._contest(ways)
@@ -295,6 +296,8 @@ class _Bench:
                     most=self._settings.targets,
                     max_tokens=self._settings.contest_tokens,
                 )
+                shared = list(sharing_ways(client, self._settings.targets, pids=pids))
+                result.sharing_entries = await self._contest(shared)
 
     def _local_ways(self) -> list[Contestant]:
         settings = self._settings

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 from rich.console import Console
 
-from paceline_bench.heatmap_report import RATIOS, check_claims, write_cells
+from paceline_bench.heatmap_report import RATIOS, check_claims, summarise, write_cells
 from paceline_bench.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.parallel import compute_all
+from paceline_bench.report import write_json
 from paceline_bench.table1 import MOMENTS, table1
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
@@ -27,7 +29,8 @@ __all__ = ["SimulateSettings", "main"]
 _EXAMPLES = """
 paceline simulate                                 everything, on a coarse grid: seconds
 paceline simulate table1                          an exact check of the protocol
-paceline simulate figure2 --grid full             the paper's grid: a minute on two cores
+paceline simulate figure2 --grid full             the paper's grid: a minute or two on two cores
+paceline simulate --grid full --json all.json     both figures, and the findings as JSON
 paceline simulate figure2 --dispatch work_conserving --targets 3
 paceline simulate figure7 --repeats 50 --image svg
 """
@@ -64,6 +67,9 @@ class SimulateSettings(Settings):
     )
     image: Literal["png", "svg"] = Field("png", description="format of the pictures")
     output_directory: Path = Field(Path("simulation"), description="where the files go")
+    json_file: Path | None = option(
+        None, description="where to keep what the figures show", flag="json"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +79,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings.output_directory.mkdir(parents=True, exist_ok=True)
     is_exact = settings.what not in {"all", "table1"} or _show_table1()
-    for figure in _FIGURES:
-        if settings.what in {"all", figure}:
-            _show_figure(figure, settings)
+    figures = [figure for figure in _FIGURES if settings.what in {"all", figure}]
+    rows = [_show_figure(figure, settings) for figure in figures]
+    if settings.json_file is not None:
+        write_json(settings.json_file, rows, table1_is_exact=is_exact)
+        print(f"{settings.json_file} has what they show.")
     return 0 if is_exact else 1
 
 
@@ -99,7 +107,8 @@ def _show_table1() -> bool:
     return is_exact
 
 
-def _show_figure(name: str, settings: SimulateSettings) -> None:
+def _show_figure(name: str, settings: SimulateSettings) -> dict[str, Any]:
+    """Compute a figure, draw it, tell what it shows, and return that as a JSON row."""
     title, lookahead = _FIGURES[name]
     experiment = Experiment(
         token_count=settings.tokens,
@@ -111,13 +120,15 @@ def _show_figure(name: str, settings: SimulateSettings) -> None:
     grid = Grid.full() if settings.grid == "full" else Grid.coarse()
     cells = _compute(title, columns(experiment, grid))
     print(f"{title}: {_conditions(experiment)}\nBy the exact expectation over all draws:")
-    for claim in check_claims(cells):
+    summary = summarise(cells)
+    for claim in check_claims(summary):
         print(f"- {claim}")
     picture = settings.output_directory / f"{name}.{settings.image}"
     heading = f"{title} of the DSI paper, by the protocol on a virtual clock\n"
     _draw(cells, picture, panels=_PANELS[name], title=heading + _conditions(experiment))
     write_cells(picture.with_suffix(".csv"), cells)
     print(f"{picture} and {picture.with_suffix('.csv').name} have them all.\n")
+    return {"figure": name, **asdict(experiment), "dispatch": settings.dispatch} | asdict(summary)
 
 
 def _draw(cells: Sequence[Cell], picture: Path, *, panels: Sequence[str], title: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline_bench.forecast import Forecast, ForecastJob, forecast, forecast_jobs
 from paceline_bench.forecast_picture import draw_forecast
-from paceline_bench.forecast_report import conclusions, json_rows, table_rows
+from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.node import SimulatedNode
 from paceline_orchestrator.protocol.strategy import Strategy
 from paceline_orchestrator.simulation import ServerLatency
@@ -158,6 +158,13 @@ def test_the_table_has_times_speed_ups_and_marginal_gains():
     ]
 
 
+def test_the_gain_of_several_targets_is_told_for_each():
+    listed = rows(1000, 500)
+    listed += [row(Strategy.DISTRIBUTED, count, ms) for count, ms in ((8, 400), (12, 320))]
+    assert HEADINGS[-1] == "gain per target"
+    assert [line[-1] for line in table_rows(listed)] == ["", "", "", "+5.0%"]
+
+
 def test_json_rows_are_in_ms():
     assert json_rows(rows(1000, 500))[1] == {
         "strategy": "SI",
@@ -167,7 +174,9 @@ def test_json_rows_are_in_ms():
         "mean_ms": 500.0,
         "error_ms": 0.0,
         "speed_up": 2.0,
+        "gain_per_target": None,
     }
+    assert json_rows(rows(1000, 500, 400, 300))[3]["gain_per_target"] == pytest.approx(0.25)
 
 
 def test_the_picture_has_dsi_over_the_number_of_targets():

@@ -1,12 +1,19 @@
+import xml.etree.ElementTree as ET
+
 import pytest
 
+from paceline_bench.charts import save_figure
 from paceline_bench.grid import CellResult, GridCell, grid_cells, grid_json, grid_report
+from paceline_bench.grid_chart import draw_grid
 
 
 def result(cell, **more):
     times = {"plain": (30.0, 32.0), "speculative": (20.0, 24.0), "planned": (10.0, 24.0)}
     return CellResult(
-        cell=cell, si_lookahead=2, dsi_lookaheads=(1,), **{**times, "identical": True, **more}
+        cell=cell,
+        si_lookahead=2,
+        dsi_lookaheads=(1,),
+        **{**times, "restless_runs": 0, "identical": True, **more},
     )
 
 
@@ -55,3 +62,30 @@ def test_a_cell_with_another_output_has_no_number():
     assert "AN OUTPUT DIFFERED" in text
     assert "over_better" in grid_json(results[0])[2]
     assert "over_better" not in grid_json(results[3])[2]
+
+
+def test_runs_that_began_on_a_busy_orchestrator_are_told():
+    cells = grid_cells(2)
+    results = [result(cells[0], restless_runs=2), *map(result, cells[1:])]
+
+    assert "computed behind an earlier request: 2 runs" in grid_report(results)
+    assert "earlier request" not in grid_report([*map(result, cells)])
+    assert grid_json(results[0])[0]["restless_runs"] == 2
+
+
+def test_the_picture_has_the_numbers_and_frames_what_is_slower_than_it_may_be(tmp_path):
+    cells = grid_cells(2)
+    results = [
+        *map(result, cells[:2]),
+        result(cells[2], planned=(21.0, 25.2)),
+        result(cells[3], planned=(21.0, 25.2), identical=False),
+    ]
+
+    figure = draw_grid(results)
+    save_figure(figure, tmp_path / "grid.svg")
+
+    ET.parse(tmp_path / "grid.svg")
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0.750", "0.750", "1.050", "differs"]
+    (frame,) = axes.patches
+    assert frame.get_bbox().contains(0, 1)  # the fastest drafter, always right

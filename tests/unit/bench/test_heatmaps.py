@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from matplotlib.collections import QuadMesh
+from matplotlib.collections import LineCollection, QuadMesh
 
 from paceline_bench.heatmap_pictures import draw_heatmaps
-from paceline_bench.heatmap_report import RATIOS, check_claims, write_cells
+from paceline_bench.heatmap_report import RATIOS, check_claims, summarise, write_cells
 from paceline_bench.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
 from paceline_bench.protocol_runs import Batch, Setup, total_times
-from paceline_bench.recurrences import expected_distributed_times, stretches
+from paceline_bench.recurrences import expected_distributed_times, scheduled_stretches
 from paceline_orchestrator.protocol.strategy import Strategy
 from paceline_orchestrator.protocol.task import DispatchPolicy
 from paceline_orchestrator.simulation import ServerLatency
@@ -102,24 +103,45 @@ def test_si_has_the_lookahead_that_is_best_in_expectation():
     assert best.expected == pytest.approx(min(other.expected for other in others))
 
 
-@pytest.mark.parametrize("drafter", [3, 12, 40])
-def test_the_smallest_feasible_lookahead_is_the_best_feasible_one(drafter):
-    """That is why DSI's lookahead is not searched for, with dispatch in blocks."""
-    smallest = SMALL.distributed_lookaheads(drafter)[0]
-    rates = np.array([0.2, 0.6, 0.9])
-    expected = {}
-    for lookahead in range(smallest, smallest + 6):
-        setup = Setup(
-            Strategy.DISTRIBUTED,
-            ServerLatency(100, 100),
-            ServerLatency(drafter, drafter),
-            lookahead=lookahead,
-            target_count=7,
-            dispatch=DispatchPolicy.BLOCKS,
+@pytest.mark.parametrize("dispatch", DispatchPolicy)
+@pytest.mark.parametrize(
+    ("drafter", "target_count", "token_count"), [(1, 7, 100), (12, 2, 60), (40, 7, 30)]
+)
+def test_no_lookahead_is_better_than_the_one_dsi_has(drafter, target_count, token_count, dispatch):
+    """All that there are: from Equation 1's smallest, or from 1, to all the text's drafts."""
+    rates = (0, 40, 90, 99, 100)
+    grid = Grid((drafter,), rates)
+    experiment = Experiment(
+        token_count=token_count, repeats=1, target_count=target_count, dispatch=dispatch
+    )
+    in_blocks = dispatch is DispatchPolicy.BLOCKS
+    smallest = math.ceil(100 / (target_count * drafter)) if in_blocks else 1
+    tables = [
+        scheduled_stretches(
+            Setup(
+                Strategy.DISTRIBUTED,
+                ServerLatency(100, 100),
+                ServerLatency(drafter, drafter),
+                lookahead=lookahead,
+                target_count=target_count,
+                dispatch=dispatch,
+            ),
+            max_tokens=token_count,
         )
-        expected[lookahead] = expected_distributed_times(rates, stretches(setup, max_tokens=40))
-    for lookahead in range(smallest + 1, smallest + 6):
-        assert (expected[smallest] <= expected[lookahead] + 1e-9).all()
+        for lookahead in range(smallest, 201)
+    ]
+    expected = [expected_distributed_times(np.array(rates) / 100, each) for each in tables]
+    found = [cells_of(experiment, grid)[drafter, rate].dsi for rate in rates]
+    best = np.min(expected, axis=0) / 100
+    assert [dsi.expected for dsi in found] == pytest.approx(best.tolist())
+
+
+def test_the_smallest_feasible_lookahead_is_not_always_the_best():
+    """99 drafts in blocks of 15: the last block, of 9, waits for the target of the first one."""
+    in_blocks = cells_of(Experiment(), Grid((1,), (90, 100)))
+    assert in_blocks[1, 90].dsi.lookahead == 15
+    assert in_blocks[1, 100].dsi.lookahead > 15
+    assert in_blocks[1, 100].dsi.expected == pytest.approx(in_blocks[1, 100].si.expected)
 
 
 def test_columns_in_which_the_lookahead_is_not_feasible_are_left_out():
@@ -159,7 +181,7 @@ def test_claims_that_hold_are_stated_with_their_numbers():
         cell(drafter=20, acceptance=10, si=110, dsi=95),
         cell(drafter=20, acceptance=80, si=60, dsi=40),
     ]
-    si, non_si_dsi, si_dsi, gain, repeats = check_claims(cells)
+    si, non_si_dsi, si_dsi, gain, repeats = check_claims(summarise(cells))
     assert si.startswith("SI is slower than non-SI in 1 of 2 cells: 1 of the 1 whose acceptance")
     assert si.endswith("and no others")
     assert non_si_dsi == (
@@ -177,7 +199,7 @@ def test_claims_that_do_not_hold_say_where_and_by_how_much():
         cell(drafter=1, acceptance=40, si=50, dsi=51, gain_error=0.1),
         cell(drafter=20, acceptance=80, si=60, dsi=40),
     ]
-    _, _, si_dsi, _, repeats = check_claims(cells)
+    _, _, si_dsi, _, repeats = check_claims(summarise(cells))
     assert si_dsi.startswith(
         "DSI is slower than SI in 1 of 2 cells, by 2.0% at most (drafter 0.01, acceptance 0.40);"
         " its lookahead is 4 there"
@@ -208,7 +230,7 @@ def picture_cells() -> list[Cell]:
 
 def test_a_picture_has_a_panel_for_each_ratio_with_its_values():
     figure = draw_heatmaps(picture_cells(), panels=tuple(RATIOS), title="the title")
-    panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+    panels = {axes.get_title("left"): axes for axes in figure.axes if axes.get_title("left")}
     assert list(panels) == list(RATIOS)
     (mesh,) = (it for it in panels["SI / DSI"].collections if isinstance(it, QuadMesh))
     # rows by acceptance rate, columns by drafter latency
@@ -218,17 +240,22 @@ def test_a_picture_has_a_panel_for_each_ratio_with_its_values():
     assert figure.get_suptitle() == "the title"
 
 
-def test_a_slow_down_is_hatched_and_nothing_else_is():
+def test_a_slow_down_is_hatched_by_whole_cells_and_nothing_else_is():
     figure = draw_heatmaps(picture_cells(), panels=tuple(RATIOS), title="")
-    hatched = {
-        axes.get_title()
-        for axes in figure.axes
-        if any(getattr(it, "hatches", None) and any(it.hatches) for it in axes.collections)
-    }
-    assert hatched == {"non-SI / SI"}
+    panels = {axes.get_title("left"): axes for axes in figure.axes if axes.get_title("left")}
+    hatched = {title: axes for title, axes in panels.items() if axes.patches}
+    assert list(hatched) == ["non-SI / SI"]
+    axes = hatched["non-SI / SI"]
+    (patch,) = axes.patches
+    assert patch.get_hatch()
+    # Drafter 0.90 with acceptance 0.20 and 0.60; cells are 0.80 wide and 0.40 high.
+    assert patch.get_path().get_extents().extents == pytest.approx((0.5, 0.0, 1.3, 0.8))
+    (around,) = (it for it in axes.collections if isinstance(it, LineCollection))
+    assert len(around.get_segments()) == 6
+    assert axes.get_title("right") == "slow-down: 2 cells, to 0.625"
 
 
 def test_missing_columns_are_explained_in_the_legend():
     figure = draw_heatmaps(picture_cells(), panels=("SI / DSI",), title="")
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["slow-down", "not feasible: Equation 1"]
+    assert words == ["slow-down: X takes less than Y", "not feasible: Equation 1"]

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from paceline import Strategy
+from paceline_bench import load
 from paceline_bench.load import (
+    Load,
+    LoadedSystem,
     LoadRow,
     Percentiles,
     Served,
+    StreamMemory,
+    decode_plainly,
     fairness,
+    measure,
     percentiles,
     served_tokens_per_second,
+    stream_memories,
 )
-from paceline_bench.load_report import draw, findings, tables
+from paceline_bench.load_chart import draw
+from paceline_bench.load_report import findings, scaling_findings, tables
 from paceline_bench.processes import metered
 
 ROW = LoadRow(
@@ -33,17 +42,19 @@ ROW = LoadRow(
     forwards_per_token=0.4,
     given_up=0.25,
     orchestrator_ms_per_token=1.25,
-    stream_mib=0.5,
+    memory_before_mib=40.0,
+    memory_peak_mib=42.5,
     orchestrator_load=0.3,
     generator_load=0.2,
     machine_load=0.6,
+    began_quietly=True,
     identical=True,
 )
 
 
 def served(*arrivals, stream=0, sent_at=0.0):
     token_ids = tuple(range(sum(count for _, count in arrivals)))
-    return Served(0, stream, Strategy.SPECULATIVE, sent_at, arrivals, token_ids)
+    return Served("a prompt", stream, Strategy.SPECULATIVE, sent_at, arrivals, token_ids)
 
 
 def test_a_request_is_timed_by_its_messages():
@@ -71,8 +82,42 @@ def test_tokens_are_counted_while_every_stream_has_work():
 
 def test_percentiles_are_values_that_were_measured():
     assert percentiles([float(value) for value in range(100, 0, -1)]) == Percentiles(50, 99)
-    assert percentiles([3.0, 1.0]) == Percentiles(1.0, 3.0)
-    assert percentiles([]) == Percentiles(0, 0)
+    assert percentiles([]) == Percentiles(0, None)
+
+
+def test_fewer_than_a_hundred_measurements_have_no_tail():
+    assert percentiles([3.0, 1.0]) == Percentiles(1.0, None)
+    assert percentiles([1.0] * 99).p99 is None
+    assert percentiles([1.0] * 100).p99 == 1.0
+    assert "60 / - |" in tables([replace(ROW, ttft_ms=Percentiles(60, None))])
+
+
+def with_memory(*peaks, strategy="AUTO"):
+    return [
+        replace(ROW, strategy=strategy, stream_count=count, memory_peak_mib=peak)
+        for count, peak in peaks
+    ]
+
+
+def test_memory_of_a_stream_is_the_slope_of_a_line_through_its_loads():
+    rows = with_memory((1, 40.25), (4, 41), (16, 44), (64, 56))
+    several = [replace(row, orchestrator_count=2, memory_peak_mib=80.0) for row in rows]
+    assert stream_memories([*rows, *several]) == [
+        StreamMemory(strategy="AUTO", orchestrator_count=1, mib=pytest.approx(0.25)),
+        StreamMemory(strategy="AUTO", orchestrator_count=2, mib=None),
+    ]
+    assert "Memory of a stream, AUTO, 1 orchestrator: 0.25 MiB" in findings(rows)
+
+
+@pytest.mark.parametrize("peaks", [(42, 40, 41), (44, 42, 40)], ids=["noise", "falling"])
+def test_memory_that_cannot_be_told_from_noise_is_no_number(peaks):
+    rows = with_memory(*zip((1, 8, 64), peaks, strict=True))
+    assert [each.mib for each in stream_memories(rows)] == [None]
+    assert "Memory of a stream, AUTO, 1 orchestrator: below what can be measured" in findings(rows)
+
+
+def test_two_numbers_of_streams_are_no_measure_of_memory():
+    assert stream_memories(with_memory((1, 40), (64, 90))) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +147,7 @@ def test_tables_have_a_row_for_each_load_by_number_of_orchestrators():
         "| 4 | AUTO | 150.0 | 1.50x | 60 / 100 | 40 / 80 | 20 / 30 | 0.988 | identical |"
     )
     assert cost.splitlines()[2] == (
-        "| 4 | AUTO | 1 DSI, 3 SI | 0.40 | 25% | 1.25 | 30% | 0.50 | 60% | - |"
+        "| 4 | AUTO | 1 DSI, 3 SI | 0.40 | 25% | 1.25 | 30% | 40.0 / 42.5 | 60% | - |"
     )
     assert latency_of_two.splitlines()[2].startswith("| 4 | SI |")
     assert cost_of_two.rstrip().splitlines()[2].endswith("| 95% | machine |")
@@ -111,10 +156,11 @@ def test_tables_have_a_row_for_each_load_by_number_of_orchestrators():
 
 
 def test_no_speed_up_is_told_of_an_output_that_differs():
-    row = replace(ROW, identical=False)
+    row = replace(ROW, identical=False, speed_up=None)
     assert "1.50x" not in tables([row])
     assert "DIFFERENT" in tables([row])
     assert findings([ROW, row]) == ["AN OUTPUT DIFFERED from plain decoding: AUTO x 4"]
+    assert scaling_findings([ROW, row]) == findings([ROW, row])
 
 
 def test_findings_say_whether_auto_kept_up_with_plain_decoding():
@@ -128,12 +174,29 @@ def test_findings_say_whether_auto_kept_up_with_plain_decoding():
     assert "AUTO" not in findings([replace(ROW, strategy="SI")])[0]
 
 
-def test_findings_name_what_was_short_of_cpu_and_what_a_core_would_do_for():
-    lines = findings([ROW, replace(ROW, stream_count=8, generator_load=1.0)])
-    assert "An orchestrator's core would do for 800 tokens/s, by AUTO x 8" in lines
-    assert lines[-1] == (
-        "1 of 2 loads were short of CPU, and so no measure of the strategy: AUTO x 8"
-    )
+def test_findings_name_what_was_short_of_cpu_or_began_too_early():
+    early = replace(ROW, stream_count=2, began_quietly=False)
+    assert findings([ROW, replace(ROW, stream_count=8, generator_load=1.0), early])[-2:] == [
+        "1 of 3 loads were short of CPU, and so no measure of the strategy: AUTO x 8",
+        "Began while the load before was still worked on: AUTO x 2",
+    ]
+
+
+def test_what_orchestrators_serve_is_told_by_their_number_and_not_of_a_full_machine():
+    two = replace(ROW, orchestrator_count=2, tokens_per_second=290, machine_load=0.99)
+    one_line, two_line, reservation = scaling_findings([ROW, two])
+    assert one_line.startswith("1 orchestrator served at most 150 tokens/s, by AUTO x 4, with 1.25")
+    assert one_line.endswith("would do for 800.")
+    assert two_line.endswith("would do for 1600.")
+    assert "no measure of how orchestrators scale" in reservation
+
+
+def picture(rows, scaling=()):
+    return draw(rows, scaling, title="4 targets", scaling_title="2 ms targets")
+
+
+def labels(axes):
+    return [line.get_label() for line in axes.lines]
 
 
 def test_the_picture_has_a_line_for_each_strategy():
@@ -142,28 +205,120 @@ def test_the_picture_has_a_line_for_each_strategy():
         for strategy in ("non-SI", "AUTO")
         for count in (1, 4)
     ]
-    figure = draw([*rows, replace(ROW, orchestrator_count=2)], title="4 targets")
+    figure = picture([*rows, replace(ROW, orchestrator_count=2)])
     assert figure.get_suptitle() == "4 targets"
-    for axes in figure.axes:
-        assert [line.get_label() for line in axes.lines] == ["non-SI", "AUTO"]
+    together, first, later = figure.axes
+    assert labels(together) == ["non-SI", "AUTO", "AUTO, 2 orchestrators"]
+    for axes in (first, later):
+        assert labels(axes) == ["non-SI, p50", "non-SI, p99", "AUTO, p50", "AUTO, p99"]
         assert all(list(line.get_xdata()) == [1, 4] for line in axes.lines)
-    assert list(figure.axes[0].lines[0].get_ydata()) == [150, 150]
-    assert list(figure.axes[1].lines[0].get_ydata()) == [20, 20]
+    assert list(together.lines[0].get_ydata()) == [150, 150]
+    assert list(first.lines[1].get_ydata()) == [99.6, 99.6]
+    assert list(later.lines[0].get_ydata()) == [20, 20]
+
+
+def test_a_tail_is_drawn_where_there_is_one():
+    rows = [replace(ROW, stream_count=1, ttft_ms=Percentiles(50, None)), ROW]
+    _, first, _ = picture(rows).axes
+    assert [list(line.get_xdata()) for line in first.lines] == [[1, 4], [4]]
+
+
+def test_one_orchestrator_is_drawn_beside_two():
+    two = replace(ROW, orchestrator_count=2, tokens_per_second=290, machine_load=0.99)
+    for rows in ([], [ROW]):
+        *_, scaling = picture(rows, [ROW, two]).axes
+        assert scaling.get_title() == "2 ms targets"
+        one_bar, two_bar = scaling.patches
+        assert (one_bar.get_height(), two_bar.get_height()) == (150, 290)
+        assert one_bar.get_facecolor() != (1, 1, 1, 1)
+        assert two_bar.get_facecolor() == (1, 1, 1, 1)
+        assert [text.get_text() for text in scaling.texts] == ["1\n1.25 ms", "2\n1.25 ms"]
 
 
 def test_what_was_short_of_cpu_is_hollow_in_the_picture():
     rows = [ROW, replace(ROW, stream_count=8, tokens_per_second=90, machine_load=1.0)]
-    together, _ = draw(rows, title="").axes
+    together, *_ = picture(rows).axes
     (hollow,) = together.collections
     assert hollow.get_offsets().tolist() == [[8, 90]]
     assert "hollow" in together.get_xlabel()
+
+
+class FakeGeneration:
+    def __init__(self, token_ids, strategy):
+        self._chunks = [SimpleNamespace(token_ids=(token,)) for token in token_ids]
+        self._completion = SimpleNamespace(
+            started=SimpleNamespace(strategy=strategy), token_ids=token_ids
+        )
+
+    async def __aiter__(self):
+        for chunk in self._chunks:
+            yield chunk
+
+    async def collect(self):
+        return self._completion
+
+
+class FakeClient:
+    """Continues a prompt with its bytes, and wrongly with strategies that it is told of."""
+
+    def __init__(self, *wrong):
+        self._wrong = wrong
+
+    def generate(self, prompt, *, strategy, max_tokens, **_options):
+        token_ids = tuple(prompt.encode()[:max_tokens])
+        return FakeGeneration(token_ids[::-1] if strategy in self._wrong else token_ids, strategy)
+
+
+@pytest.fixture
+def put(monkeypatch):
+    forwards = {"paceline_forwards_total": 0, "paceline_forwards_interrupted_total": 0}
+
+    def count(_address):
+        forwards["paceline_forwards_total"] += 5
+        return dict(forwards)
+
+    monkeypatch.setattr(load, "counters", count)
+
+    async def put(client, strategy, *, plain=None):
+        system = LoadedSystem((client,), (os.getpid(),), ("a target",))
+        asked = Load(("abcd", "efgh"), strategy, stream_count=2, request_count=5, max_tokens=3)
+        expected = {"abcd": tuple(b"abc"), "efgh": tuple(b"efg")}
+        return await measure(system, asked, expected=expected, plain=plain)
+
+    return put
+
+
+async def test_the_reference_is_what_plain_decoding_makes_of_each_prompt():
+    client = FakeClient(Strategy.SPECULATIVE, Strategy.DISTRIBUTED, Strategy.AUTO)
+    outputs = await decode_plainly(client, ("abcd", "efgh"), max_tokens=3)
+    assert outputs == {"abcd": tuple(b"abc"), "efgh": tuple(b"efg")}
+
+
+async def test_a_load_is_compared_with_the_reference_and_with_plain_decodings_speed(put):
+    plain = await put(FakeClient(), Strategy.AUTOREGRESSIVE)
+    row = await put(FakeClient(), Strategy.SPECULATIVE, plain=plain)
+    assert (plain.identical, plain.speed_up, plain.chosen) == (True, 1, {"non-SI": 5})
+    assert row.identical
+    assert row.speed_up == row.tokens_per_second / plain.tokens_per_second
+
+
+@pytest.mark.parametrize("wrong", [Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE])
+async def test_there_is_no_speed_up_where_an_output_of_either_differs(put, wrong):
+    client = FakeClient(wrong)
+    plain = await put(client, Strategy.AUTOREGRESSIVE)
+    row = await put(client, Strategy.SPECULATIVE, plain=plain)
+    assert row.speed_up is None
+    assert [plain.identical, row.identical] == [
+        wrong is not Strategy.AUTOREGRESSIVE,
+        wrong is not Strategy.SPECULATIVE,
+    ]
 
 
 async def test_processes_are_metered():
     async with metered([os.getpid()]) as usage:
         sum(range(300_000))
     assert usage.wall_seconds > 0
-    assert usage.peak_bytes[0] > 1 << 20
+    assert usage.peak_bytes[0] >= usage.base_bytes[0] > 1 << 20
     assert 0 <= usage.machine_load <= 1
     assert len(usage.cpu_seconds) == 1
     assert usage.own_load > 0

@@ -88,11 +88,21 @@ async def test_texts_are_compared_with_the_first_contestants(tokens, gap, verdic
 def test_one_slow_repeat_does_not_count():
     entry = entry_of(
         [outcome(1, 2, ms=4), outcome(1, 2, ms=90), outcome(1, 2, ms=6)],
-        [outcome(1, 2, ms=2), outcome(1, 2, ms=2), outcome(1, 2, ms=70)],
+        [outcome(1, 2, ms=2), outcome(1, 2, ms=2), outcome(1, 2, ms=2)],
     )
-    assert entry.ms_per_token == (6 + 2) / 4
+    assert entry.repeats_ms_per_token == [1.5, 23, 2]
+    assert entry.ms_per_token == 2
     assert entry.tokens_per_second == 500
-    assert entry.repeats_ms_per_token == [1.5, 23, 19]
+
+
+def test_a_speed_lies_within_its_repeats():
+    """Each prompt's own median would not: here it would be 1 ms, and every repeat takes 5."""
+    entry = entry_of(
+        [outcome(1, ms=13), outcome(1, ms=1), outcome(1, ms=1)],
+        [outcome(1, ms=1), outcome(1, ms=13), outcome(1, ms=1)],
+        [outcome(1, ms=1), outcome(1, ms=1), outcome(1, ms=13)],
+    )
+    assert entry.ms_per_token == min(entry.repeats_ms_per_token) == 5
 
 
 def test_an_entry_tells_what_it_took():

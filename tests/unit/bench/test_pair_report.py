@@ -29,13 +29,13 @@ def model(description, *, step_ms):
     return ModelResult(description, latency, {1: step_ms, 5: 2 * step_ms}, context=30)
 
 
-def entry(group, method, name, *, ms, lookahead=None, wrong=0, **fields):
+def entry(group, method, name, *, ms, lookahead=None, targets=None, wrong=0, **fields):
     outcome = Outcome(
         token_ids=(1, 2, 3, 4),
         elapsed_ns=round(4 * ms * 1e6),
         **{"target_forwards": 2, **fields},
     )
-    contestant = Contestant(group, method, name, None, lookahead)
+    contestant = Contestant(group, method, name, None, lookahead, targets)
     return Entry(contestant, [[outcome, outcome]], wrong=wrong)
 
 
@@ -66,6 +66,11 @@ def result(description):
             entry(Group.SERVICES, Method.DISTRIBUTED, "DSI", ms=4, wrong=1),
         ],
         sharing=[Shared(1, 8.0, 100.0), Shared(2, 12.0, 130.0)],
+        sharing_entries=[
+            entry(Group.SERVICES, Method.PLAIN, "non-SI", ms=16, targets=1),
+            entry(Group.SERVICES, Method.DISTRIBUTED, "DSI on 1 target", ms=8, targets=1),
+            entry(Group.SERVICES, Method.DISTRIBUTED, "DSI on 2 targets", ms=20, targets=2),
+        ],
     )
 
 
@@ -106,6 +111,7 @@ def test_speeds_are_compared_with_the_bare_loop_and_with_their_own_plain_decodin
 
 def test_there_is_no_speed_up_without_equality(result):
     text = report(result)
+    assert cells(text, "DSI")[1:4] == ["-", "-", "-"]
     assert cells(text, "DSI")[-3:] == ["-", "-", "1 DIFFERENT"]
     assert not result.all_identical
     rows = {(row["group"], row["name"]): row for row in json_rows(result)}
@@ -133,6 +139,18 @@ def test_sharing_is_told_against_being_alone(result):
     assert cells(report(result), "2") == ["2", "12.00", "1.50", "130.0"]
 
 
+def test_what_dsi_makes_of_shared_hardware_is_told_against_plain_decoding(result):
+    text = report(result)
+    words = ["62.5", "16.00", "16.00 to 16.00", "2.00", "1.00x", "identical"]
+    assert [line for line in text.splitlines() if f"| {' | '.join(words)} |" in line]
+    assert cells(text, "DSI on 1 target")[-2:] == ["2.00x", "identical"]
+    assert cells(text, "DSI on 2 targets")[-2:] == ["0.80x", "identical"]
+    result.sharing_entries[2].wrong = 1
+    assert cells(report(result), "DSI on 2 targets")[1:4] == ["-", "-", "-"]
+    result.entries = []
+    assert not result.all_identical
+
+
 def test_everything_can_be_kept(result):
     more = json.loads(json.dumps({"rows": json_rows(result), **json_more(result)}))
     assert more["acceptance"]["rate_by_common_runs"] == 0.75
@@ -140,6 +158,8 @@ def test_everything_can_be_kept(result):
     assert more["models"]["target"]["rows_ms"] == {"1": 8.0, "5": 16.0}
     assert more["sharing"][1] == {"texts": 2, "forward_ms": 12.0, "tokens_per_second": 130.0}
     assert more["rows"][5]["tokens_per_second"] == 200
+    assert [row["targets"] for row in more["sharing_strategies"]] == [1, 1, 2]
+    assert [row["speed_up"] for row in more["sharing_strategies"]] == [1, 2, 0.8]
 
 
 def test_parts_may_be_missing(description):
@@ -153,9 +173,13 @@ def test_the_picture_has_a_bar_for_every_way_and_marks_what_differs(result, tmp_
     figure = draw_pair(result)
     speeds, rows, shares = figure.axes
     assert [bar.get_width() for bar in speeds.patches] == pytest.approx(
-        [100, 80, 125, 125, 62.5, 200, 250]
+        [100, 80, 125, 125, 62.5, 200]
     )
-    assert any("text differs" in text.get_text() for text in speeds.texts)
+    assert [bar.get_y() + bar.get_height() / 2 for bar in speeds.patches] == [*range(6)]
+    assert [text.get_position() for text in speeds.texts if "differs" in text.get_text()] == [
+        (0, 6)
+    ]
+    assert rows.get_ylabel() == "ms for a forward, median"
     assert figure.get_suptitle() == "random 1x64 and random 1x64, float32 on cpu"
     assert [list(line.get_ydata()) for line in rows.lines] == [[8.0, 16.0], [2.0, 4.0]]
     assert [bar.get_height() for bar in shares.patches] == [0.5, 0.5]

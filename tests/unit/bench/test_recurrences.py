@@ -15,6 +15,7 @@ from paceline_bench.recurrences import (
     expected_distributed_times,
     expected_speculative_forwards,
     run_lengths,
+    scheduled_stretches,
     speculative_time,
     stretches,
 )
@@ -73,6 +74,32 @@ def test_a_dsi_generation_takes_the_sum_of_its_stretches(
     )
     runs = run_lengths(draw_agreements(acceptance_rate, max_tokens=max_tokens, seed=seed))
     assert distributed_time(runs, stretches(setup, max_tokens=max_tokens)) == protocol.total_time
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    drafter=st.integers(1, 12),
+    drafters_to_target=st.integers(1, 60),
+    rest=st.integers(0, 11),
+    lookahead=st.integers(1, 30),
+    target_count=st.integers(1, 8),
+    dispatch=st.sampled_from(DispatchPolicy),
+    max_tokens=st.integers(0, 25),
+)
+def test_the_schedule_has_the_stretches_of_the_protocol(
+    drafter, drafters_to_target, rest, lookahead, target_count, dispatch, max_tokens
+):
+    """Often a draft token and a verdict come at the same time."""
+    setup = Setup(
+        Strategy.DISTRIBUTED,
+        steady(drafter * drafters_to_target + rest // 6),
+        steady(drafter),
+        lookahead=lookahead,
+        target_count=target_count,
+        dispatch=dispatch,
+    )
+    expected = stretches(setup, max_tokens=max_tokens)
+    assert scheduled_stretches(setup, max_tokens=max_tokens) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -146,3 +173,6 @@ def test_stretches_are_refused_where_they_would_not_hold():
     cold = Setup(Strategy.DISTRIBUTED, ServerLatency(50, 10), steady(5))
     with pytest.raises(AssertionError):
         stretches(cold, max_tokens=3)
+    remote = Setup(Strategy.DISTRIBUTED, steady(10, call=1), steady(5))
+    with pytest.raises(AssertionError):
+        scheduled_stretches(remote, max_tokens=3)

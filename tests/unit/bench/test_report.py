@@ -25,7 +25,7 @@ def test_a_table_has_its_numbers_to_the_right():
 
 
 def test_the_command_is_told_without_where_its_results_went(monkeypatch):
-    options = ["--json", "/x/y.json", "--rows", "2", "--chart=y.png"]
+    options = ["--json", "/x/y.json", "--rows", "2", "--chart=y.png", "--output-directory", "/z"]
     monkeypatch.setattr("sys.argv", ["/bin/paceline", "bench", "table2", *options])
     assert circumstances()["command"] == "paceline bench table2 --rows 2"
 

@@ -49,8 +49,16 @@ def test_another_table_1_is_an_error(capsys, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("tiny_grid")
 def test_everything_comes_as_pictures_tables_and_claims(capsys, tmp_path):
     arguments = ("--tokens", "10", "--repeats", "2", "--output-directory", str(tmp_path / "new"))
-    code, out, err = run(capsys, "simulate", *arguments)
+    findings = tmp_path / "findings.json"
+    code, out, err = run(capsys, "simulate", *arguments, "--json", str(findings))
     assert code == 0
+    content = json.loads(findings.read_text())
+    assert content["table1_is_exact"] is True
+    assert [row["figure"] for row in content["rows"]] == ["figure2", "figure7"]
+    assert [row["lookahead"] for row in content["rows"]] == [None, 5]
+    assert content["rows"][0]["dispatch"] == "blocks"
+    assert content["rows"][0]["si_slower_below_count"] == 1
+    assert content["rows"][0]["over_si"]["slower_count"] == 0
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"figure2.png", "figure2.csv", "figure7.png", "figure7.csv"}
     assert (tmp_path / "new" / "figure2.png").read_bytes().startswith(b"\x89PNG")

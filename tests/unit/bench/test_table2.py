@@ -1,6 +1,7 @@
 """Made-up runs on a tiny node, whose ideals are simulated: what is made of them."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -29,7 +30,15 @@ ROW = replace(TABLE2[0], name="tiny", node=NODE)
 PROMPTS = [make_prompt(f"repeat {index}") for index in range(3)]
 OVERHEADS = {2 * MS: 100_000, 3 * MS: 200_000, 20 * MS: 300_000, 40 * MS: 400_000}
 ECHOES = {
-    sleep: Echo(sleep_ns=sleep, overhead_ns=overhead, one_way_ns=50_000, back_ns=40_000, count=3)
+    sleep: Echo(
+        sleep_ns=sleep,
+        overhead_ns=overhead,
+        overhead_low_ns=overhead - 10_000,
+        overhead_high_ns=overhead + 10_000,
+        one_way_ns=50_000,
+        back_ns=40_000,
+        count=3,
+    )
     for sleep, overhead in OVERHEADS.items()
 }
 SI_2, SI_4, DSI_1 = (
@@ -65,6 +74,7 @@ def runs_at(slowness):
                 cpu_seconds=0.012,
                 drafted_count=0,
                 accepted_count=sum(schedule.result.accepted),
+                began_quietly=True,
             )
             by_way[way].append(run)
     return table2.RowRuns(by_way)
@@ -173,6 +183,26 @@ def test_the_report_says_what_was_reached_and_what_was_not(result):
     assert report([slow]).count("(tiny); goal 1.02: MISSED") == 1
 
 
+def test_what_took_less_than_its_floor_is_marked():
+    slow = dict.fromkeys(PLANS, 1.1)
+    as_fast_as_ideal = table2.evaluate(ROW, runs_at(slow | {PLAIN: 1.0}), echoes=ECHOES)
+
+    text = report([as_fast_as_ideal])
+
+    assert re.search(r"\| tiny \| non-SI .*\| 0\.98\d\* \|", text)
+    assert text.count("*") == 2  # the mark, and what it means
+    assert "*" not in report([table2.evaluate(ROW, runs_at(slow), echoes=ECHOES)])
+
+
+def test_runs_that_began_on_a_busy_orchestrator_are_told():
+    runs = runs_at({})
+    runs.by_way[SI_4][1] = replace(runs.by_way[SI_4][1], began_quietly=False)
+    result = table2.evaluate(ROW, runs, echoes=ECHOES)
+
+    assert "computed behind an earlier request: 1 runs" in report([result])
+    assert [row["restless_runs"] for row in json_sweeps(result)] == [0, 1, 0]
+
+
 @pytest.mark.parametrize("way", [SI_4, PLANNED])
 def test_without_equal_outputs_there_is_no_speed_up(way):
     result = table2.evaluate(ROW, spoilt(runs_at({}), way), echoes=ECHOES)
@@ -210,6 +240,9 @@ def test_the_picture_has_a_bar_for_each_strategy_and_row(result, tmp_path):
         sorted(each.times[index] for each, index in _medians(result))
     )
     assert [label.get_text() for label in ratios.get_xticklabels()] == ["tiny", "tiny"]
+    labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "goal: 1.05 of floor" in labels
+    assert "median of 3 prompts, and their spread (least to most)" in times.get_title()
 
 
 def _medians(result):

@@ -121,6 +121,18 @@ def test_a_restart_is_from_the_verdicts_arrival_to_the_new_calls_at_their_server
     assert restart.verify_ns == pytest.approx((22.7 - 21.3) * MS)
 
 
+def test_a_stale_draft_token_between_verdict_and_new_draft_hides_no_restart():
+    timeline = [
+        *DSI_TIMELINE,
+        event("drafted", "drafter-0", 2, 4.5, 21.55, [2]),
+        event("cancelled", "drafter-0", 2, 21.6, 21.6),
+    ]
+
+    (restart,) = Trace(timeline, DSI_RECORDS, elapsed_ns=34 * MS).restarts(back_ns=0)
+
+    assert restart.draft_ns == pytest.approx((22.4 - 21.0) * MS)
+
+
 def test_a_draft_that_a_draft_token_made_start_is_no_restart():
     timeline = [*DSI_TIMELINE[:2], event("drafted", "drafter-0", 3, 4.5, 7.0, [2])]
 

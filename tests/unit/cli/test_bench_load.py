@@ -20,6 +20,7 @@ def test_streams_go_from_one_to_sixty_four_with_every_strategy():
     assert settings.streams == (1, 2, 4, 8, 16, 32, 64)
     assert settings.strategies == ("non-si", "si", "dsi", "auto")
     assert settings.orchestrators == (1, 2)
+    assert settings.parts == ("scaling", "strategies")
 
 
 def test_a_small_load_can_be_asked_for():
@@ -42,6 +43,8 @@ def test_its_examples_are_understood(line):
         ("--streams 0", "--streams: Input should be greater than or equal to 1"),
         ("--streams 1,x", "--streams: Input should be a valid integer"),
         ("--strategies fast", "there is no strategy 'fast'; there are non-si, si, dsi, auto"),
+        ("--parts pair", "there is no part 'pair'; there are scaling, strategies"),
+        ("--parts ,", "--parts: name at least one of scaling, strategies"),
         ("--chart load.xyz", "must end in .svg or .png"),
         ("--stream 1", "did you mean --streams?"),
     ],
