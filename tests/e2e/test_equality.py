@@ -12,7 +12,7 @@ import pytest
 
 from paceline import Strategy
 from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome, missing_evidence
-from support.equality import NEAR_TIE, compare
+from support.equality import NEAR_TIE, NearTie, check_rarity, compare
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 CELLS = [
@@ -23,8 +23,6 @@ CELLS = [
 ]
 FEW_PROMPTS, ROUNDS = 4, 4
 MANY_PROMPTS = int(os.environ.get("EQUALITY_PROMPTS", "100"))
-# Near-ties may decide fewer than one in so many of the compared positions.
-POSITIONS_PER_TIE = 10_000
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +38,13 @@ def outcomes():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_plain_decoding_over_the_wire_is_the_oracles(sampling, proof, prompts):
+    ties = []
     for prompt in prompts[:FEW_PROMPTS]:
         ids = proof.ids(prompt)
         expected = list(proof.oracle.decode(ids, SAMPLINGS[sampling], TOKENS))
         actual = proof.plain(prompt, sampling)
-        assert not compare(proof.oracle, ids, SAMPLINGS[sampling], expected=expected, actual=actual)
+        ties += compare(proof.oracle, ids, SAMPLINGS[sampling], expected=expected, actual=actual)
+    check_rarity(ties, position_count=FEW_PROMPTS * TOKENS)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, asdict(cell).values())))
@@ -60,9 +60,31 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(cell, proof, prompts,
 
 
 def test_rejections_happened_and_near_ties_are_rare(outcomes):
-    if outcomes:
-        assert sum(outcome.rejected for outcome in outcomes.values()) > 0
-    check_rarity(outcomes)
+    if outcomes.keys() != set(CELLS):
+        pytest.skip(f"this is about all {len(CELLS)} cells, and {len(outcomes)} have run")
+    assert sum(outcome.rejected for outcome in outcomes.values()) > 0
+    # Prompts that a busy machine took more excuse nothing.
+    check_rarity(all_ties(outcomes), position_count=len(CELLS) * FEW_PROMPTS * TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("ties", "position_count"),
+    [([], 1), ([1], 9_216), ([1, 1], 9_216), ([1], 10_001), ([1] * 6, 69_120)],
+)
+def test_few_near_ties_are_excused_and_listed(ties, position_count, recwarn):
+    """In the short form one, though several cells may meet it."""
+    ties = [NearTie(each, expected=5, actual=6, gap=1e-5) for each in ties]
+    check_rarity(ties, position_count=position_count)
+    listed = [str(warning.message) for warning in recwarn]
+    assert listed == [f"met {ties.count(tie)} times: {tie}" for tie in dict.fromkeys(ties)]
+
+
+@pytest.mark.filterwarnings("ignore:met ")
+@pytest.mark.parametrize(("ties", "position_count"), [([1, 2], 9_216), ([1] * 7, 69_120)])
+def test_more_near_ties_are_an_error(ties, position_count):
+    ties = [NearTie(each, expected=5, actual=6, gap=1e-5) for each in ties]
+    with pytest.raises(AssertionError):
+        check_rarity(ties, position_count=position_count)
 
 
 @pytest.mark.full
@@ -76,13 +98,11 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_of_many_prompts(proof
         print(f"{index} of {len(CELLS)}: {cell}, {len(outcome.near_ties)} near-ties")
         write(outcomes)
     assert all(it.positions == MANY_PROMPTS * TOKENS for it in outcomes.values())
-    check_rarity(outcomes)
+    check_rarity(all_ties(outcomes), position_count=len(CELLS) * MANY_PROMPTS * TOKENS)
 
 
-def check_rarity(outcomes):
-    positions = sum(outcome.positions for outcome in outcomes.values())
-    ties = [tie for outcome in outcomes.values() for tie in outcome.near_ties]
-    assert not ties or len(ties) * POSITIONS_PER_TIE < positions, ties
+def all_ties(outcomes):
+    return [tie for outcome in outcomes.values() for tie in outcome.near_ties]
 
 
 def write(outcomes):
@@ -91,7 +111,7 @@ def write(outcomes):
         "tokens_per_prompt": TOKENS,
         "near_tie_bound": NEAR_TIE,
         "positions": sum(outcome.positions for outcome in outcomes.values()),
-        "near_ties": sum(len(outcome.near_ties) for outcome in outcomes.values()),
+        "near_ties": len(all_ties(outcomes)),
         "cells": [asdict(cell) | asdict(outcome) for cell, outcome in outcomes.items()],
     }
     RESULTS.mkdir(parents=True, exist_ok=True)

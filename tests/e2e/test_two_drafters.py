@@ -9,12 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline import TimelineEventKind
+from paceline import Strategy, TimelineEventKind
+from support.cells import Cell, Outcome, missing_evidence
 from support.processes import running
 from support.streams import mishaps
 from support.system import MODELS, System, bundled_model
 
 TOKENS, NOISE = 48, 0.15
+# A busy machine may take more prompts until everything has been seen to happen.
+FEWEST_PROMPTS, MOST_PROMPTS = 3, 12
+WAY = Cell(Strategy.DISTRIBUTED, lookahead=2, target_count=3, sampling="")
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +49,38 @@ def test_two_drafters_that_disagree_give_the_tokens_of_plain_decoding(
     temperature, three_models, prompts
 ):
     options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 5, "ignore_eos": True}
-    speculation = {"strategy": "distributed", "drafters": 2, "lookahead": 2, "targets": 3}
-    disagreements = 0
+    speculation = {
+        "strategy": WAY.strategy,
+        "drafters": 2,
+        "lookahead": WAY.lookahead,
+        "targets": WAY.target_count,
+    }
+    disagreements, outcome = 0, Outcome()
     with three_models.client() as client:
-        for prompt in prompts[:3]:
+        for index, prompt in enumerate(prompts[:MOST_PROMPTS], start=1):
             plain = client.generate(prompt, strategy="autoregressive", **options).collect()
-            done = client.generate(
-                prompt, include_timeline=True, **speculation, **options
-            ).collect()
+            evidence = three_models.watch()
+            with evidence.gathered():
+                done = client.generate(
+                    prompt, include_timeline=True, **speculation, **options
+                ).collect()
             assert done.token_ids == plain.token_ids
+            assert done.started.strategy is WAY.strategy
             assert not mishaps(done)
-            assert done.finished.statistics.accepted_token_count > 0
+            if done.finished.statistics.fallbacks:
+                three_models.wait_until_whole()
+            outcome.add(done, evidence)
             disagreements += count_disagreements(done.finished.timeline)
+            if index >= FEWEST_PROMPTS and disagreements and not unseen(outcome):
+                break
     assert disagreements > 0
+    assert not unseen(outcome), outcome
+
+
+def unseen(outcome):
+    """Say what the servers should have seen, and did not."""
+    missing = missing_evidence(WAY, outcome, undisturbed_runs=FEWEST_PROMPTS)
+    return missing if outcome.servers_drafters == 2 else [*missing, "drafts by both drafters"]
 
 
 def count_disagreements(timeline):
@@ -67,7 +90,6 @@ def count_disagreements(timeline):
         if event.kind is TimelineEventKind.DRAFTED:
             for position, token in enumerate(event.token_ids, start=event.position):
                 guesses[position][event.server].add(token)
-    assert {server for by in guesses.values() for server in by} == {"drafter-0", "drafter-1"}
     return sum(
         by["drafter-0"].isdisjoint(by["drafter-1"]) for by in guesses.values() if len(by) == 2
     )

@@ -13,16 +13,32 @@ from support.streams import mishaps
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from support.evidence import Evidence
     from support.system import System
 
-__all__ = ["SAMPLINGS", "TOKENS", "Cell", "EqualityProof", "Outcome", "missing_evidence"]
+__all__ = [
+    "ACCEPTANCE",
+    "OVERLAPS",
+    "SAMPLINGS",
+    "TARGETS",
+    "TOKENS",
+    "Cell",
+    "EqualityProof",
+    "Outcome",
+    "missing_evidence",
+]
 
-TOKENS, UNDISTURBED_RUNS = 32, 4
+TOKENS = 32
 SAMPLINGS = {
     "greedy": Sampling(),
     "temperature 0.7": Sampling(temperature=0.7, seed=17),
     "temperature 1, top-p 0.9": Sampling(temperature=1.0, top_p=0.9, seed=2**53 - 1),
 }
+
+# Evidence that not every pair of models can give.
+ACCEPTANCE = "draft tokens accepted"
+TARGETS = "a use of the targets asked for"
+OVERLAPS = "verifications at the same time in different processes"
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,10 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """What a cell's runs came to, added up; `servers_*` is what the model servers saw."""
+    """What a cell's runs came to, added up.
+
+    `servers_*` is what the model servers saw of the runs without any fallback.
+    """
 
     positions: int = 0
     undisturbed_runs: int = 0
@@ -44,19 +63,30 @@ class Outcome:
     accepted: int = 0
     rejected: int = 0
     cancelled_rpcs: int = 0
+    servers_drafters: int = 0
     servers_accepted: int = 0
     servers_overlaps: int = 0
     servers_withdrawn: int = 0
     servers_targets: int = 0
 
-    def add(self, completion: Completion) -> None:
+    def add(self, completion: Completion, evidence: Evidence) -> None:
+        """Add one run, and what was gathered of it alone."""
         statistics = completion.finished.statistics
         self.positions += len(completion.token_ids)
-        self.undisturbed_runs += not statistics.fallbacks
         self.drafted += statistics.drafted_token_count
         self.accepted += statistics.accepted_token_count
         self.rejected += statistics.rejected_token_count
         self.cancelled_rpcs += statistics.cancelled_rpc_count
+        if not statistics.fallbacks:
+            self._add_evidence(evidence)
+
+    def _add_evidence(self, evidence: Evidence) -> None:
+        self.undisturbed_runs += 1
+        self.servers_drafters = max(self.servers_drafters, evidence.drafters_used)
+        self.servers_accepted += evidence.accepted_count
+        self.servers_overlaps += evidence.overlap_count
+        self.servers_withdrawn += evidence.withdrawn.total()
+        self.servers_targets = max(self.servers_targets, evidence.targets_used)
 
 
 class EqualityProof:
@@ -87,9 +117,9 @@ class EqualityProof:
         Raises:
             AssertionError: A token differs where there is no near-tie, or something fell back.
         """
-        evidence = self._system.watch()
         for prompt in prompts:
             expected = self.plain(prompt, cell.sampling)
+            evidence = self._system.watch()
             with evidence.gathered():
                 done = self._generate(
                     prompt,
@@ -101,7 +131,9 @@ class EqualityProof:
             used = done.started.strategy, done.finished.lookahead
             assert used == (cell.strategy, cell.lookahead)
             assert not mishaps(done)
-            outcome.add(done)
+            if done.finished.statistics.fallbacks:
+                self._system.wait_until_whole()
+            outcome.add(done, evidence)
             outcome.near_ties += compare(
                 self.oracle,
                 self.ids(prompt),
@@ -109,10 +141,6 @@ class EqualityProof:
                 expected=expected,
                 actual=done.token_ids,
             )
-        outcome.servers_accepted += evidence.accepted_count
-        outcome.servers_overlaps += evidence.overlap_count
-        outcome.servers_withdrawn += evidence.withdrawn.total()
-        outcome.servers_targets = max(outcome.servers_targets, evidence.targets_used)
 
     def _generate(self, prompt: str, sampling: str, **options: Any) -> Completion:
         chosen = SAMPLINGS[sampling]
@@ -128,18 +156,18 @@ class EqualityProof:
             ).collect()
 
 
-def missing_evidence(cell: Cell, outcome: Outcome) -> list[str]:
+def missing_evidence(cell: Cell, outcome: Outcome, *, undisturbed_runs: int = 4) -> list[str]:
     """Say what the model servers should have seen of the strategy, and did not."""
     overlaps = cell.strategy is Strategy.DISTRIBUTED and cell.target_count > 1
     expected = {
-        "runs without any fallback": outcome.undisturbed_runs >= UNDISTURBED_RUNS,
+        "runs without any fallback": outcome.undisturbed_runs >= undisturbed_runs,
+        "draft calls": outcome.servers_drafters > 0,
         # Not as many: a draft token also counts as accepted where a plain forward agrees with it.
-        "draft tokens accepted": min(outcome.servers_accepted, outcome.accepted) > 0,
-        "a use of the targets asked for": (2 if overlaps else 1)
+        ACCEPTANCE: min(outcome.servers_accepted, outcome.accepted) > 0,
+        TARGETS: (2 if overlaps else 1)
         <= outcome.servers_targets
         <= (cell.target_count if overlaps else 1),
-        "verifications at the same time in different processes": not overlaps
-        or outcome.servers_overlaps > 0,
+        OVERLAPS: not overlaps or outcome.servers_overlaps > 0,
         "verifications one by one": overlaps or outcome.servers_overlaps == 0,
         "a call withdrawn after a rejection": cell.strategy is Strategy.SPECULATIVE
         or not outcome.rejected

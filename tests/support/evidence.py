@@ -23,6 +23,7 @@ class Evidence:
 
     Attributes:
         draft_count: Draft calls.
+        drafters_used: The most drafters that were asked for drafts of one request.
         accepted_count: Draft tokens that targets accepted.
         overlap_count: Pairs of answered verifications that different processes computed at once.
         targets_used: The most targets that answered verifications of one request.
@@ -35,6 +36,7 @@ class Evidence:
         self._targets = targets
         self._drafters = drafters
         self.draft_count = 0
+        self.drafters_used = 0
         self.accepted_count = 0
         self.overlap_count = 0
         self.targets_used = 0
@@ -45,16 +47,17 @@ class Evidence:
         """Count the calls that begin inside the block: one request, alone in the system."""
         since_ns = time.monotonic_ns()  # the clock of the machine, the same in every process
         yield
-        drafts = [call for server in self._drafters for call in _calls(server, since_ns)]
+        drafts = [_calls(server, since_ns) for server in self._drafters]
         verifications = [_calls(server, since_ns) for server in self._targets]
         self._count(drafts, verifications)
 
     def _count(
-        self, drafts: list[dict[str, Any]], verifications: list[list[dict[str, Any]]]
+        self, drafts: list[list[dict[str, Any]]], verifications: list[list[dict[str, Any]]]
     ) -> None:
-        everything = [*drafts, *(call for calls in verifications for call in calls)]
+        everything = [call for calls in (*drafts, *verifications) for call in calls]
         answered = [[_span(call) for call in calls if _is_ok(call)] for calls in verifications]
-        self.draft_count += len(drafts)
+        self.draft_count += sum(map(len, drafts))
+        self.drafters_used = max(self.drafters_used, sum(map(bool, drafts)))
         self.accepted_count += sum(call["accepted"] for calls in verifications for call in calls)
         self.targets_used = max(self.targets_used, sum(map(bool, answered)))
         self.withdrawn += Counter(

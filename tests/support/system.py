@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import Client
 from support.evidence import Evidence
 from support.processes import ServerProcess, running
+from support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,15 @@ class System:
 
     def client(self, index: int = 0) -> Client:
         return Client(self.orchestrators[index].address)
+
+    def wait_until_whole(self) -> None:
+        """Wait until orchestrators use every server again: one that was late pauses for a while."""
+        for index, orchestrator in enumerate(self.orchestrators):
+            with self.client(index) as client:
+                eventually(
+                    lambda client=client: all(server.ready for server in client.info().servers),
+                    what=f"{orchestrator.name} uses every server",
+                )
 
     def watch(self) -> Evidence:
         return Evidence(targets=self.targets, drafters=self.drafters)

@@ -251,12 +251,15 @@ def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_on_a_finer_gr
 def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_seeds():
     """The same 120 cells by the protocol alone, run 1000 times each, in pairs; `-rP` shows them.
 
+    It also shows 40 cells with one target. Nothing is promised there: after each rejection the
+    target computes one token by itself before it can verify drafts.
+
     The seeds are fixed, so this passes or fails for good. With others a cell would fail with a
     probability below 1e-9: each expected gain is more than 5 standard errors.
     """
     seeds = range(5000, 6000)
     pairs = {}
-    for drafter, rate, target_count in product(DRAFTERS, RATES, (2, 4, 7)):
+    for drafter, rate, target_count in product(DRAFTERS, RATES, (1, 2, 4, 7)):
         dsi = planned(drafter=drafter, acceptance_rate=rate, target_count=target_count)
         rival, _ = best_rival(drafter=drafter, acceptance_rate=rate)
         pairs[drafter, rate, target_count] = tuple(
@@ -267,8 +270,10 @@ def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding_over_1000_see
     for cell, (rival, dsi) in pairs.items():
         gains = [theirs - ours for theirs, ours in zip(times[rival], times[dsi], strict=True)]
         gain, error = mean_and_error(gains)
-        print(cell, f"{gain / statistics.mean(times[rival]):.2%}, {gain / error:.1f} errors")
-        assert gain >= -error, cell
+        mean = statistics.mean(times[rival])
+        print(cell, f"{gain / mean:+.2%}, standard error {error / mean:.2%}")
+        _, _, target_count = cell
+        assert target_count == 1 or gain >= -error, cell
 
 
 def test_si_is_slower_than_plain_decoding_where_the_drafter_is_bad():
