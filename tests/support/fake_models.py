@@ -11,7 +11,7 @@ import hashlib
 import struct
 import zlib
 from collections import deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -253,12 +253,10 @@ class FakeModelServer:
     async def forward(self, superseded: asyncio.Event, fault: str) -> None:
         """Take a forward's time; stop when a newer call replaces this one."""
         seconds = 3600 if fault == "hang" else self.latency_seconds
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
                 if seconds:
                     await superseded.wait()
-        except TimeoutError:
-            return
         if superseded.is_set():
             raise errors.SupersededError("a newer call came")
 
