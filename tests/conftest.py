@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 
 import pytest
@@ -14,6 +15,8 @@ from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+# What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
