@@ -20,6 +20,7 @@ from paceline_bench.grid import MOST_SLOWER
 from paceline_bench.pair import Group, Method
 from paceline_bench.report import markdown_table
 from paceline_bench.table2_report import BREAKDOWN_HEADINGS, MOST_OVER_FLOOR, WORTH_EXPLAINING
+from paceline_cli.screen import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,7 +107,7 @@ def plan(results: Results) -> str:
         [
             row["strategy"]
             if row["strategy"] != "DSI"
-            else f"DSI, {row['target_count']} target{'s' * (row['target_count'] > 1)}",
+            else f"DSI, {counted(row['target_count'], 'target')}",
             str(row["lookahead"] or "-"),
             f"{row['mean_ms']:.0f} ± {row['error_ms']:.0f}",
             _times(row["speed_up"]),
@@ -346,11 +347,7 @@ def _place(row: Row) -> tuple[int, int]:
 
 
 def _words(streams: int, orchestrators: int) -> str:
-    return f"{_counted(streams, 'stream')}, {_counted(orchestrators, 'orchestrator')}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{counted(streams, 'stream')}, {counted(orchestrators, 'orchestrator')}"
 
 
 def load_streams(results: Results) -> str:
@@ -397,7 +394,7 @@ def _stream_memory(content: Row) -> str:
     if "memory" not in content:
         return ""
     amounts = (
-        f"{each['strategy']} on {_counted(each['orchestrator_count'], 'orchestrator')} "
+        f"{each['strategy']} on {counted(each['orchestrator_count'], 'orchestrator')} "
         + ("below what can be measured" if each["mib"] is None else f"{each['mib']:.2f} MiB")
         for each in content["memory"]
     )
@@ -524,7 +521,7 @@ def pair_forwards(results: Results) -> str:
         ]
         for role, model in models.items()
     ]
-    rows = [f"{count} row{'s' if count != '1' else ''}" for count in counts]
+    rows = [counted(int(count), "row") for count in counts]
     return markdown_table(("ms", "TTFT", "TPOT", *rows), lines)
 
 
