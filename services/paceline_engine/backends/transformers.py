@@ -8,7 +8,6 @@ import logging
 import math
 from array import array
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -150,10 +149,8 @@ class TransformersBackend(Backend):
         self.tokenizer = files.tokenizer
         model_on_device = _load_model(files, _DTYPES[dtype]).to(self.device)
         self._adopt(files.name, model_on_device, capture=capture)
-        description = _describe(files, self.model, dtype=dtype, device=str(self.device))
-        self.description = replace(
-            description,
-            cancels_between_layers=description.cancels_between_layers and not self.captures,
+        self.description = _describe(
+            files, self.model, dtype=dtype, device=str(self.device), captures=self.captures
         )
 
     def _adopt(self, name: str, model: Any, *, capture: bool) -> None:
@@ -392,7 +389,9 @@ def _context_length(name: str, config: Any) -> int:
     )
 
 
-def _describe(files: ModelFiles, model: Any, *, dtype: str, device: str) -> ModelDescription:
+def _describe(
+    files: ModelFiles, model: Any, *, dtype: str, device: str, captures: bool
+) -> ModelDescription:
     config = model.config.get_text_config(decoder=True)
     tokenizer = Tokenizer.from_str(files.tokenizer.decode())
     tokenizer_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -410,6 +409,6 @@ def _describe(files: ModelFiles, model: Any, *, dtype: str, device: str) -> Mode
         dtype=dtype,
         device=device,
         layer_count=layer_count,
-        cancels_between_layers=layer_count > 0,
+        cancels_between_layers=layer_count > 0 and not captures,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     )
