@@ -2,7 +2,7 @@
 
 An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
 in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits:
-delivering tokens until those calls were sent, cancelling what became worthless until they are
+counting and delivering until those calls were sent, cancelling what became worthless until they are
 likely to have arrived. Every draft and every verification is a task that owns its RPC; withdrawn,
 the server hears of it.
 """
@@ -138,6 +138,7 @@ class Driver:
         self._verifies: dict[int, _Running] = {}
         self._stale: list[_Running] = []
         self._dropping: asyncio.TimerHandle | None = None
+        self._judged: deque[tuple[Session, Judged]] = deque()
         self._final: deque[EmitTokens] = deque()
         self._timers: list[asyncio.TimerHandle] = []
         self._patience: asyncio.TimerHandle | None = None
@@ -167,16 +168,16 @@ class Driver:
             raise self._failure
 
     async def _work(self) -> None:
-        """Begin, and deliver in each turn what became final, until the end."""
+        """Begin, and count and deliver in each turn what has come, until the end."""
         renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
         try:
             self._decide(self._method.start)
             while self._final or not self._is_over:
                 await self._turned.wait()
                 self._turned.clear()
+                self._count_verdicts()
                 self._deliver_final()
             if self._finish is not None:
-                await asyncio.sleep(0)  # until the last verdict has been counted
                 self._conclude(self._finish.reason)
                 await asyncio.sleep(_COURTESY_SECONDS)
         finally:
@@ -218,6 +219,12 @@ class Driver:
                 self._obey(command)
         except PacelineError as error:
             self._failure = error
+
+    def _count_verdicts(self) -> None:
+        while self._judged:
+            session, judged = self._judged.popleft()
+            self._recorder.judged(judged)
+            self._pool.report_success(session.server)
 
     def _deliver_final(self) -> None:
         while self._final:
@@ -350,14 +357,12 @@ class Driver:
             return
         decided = (*call.block[: judged.accepted_count], judged.next_token)
         self._ledger.note(len(call.prefix), decided)
+        self._judged.append((session, judged))
         self._post(
             BlockVerified(
                 call.verify_id, judged.accepted_count, judged.next_token, logprobs=judged.logprobs
             )
         )
-        await asyncio.sleep(0)  # the calls just made are sent first
-        self._recorder.judged(judged)
-        self._pool.report_success(session.server)
 
     async def _take_draft(
         self, call: StartDraft, session: Session, sent: CallUnderWay[None]
