@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import MaxNLocator
 
 from paceline_bench.charts import COLOURS, new_figure
-from paceline_bench.forecast_report import NAMES
+from paceline_bench.forecast_report import abbreviation
 from paceline_orchestrator.protocol.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
     figure = new_figure(width=7.5, height=4.5)
     axes = figure.subplots()
     for row in rows[:2]:
-        name = NAMES[row.strategy]
+        name = abbreviation(row)
         label = f"{name}, lookahead {row.lookahead}" if row.lookahead else name
         axes.axhline(row.mean_ns / 1e6, color=COLOURS[name], label=label)
     distributed = [row for row in rows if row.strategy is Strategy.DISTRIBUTED]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import paceline
+from paceline.words import counted
 from paceline_orchestrator.protocol.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -12,18 +14,13 @@ if TYPE_CHECKING:
     from paceline_bench.forecast import Forecast
     from paceline_bench.node import SimulatedNode
 
-__all__ = ["HEADINGS", "NAMES", "conclusions", "json_rows", "table_rows"]
+__all__ = ["HEADINGS", "abbreviation", "conclusions", "json_rows", "table_rows"]
 
 HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "gain per target")
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
 _NOTABLE_GAIN = 0.001
 _NOTABLE_ERROR = 0.0005
-NAMES = {
-    Strategy.AUTOREGRESSIVE: "non-SI",
-    Strategy.SPECULATIVE: "SI",
-    Strategy.DISTRIBUTED: "DSI",
-}
 
 
 def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
@@ -66,7 +63,7 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
     """Return a row for each forecast; times in ms."""
     return [
         {
-            "strategy": NAMES[row.strategy],
+            "strategy": abbreviation(row),
             "gpu_count": row.gpu_count,
             "target_count": row.target_count,
             "lookahead": row.lookahead,
@@ -79,14 +76,19 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
     ]
 
 
+def abbreviation(row: Forecast) -> str:
+    """Return what papers call its strategy."""
+    return paceline.Strategy(row.strategy.value).abbreviation
+
+
 def _name(row: Forecast) -> str:
     if row.strategy is not Strategy.DISTRIBUTED:
-        return NAMES[row.strategy]
-    return f"DSI on {row.target_count} target{'s' if row.target_count > 1 else ''}"
+        return abbreviation(row)
+    return f"DSI on {counted(row.target_count, 'target')}"
 
 
 def _description(row: Forecast) -> str:
-    gpus = f"{row.gpu_count} GPU{'s' if row.gpu_count > 1 else ''}"
+    gpus = counted(row.gpu_count, "GPU")
     return f"{_name(row)} with lookahead {row.lookahead} ({gpus})" if row.lookahead else _name(row)
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline import AsyncClient
 
 __all__ = [
-    "NAMES",
     "Load",
     "LoadRow",
     "LoadedSystem",
@@ -41,13 +40,6 @@ __all__ = [
     "served_tokens_per_second",
     "stream_memories",
 ]
-
-NAMES = {
-    Strategy.AUTOREGRESSIVE: "non-SI",
-    Strategy.SPECULATIVE: "SI",
-    Strategy.DISTRIBUTED: "DSI",
-    Strategy.AUTO: "AUTO",
-}
 
 _TIMEOUT_SECONDS = 600.0
 _MIB = 1 << 20
@@ -281,8 +273,8 @@ async def measure(
     plain_speed = tokens_per_second if plain is None else plain.tokens_per_second
     token_count = sum(len(each.token_ids) for each in served)
     return LoadRow(
-        strategy=NAMES[load.strategy],
-        chosen=dict(Counter(NAMES[each.strategy] for each in served)),
+        strategy=load.strategy.abbreviation,
+        chosen=dict(Counter(each.strategy.abbreviation for each in served)),
         stream_count=load.stream_count,
         orchestrator_count=len(system.clients),
         tokens_per_second=tokens_per_second,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from paceline.words import counted
 from paceline_bench.load import stream_memories
 from paceline_bench.report import markdown_table
 
@@ -168,7 +169,7 @@ def _both(values: Percentiles) -> str:
 
 
 def _orchestrators(count: int) -> str:
-    return f"{count} orchestrator{'s' if count > 1 else ''}"
+    return counted(count, "orchestrator")
 
 
 def _names(rows: Iterable[LoadRow]) -> str:

@@ -41,17 +41,6 @@ _WARM_UPS = 4
 _FIRST_FILL_TOKEN, _VOCABULARY = 256, 2048  # of the simulated backend
 _PAGE_SECONDS = 10.0
 
-_PROTOCOL_STRATEGIES = {
-    Strategy.AUTOREGRESSIVE: protocol.Strategy.AUTOREGRESSIVE,
-    Strategy.SPECULATIVE: protocol.Strategy.SPECULATIVE,
-    Strategy.DISTRIBUTED: protocol.Strategy.DISTRIBUTED,
-}
-_NAMES = {
-    Strategy.AUTOREGRESSIVE: "non-SI",
-    Strategy.SPECULATIVE: "SI",
-    Strategy.DISTRIBUTED: "DSI",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -63,7 +52,7 @@ class Way:
     @property
     def strategy_name(self) -> str:
         """What the paper calls it."""
-        return _NAMES[self.strategy]
+        return self.strategy.abbreviation
 
     def __str__(self) -> str:
         if self.lookahead is None:
@@ -190,7 +179,7 @@ class OnlineSystem:
 
     def _plan(self, way: Way, started: Started) -> Plan:
         return Plan(
-            strategy=_PROTOCOL_STRATEGIES[started.strategy],
+            strategy=protocol.Strategy(started.strategy.value),
             lookahead=started.lookahead,
             target_count=started.target_count,
             broadcast_prefill=self._broadcasts.get(way, False),

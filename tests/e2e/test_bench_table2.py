@@ -95,7 +95,7 @@ def test_a_grid_is_measured_cell_by_cell(tmp_path):
     [
         (("--rows", "11"), "--rows: there are 10 rows"),
         (("--rows", "gpt"), "there is no row 'gpt'; there are vicuna-13b/cnn-dm"),
-        (("--si-lookaheads", "0-3"), "--si-lookaheads: lookaheads are 1 to 64"),
+        (("--si-lookaheads", "0-3"), "--si-lookaheads: '0-3' is not within 1 to 64"),
         (("--dsi-lookaheads", "few"), "'few' is no number and no range"),
         (("--grid", "1"), "--grid: a grid has two or more of each"),
         (("--grid", "2", "--rows", "3"), "so --rows does not go with it"),

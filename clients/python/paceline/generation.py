@@ -39,6 +39,19 @@ class Strategy(StrEnum):
     DISTRIBUTED = "distributed"
     UNKNOWN = "unknown"
 
+    @property
+    def abbreviation(self) -> str:
+        """Its name in papers and tables: non-SI, SI or DSI; AUTO, or "unknown"."""
+        return _ABBREVIATIONS.get(self, str(self))
+
+
+_ABBREVIATIONS = {
+    Strategy.AUTO: "AUTO",
+    Strategy.AUTOREGRESSIVE: "non-SI",
+    Strategy.SPECULATIVE: "SI",
+    Strategy.DISTRIBUTED: "DSI",
+}
+
 
 class VerificationRule(StrEnum):
     """How draft tokens are accepted, and with it what the output promises.

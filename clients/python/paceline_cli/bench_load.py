@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.charts import save_figure
 from paceline_bench.load import (
-    NAMES,
     Load,
     LoadedSystem,
     decode_plainly,
@@ -24,6 +22,7 @@ from paceline_bench.load import (
 from paceline_bench.load_chart import draw
 from paceline_bench.load_report import findings, scaling_findings, tables
 from paceline_bench.report import load_average, write_json
+from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
@@ -44,8 +43,16 @@ paceline bench load --parts scaling                            one orchestrator 
 paceline bench load --acceptance 0.3 --strategies auto         beside plain decoding
 paceline bench load --drafter-ms 20 --json load.json --chart load.svg
 """
-_STRATEGIES = {name.lower(): strategy for strategy, name in NAMES.items()}
-_PLAIN = NAMES[Strategy.AUTOREGRESSIVE].lower()
+_STRATEGIES = {
+    strategy.abbreviation.lower(): strategy
+    for strategy in (
+        Strategy.AUTOREGRESSIVE,
+        Strategy.SPECULATIVE,
+        Strategy.DISTRIBUTED,
+        Strategy.AUTO,
+    )
+}
+_PLAIN = Strategy.AUTOREGRESSIVE.abbreviation.lower()
 # More than the streams of a run can hold at once, those that are being closed included.
 _SESSIONS = 1024
 _REQUESTS = 4096
@@ -65,26 +72,9 @@ _PARTS = ("scaling", "strategies")
 _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 
 
-def _split(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
-
-_Numbers = Annotated[tuple[Annotated[int, Field(ge=1, le=512)], ...], BeforeValidator(_split)]
-
-
-def _check(words: tuple[str, ...], *, kind: str, known: Iterable[str]) -> tuple[str, ...]:
-    if not words:
-        raise ValueError(f"name at least one of {', '.join(known)}")
-    for word in words:
-        if word not in known:
-            raise ValueError(f"there is no {kind} {word!r}; there are {', '.join(known)}")
-    return words
-
-
-_StrategyNames = Annotated[
-    StringList, AfterValidator(partial(_check, kind="strategy", known=_STRATEGIES))
-]
-_PartNames = Annotated[StringList, AfterValidator(partial(_check, kind="part", known=_PARTS))]
+_Numbers = Annotated[tuple[int, ...], numbers_to(512)]
+_StrategyNames = Annotated[StringList, names_of(_STRATEGIES, kind="strategy")]
+_PartNames = Annotated[StringList, names_of(_PARTS, kind="part")]
 
 
 class LoadSettings(Settings):
@@ -97,13 +87,16 @@ class LoadSettings(Settings):
     machine was short of CPU. The exit code is 0 if every output was plain decoding's, else 1.
     """
 
-    parts: _PartNames = Field(",".join(_PARTS), validate_default=True, description="what to do")
+    parts: _PartNames = Field(
+        ",".join(_PARTS), validate_default=True, min_length=1, description="what to do"
+    )
     streams: _Numbers = Field(
         "1,2,4,8,16,32,64", validate_default=True, description="streams at the same time"
     )
     strategies: _StrategyNames = Field(
         ",".join(_STRATEGIES),
         validate_default=True,
+        min_length=1,
         description="strategies to load it with; non-si is always one of them",
     )
     scaling_streams: _Numbers = Field(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
@@ -32,9 +32,10 @@ from paceline_bench.pair_report import (
     json_rows,
     report,
 )
-from paceline_bench.report import write_json
+from paceline_bench.report import load_average, write_json
 from paceline_bench.sharing import measure_sharing
 from paceline_cli.bundled import find_models
+from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
@@ -68,13 +69,6 @@ _RANDOM_PROMPT = [token * 7919 % 32_000 for token in range(128)]
 _NEAR_TIES = {"float64": 1e-9, "float32": 1e-4, "float16": 0.06, "bfloat16": 0.5}
 
 
-def _check_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
-    for part in parts:
-        if part not in _PARTS:
-            raise ValueError(f"there is no part {part!r}; there are {', '.join(_PARTS)}")
-    return parts
-
-
 def _check_shape(words: str | None) -> str | None:
     if words is not None:
         from paceline_bench.random_models import Shape
@@ -83,15 +77,7 @@ def _check_shape(words: str | None) -> str | None:
     return words
 
 
-def _split(value: object) -> object:
-    return tuple(value.split(",")) if isinstance(value, str) else value
-
-
-_Lookaheads = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=_ROW_COUNTS[-1] - 1)], ...],
-    BeforeValidator(_split),
-    AfterValidator(lambda lookaheads: tuple(sorted(set(lookaheads)))),
-]
+_Lookaheads = Annotated[tuple[int, ...], numbers_to(_ROW_COUNTS[-1] - 1)]
 _Shape = Annotated[str | None, AfterValidator(_check_shape)]
 
 
@@ -136,7 +122,7 @@ class PairSettings(_Models):
     The machine should be idle: on a busy one the services, several processes, get the larger share.
     """
 
-    parts: Annotated[StringList, AfterValidator(_check_parts)] = Field(
+    parts: Annotated[StringList, names_of(_PARTS, kind="part")] = Field(
         ",".join(_PARTS), validate_default=True, description="what to do beside latencies"
     )
     prompts: Path | None = Field(
@@ -170,13 +156,16 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_options(
         PairSettings, arguments, program="paceline bench pair", examples=_EXAMPLES
     )
+    load_at_start = load_average()
     try:
         result = _random(settings) if settings.random_target else _Bench(settings).run()
     except ModelLoadError as error:
         raise InvalidFieldError.of("model", str(error)) from error
     print(report(result), end="")
     if settings.json_file is not None:
-        write_json(settings.json_file, json_rows(result), **json_more(result))
+        write_json(
+            settings.json_file, json_rows(result), load_at_start=load_at_start, **json_more(result)
+        )
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.pair_chart import draw_pair

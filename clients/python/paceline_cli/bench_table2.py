@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline_bench import table2
@@ -20,6 +19,7 @@ from paceline_bench.node import TABLE2
 from paceline_bench.online import OnlineSystem
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_cli.choices import numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
@@ -48,21 +48,6 @@ _ROWS = {row.name: row for row in TABLE2}
 _NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads")
 
 
-def _read_numbers(value: object) -> object:
-    """Read "1-3,8" as 1, 2, 3 and 8."""
-    if not isinstance(value, str):
-        return value
-    numbers: set[int] = set()
-    for part in value.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if found is None:
-            raise ValueError(f"{part!r} is no number and no range such as 1-10")
-        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
-    if not numbers or not 1 <= min(numbers) <= max(numbers) <= _MOST_LOOKAHEAD:
-        raise ValueError(f"lookaheads are 1 to {_MOST_LOOKAHEAD}")
-    return tuple(sorted(numbers))
-
-
 def _check_rows(rows: str) -> str:
     if rows.isdecimal():
         if not 1 <= int(rows) <= len(TABLE2):
@@ -80,7 +65,7 @@ def _check_grid(size: int) -> int:
     return size
 
 
-_Lookaheads = Annotated[tuple[int, ...], BeforeValidator(_read_numbers)]
+_Lookaheads = Annotated[tuple[int, ...], numbers_to(_MOST_LOOKAHEAD)]
 
 
 class Table2Settings(Settings):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_cli.screen import table
-from paceline_cli.streamed_text import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +75,7 @@ class Comparison:
         statistics = [each.finished.statistics for each in self.completions[strategy]]
         acceptance = self.acceptance_rate(strategy)
         return (
-            NAMES[strategy],
+            strategy.abbreviation,
             f"{mean(each.time_to_first_token_ns for each in statistics) / 1e6:.0f}",
             f"{self.tokens_per_second(strategy):.1f}",
             f"{sum(each.target_forward_count for each in statistics)}",
@@ -104,5 +103,5 @@ async def compare(
                 prompt, strategy=strategy, max_tokens=max_tokens, ignore_eos=True
             )
             comparison.completions[strategy].append(await stream.collect())
-            on_run(f"prompt {number} of {len(prompts)}, {NAMES[strategy]}")
+            on_run(f"prompt {number} of {len(prompts)}, {strategy.abbreviation}")
     return comparison

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.text import Text
 
-from paceline import Strategy, TokenOrigin
-from paceline_cli.screen import counted, safe
+from paceline import TokenOrigin
+from paceline.words import counted
+from paceline_cli.screen import safe
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -16,14 +17,7 @@ if TYPE_CHECKING:
 
     from paceline import Chunk, Completion
 
-__all__ = ["NAMES", "TextStream", "statistics_line"]
-
-# As the papers call them.
-NAMES = {
-    Strategy.AUTOREGRESSIVE: "non-SI",
-    Strategy.SPECULATIVE: "SI",
-    Strategy.DISTRIBUTED: "DSI",
-}
+__all__ = ["TextStream", "statistics_line"]
 
 _ACCEPTED, _TARGET = "green", "bold underline magenta"
 _LEGEND = Text.assemble(
@@ -104,8 +98,7 @@ def statistics_line(completion: Completion) -> str:
 
 
 def _how(completion: Completion) -> str:
-    strategy, finished = completion.started.strategy, completion.finished
-    words = NAMES.get(strategy, str(strategy))
+    words, finished = completion.started.strategy.abbreviation, completion.finished
     if finished.lookahead:
         words += f" with lookahead {finished.lookahead}"
     return f"{words} on {counted(finished.targets_used, 'target')}"

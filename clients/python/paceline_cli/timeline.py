@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline import TimelineEventKind
 from paceline.errors import InvalidFieldError
-from paceline_cli.screen import counted
-from paceline_cli.streamed_text import NAMES
+from paceline.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -86,7 +85,7 @@ def write_timeline(path: Path, completion: Completion, *, note: str = "") -> Non
 
 def _draw_completion(completion: Completion, *, note: str) -> str:
     finished = completion.finished
-    strategy = NAMES.get(completion.started.strategy, str(completion.started.strategy))
+    strategy = completion.started.strategy.abbreviation
     milliseconds = finished.statistics.total_ns / 1e6
     title = f"{strategy}: {counted(len(completion.token_ids), 'token')} in {milliseconds:.0f} ms"
     facts = [note, counted(finished.statistics.target_forward_count, "target forward")]

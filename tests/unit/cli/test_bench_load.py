@@ -24,8 +24,8 @@ def test_streams_go_from_one_to_sixty_four_with_every_strategy():
 
 
 def test_a_small_load_can_be_asked_for():
-    settings = read("--streams 1,4,16 --tokens 32 --targets 2 --strategies auto --json a.json")
-    assert settings.streams == (1, 4, 16)
+    settings = read("--streams 1,4-5,16 --tokens 32 --targets 2 --strategies auto --json a.json")
+    assert settings.streams == (1, 4, 5, 16)
     assert (settings.tokens, settings.targets, settings.strategies) == (32, 2, ("auto",))
     assert settings.json_file.name == "a.json"
 
@@ -40,11 +40,12 @@ def test_its_examples_are_understood(line):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--streams 0", "--streams: Input should be greater than or equal to 1"),
-        ("--streams 1,x", "--streams: Input should be a valid integer"),
+        ("--streams 0", "--streams: '0' is not within 1 to 512"),
+        ("--streams 8-2", "--streams: '8-2' is not within 1 to 512"),
+        ("--streams 1,x", "--streams: 'x' is no number and no range"),
         ("--strategies fast", "there is no strategy 'fast'; there are non-si, si, dsi, auto"),
         ("--parts pair", "there is no part 'pair'; there are scaling, strategies"),
-        ("--parts ,", "--parts: name at least one of scaling, strategies"),
+        ("--parts ,", "--parts: Tuple should have at least 1 item"),
         ("--chart load.xyz", "must end in .svg or .png"),
         ("--stream 1", "did you mean --streams?"),
     ],

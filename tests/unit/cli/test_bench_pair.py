@@ -79,8 +79,8 @@ def test_a_text_that_differs_fails_the_command(pair, monkeypatch, capsys):
     ("options", "message"),
     [
         ("--parts acceptance,speed", "there is no part 'speed'; there are acceptance, "),
-        ("--lookaheads 2,0", "--lookaheads: Input should be greater than or equal to 1"),
-        ("--lookaheads 99", "--lookaheads: Input should be less than or equal to 32"),
+        ("--lookaheads 2,0", "--lookaheads: '0' is not within 1 to 32"),
+        ("--lookaheads 99", "--lookaheads: '99' is not within 1 to 32"),
         ("--chart pair.xyz", "must end in .svg or .png"),
         ("--random-target 40", "'40' is not LAYERSxWIDTH, such as 40x5120"),
         ("--random-target 4x128", "--random-target and --random-drafter go together"),

@@ -1,0 +1,47 @@
+"""Options of the benchmarks that take several values: numbers, or names of what there is."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from pydantic import AfterValidator, BeforeValidator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["names_of", "numbers_to"]
+
+
+def numbers_to(most: int) -> BeforeValidator:
+    """Read "1-3,8", or a list from a file, as 1, 2, 3 and 8; each from 1 to `most`."""
+
+    def read(value: object) -> tuple[int, ...]:
+        parts = map(str, value) if isinstance(value, list | tuple) else str(value).split(",")
+        numbers: set[int] = set()
+        for part in parts:
+            found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+            if found is None:
+                raise ValueError(f"{part!r} is no number and no range such as 1-10")
+            first, last = int(found[1]), int(found[2] or found[1])
+            if not 1 <= first <= last <= most:
+                raise ValueError(f"{part!r} is not within 1 to {most}")
+            numbers.update(range(first, last + 1))
+        if not numbers:
+            raise ValueError("give at least one number")
+        return tuple(sorted(numbers))
+
+    return BeforeValidator(read)
+
+
+def names_of(known: Iterable[str], *, kind: str) -> AfterValidator:
+    """Check that a StringList has known names only."""
+    names = tuple(known)
+
+    def check(words: tuple[str, ...]) -> tuple[str, ...]:
+        for word in words:
+            if word not in names:
+                raise ValueError(f"there is no {kind} {word!r}; there are {', '.join(names)}")
+        return words
+
+    return AfterValidator(check)
