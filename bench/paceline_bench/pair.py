@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from paceline import Strategy
 from paceline.errors import InvalidFieldError
+from paceline.words import counted
 from paceline_bench.acceptance import common_run
 from paceline_bench.processes import quiet
 
@@ -37,6 +38,7 @@ __all__ = [
     "read_prompts",
     "service_ways",
     "sharing_ways",
+    "times_as_fast",
 ]
 
 Prompt: TypeAlias = "Sequence[int]"
@@ -141,7 +143,7 @@ class Entry:
         if self.wrong:
             return f"{self.wrong} DIFFERENT"
         if self.near_ties:
-            return f"identical but for {self.near_ties} near-tie{'s' * (self.near_ties > 1)}"
+            return f"identical but for {counted(self.near_ties, 'near-tie')}"
         return "identical"
 
     @property
@@ -198,6 +200,18 @@ class Entry:
 
     def _tokens(self, repeat: int) -> int:
         return sum(len(repeats[repeat].token_ids) for repeats in self.outcomes)
+
+
+def times_as_fast(own_ms: Sequence[float], other_ms: Sequence[float]) -> float:
+    """Return how many times as fast one is as another: of the repeats' ratios the median.
+
+    Both took turns in each repeat, so a machine that is slower in one slows both.
+
+    Args:
+        own_ms: For each repeat, what the one took for a token.
+        other_ms: The same of the other.
+    """
+    return median(other / own for own, other in zip(own_ms, other_ms, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +363,7 @@ def sharing_ways(
     yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
     yield _service_way(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
     for count in range(1, target_count + 1):
-        name = f"DSI on {count} target{'s' * (count > 1)}"
+        name = f"DSI on {counted(count, 'target')}"
         yield _service_way(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
 
 

@@ -7,7 +7,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from paceline_bench.acceptance import accepted_shares, run_rate, verdict_rate
-from paceline_bench.pair import Group, Method
+from paceline_bench.pair import Group, Method, times_as_fast
 from paceline_bench.report import markdown_table, spread
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _entry_json(entry: Entry, plain: Entry) -> dict[str, Any]:
         "different": entry.wrong,
     }
     if entry.is_identical:
-        described["speed_up"] = entry.tokens_per_second / plain.tokens_per_second
+        described["speed_up"] = _times_as_fast(entry, plain)
     return described
 
 
@@ -283,7 +283,11 @@ def _speed(entry: Entry) -> tuple[str, str, str]:
 def _speed_up(entry: Entry, reference: Entry) -> str:
     if not (entry.is_identical and reference.is_identical):
         return "-"
-    return f"{entry.tokens_per_second / reference.tokens_per_second:.2f}x"
+    return f"{_times_as_fast(entry, reference):.2f}x"
+
+
+def _times_as_fast(entry: Entry, other: Entry) -> float:
+    return times_as_fast(entry.repeats_ms_per_token, other.repeats_ms_per_token)
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -349,7 +353,7 @@ def _versus(name: str, own: Entry, peer: Entry) -> str:
     against = f"{peer.contestant.group.value}, {peer.contestant.name}"
     if not (own.is_identical and peer.is_identical):
         return f"- {name}, against {against}: texts differ, so no speeds are compared"
-    ratio = own.tokens_per_second / peer.tokens_per_second
+    ratio = _times_as_fast(own, peer)
     return f"- {name}, against {against}: {ratio:.2f}x{'' if ratio >= 1 else ', SLOWER'}"
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["counted", "diagnostics", "progress", "safe", "table"]
+__all__ = ["diagnostics", "progress", "safe", "table"]
 
 # A model's text must not move the cursor or rename the window.
 _UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
@@ -23,11 +23,6 @@ _SAFE = {code: text for code, text in _UNSAFE.items() if chr(code) not in "\n\t"
 def diagnostics() -> Console:
     """Open the console for everything but results: standard error."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def counted(count: int, noun: str) -> str:
-    """Put a count before a noun, whose plural ends in s."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def safe(text: str) -> str:

@@ -16,6 +16,7 @@ from paceline_bench.pair import (
     library_ways,
     read_prompts,
     service_ways,
+    times_as_fast,
 )
 from paceline_bench.peers import LibraryPair
 from support.fake_orchestrator import FakeOrchestrator, serving
@@ -103,6 +104,12 @@ def test_a_speed_lies_within_its_repeats():
         [outcome(1, ms=1), outcome(1, ms=1), outcome(1, ms=13)],
     )
     assert entry.ms_per_token == min(entry.repeats_ms_per_token) == 5
+
+
+def test_a_machine_that_slows_down_for_a_while_favours_nobody():
+    """By their medians, 4 and 3 ms, the second would be the faster one."""
+    assert times_as_fast([2, 4, 6], [3, 3, 9]) == 1.5
+    assert times_as_fast([3, 3, 9], [2, 4, 6]) == pytest.approx(2 / 3)
 
 
 def test_an_entry_tells_what_it_took():

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import publish
+from paceline_bench.table2_report import BREAKDOWN_HEADINGS
 
 
 def circumstances(command):
@@ -260,7 +261,7 @@ def test_table_2_says_how_many_rows_reach_the_goal_and_what_is_below_its_floor(r
     *_, reached, _, below = lines_of("table2", results)
     assert reached == goal.format(0)
     assert below.startswith(r"\* Below its floor")
-    assert r"| 2000 | 0.980\* | 1200 | 1.060 |" in publish.table2(results)
+    assert r"| 2000 | 0.980\* | 1200 | 1.060 |" in publish.BLOCKS["table2"](results)
 
 
 def test_restarts_are_compared_with_a_bare_call(results):
@@ -271,7 +272,7 @@ def test_restarts_are_compared_with_a_bare_call(results):
 
 def test_only_what_is_far_above_its_ideal_is_broken_down(results):
     assert lines_of("table2-breakdown", results) == ["Nothing takes more than 1.1 of its ideal."]
-    parts = {name: float(index) for index, name in enumerate(publish.BREAKDOWN_HEADINGS)}
+    parts = {name: float(index) for index, name in enumerate(BREAKDOWN_HEADINGS)}
     results["table2"]["rows"][2] |= {"online_over_ideal": 1.11, "breakdown_ms": parts}
     headings, _, line = lines_of("table2-breakdown", results)
     assert headings.startswith("| row | strategy | traced run | ideal | bare calls | ")
@@ -322,7 +323,7 @@ def test_a_strategy_that_was_not_loaded_and_a_short_machine_leave_gaps(results):
     results["load"]["rows"].append({**auto, "strategy": "non-SI", "orchestrator_count": 2})
     assert "| 4 | 2 | 201 | - | 201* | 2 DSI, 6 SI |" in lines_of("load", results)
     auto["limit"] = "machine"
-    assert "AUTO over" not in publish.load(results)
+    assert "AUTO over" not in publish.BLOCKS["load"](results)
 
 
 def test_what_a_stream_gets_is_told_of_auto_beside_plain_decoding(results):
@@ -345,7 +346,7 @@ def test_what_a_stream_gets_is_told_of_auto_beside_plain_decoding(results):
 
 
 def test_what_orchestrators_serve_is_left_out_until_it_is_measured(results):
-    assert publish.load_scaling(results) == ""
+    assert publish.BLOCKS["load-scaling"](results) == ""
     one = {**results["load"]["rows"][0], "orchestrator_load": 1.02, "machine_load": 0.5}
     two = {**one, "orchestrator_count": 2, "tokens_per_second": 187.0, "limit": "machine"}
     results["load"]["scaling"] = {
@@ -384,10 +385,10 @@ def test_a_plan_says_what_one_more_target_is_worth(results):
     assert last == "| DSI, 2 targets | 3 | 400 ± 1 | 2.50x | +20.0% |"
 
 
-def test_a_speed_of_the_pair_is_that_of_the_median_repeat(results):
-    row = results["pair"]["rows"][0]
-    row["repeats_ms_per_token"], row["tokens_per_second"] = [5, 4, 8], 999
-    assert "| bare loop | 200 | 125 to 250 | - | 2.50 | 1.00x | - |" in lines_of(
+def test_a_ratio_of_the_pair_is_the_median_of_its_repeats(results):
+    bare, plain = results["pair"]["rows"][:2]
+    bare["repeats_ms_per_token"], plain["repeats_ms_per_token"] = [3, 3, 9], [2, 4, 6]
+    assert "| generate | 90 | 167 to 500 | - | 2.50 | 1.50x | - |" in lines_of(
         "pair-contest", results
     )
 
@@ -438,7 +439,7 @@ def test_without_equality_there_is_no_speed(results):
         "| vicuna/cnn | 2000 | 1200 | 1000 | - | - | - |"
     )
     results["load"]["rows"][1]["identical"] = False
-    assert "| 98 | text differs | 201 |" in publish.load(results)
+    assert "| 98 | text differs | 201 |" in publish.BLOCKS["load"](results)
     results["pair"]["rows"][5]["identical"] = False
     line = next(it for it in lines_of("pair-contest", results) if it.startswith("| SI"))
     assert line == "| SI, lookahead 4 | text differs | 144 to 225 | 20 | 2.50 | - | - |"
