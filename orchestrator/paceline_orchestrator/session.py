@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -56,6 +57,22 @@ class Drafted:
     distributions: tuple[SparseDistribution, ...]
     timing: Timing
     elapsed_ns: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What a draft was asked for, and how long the text is with what it found so far."""
+
+    prefix: Sequence[int]
+    chunk_tokens: int
+    final_length: int
+    report: Callable[[Drafted], None]
+    length: int
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether nothing has come of it yet."""
+        return self.length == len(self.prefix)
 
 
 class Session:
@@ -191,7 +208,7 @@ class Session:
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        length = len(prefix)
+        draft = _Draft(prefix, chunk_tokens, final_length, report, length=len(prefix))
 
         def send() -> Sent:
             call = self._next_call(prefix)
@@ -199,33 +216,9 @@ class Session:
             timeout = self._deadline.remaining_seconds
             return Sent(call, self.server.drafter.Draft(request, timeout=timeout))
 
-        async def read(sent: Sent) -> None:
-            nonlocal length
-            loop, call, last_ns = asyncio.get_running_loop(), sent.call, sent.at_ns
-            try:
-                async with asyncio.timeout(self._patience(call, steps=chunk_tokens)) as silence:
-                    async for message in answers(sent.rpc):
-                        now_ns = time.perf_counter_ns()
-                        is_first = length == len(prefix)
-                        drafted = self._drafted(
-                            message,
-                            call.sequence,
-                            length,
-                            elapsed_ns=now_ns - last_ns,
-                            is_first=is_first,
-                        )
-                        if call.sequence == self._sequence:
-                            if is_first:
-                                self._held.believe(prefix, final_length=final_length)
-                            self._held.extend(drafted.token_ids)
-                        length += len(drafted.token_ids)
-                        last_ns = now_ns
-                        report(drafted)
-                        silence.reschedule(loop.time() + self._patience(steps=chunk_tokens))
-            except TimeoutError:
-                raise DeadlineError(f"{self.server.name} is silent") from None
-
-        return CallUnderWay(self, send, read, is_repeatable=lambda: length == len(prefix))
+        return CallUnderWay(
+            self, send, partial(self._read_draft, draft), is_repeatable=lambda: draft.is_unheard
+        )
 
     @property
     def is_open(self) -> bool:
@@ -286,6 +279,32 @@ class Session:
         further_ns = (steps - 1) * latency.expected_ns(1)
         expected_ns = latency.expected_ns(rows) + further_ns + latency.worst_wait_ns
         return self._deadline.for_call(expected_ns)
+
+    async def _read_draft(self, draft: _Draft, sent: Sent) -> None:
+        loop, last_ns, steps = asyncio.get_running_loop(), sent.at_ns, draft.chunk_tokens
+        try:
+            async with asyncio.timeout(self._patience(sent.call, steps=steps)) as silence:
+                async for message in answers(sent.rpc):
+                    now_ns = time.perf_counter_ns()
+                    self._take_drafted(draft, message, sent.call, elapsed_ns=now_ns - last_ns)
+                    last_ns = now_ns
+                    silence.reschedule(loop.time() + self._patience(steps=steps))
+        except TimeoutError:
+            raise DeadlineError(f"{self.server.name} is silent") from None
+
+    def _take_drafted(
+        self, draft: _Draft, message: DraftResponse, call: SessionCall, *, elapsed_ns: int
+    ) -> None:
+        is_first = draft.is_unheard
+        drafted = self._drafted(
+            message, call.sequence, draft.length, elapsed_ns=elapsed_ns, is_first=is_first
+        )
+        if call.sequence == self._sequence:
+            if is_first:
+                self._held.believe(draft.prefix, final_length=draft.final_length)
+            self._held.extend(drafted.token_ids)
+        draft.length += len(drafted.token_ids)
+        draft.report(drafted)
 
     def _judged(self, response: VerifyResponse, elapsed_ns: int) -> Judged:
         timing = read_timing(response.timing)
