@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.order import Order
     from paceline_orchestrator.pool import ServerPool
     from paceline_orchestrator.protocol.messages import EmitTokens
+    from paceline_orchestrator.protocol.strategy import Strategy
 
 __all__ = ["Generation"]
 
@@ -120,6 +121,17 @@ class Generation:
     def targets_used(self) -> int:
         """The most targets that verified at the same time."""
         return self._recorder.targets_used
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast it was as plain decoding is expected to be, prefill apart."""
+        token_ns, plain_ns = self._recorder.token_ns, self._order.plan.plain_token_ns
+        return plain_ns / token_ns if token_ns and plain_ns else None
+
+    @property
+    def strategy(self) -> Strategy:
+        """How it is decoded."""
+        return self._order.plan.strategy
 
     def statistics(self) -> pb.GenerationStatistics:
         """Return what it took so far."""

@@ -25,6 +25,7 @@ __all__ = ["DiscoveryMetrics", "RequestMetrics", "WatchMetrics", "count_ready_se
 _RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
 # Seconds. On one machine a hop takes 0.3 ms.
 _HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)
+_SPEED_UP_BUCKETS = (0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8)
 _TARGET_BUCKETS = (*range(1, 9), 12, 16, 24, 32, 64)
 
 
@@ -68,6 +69,13 @@ class RequestMetrics:
             "The most targets that verified for a request at the same time",
             registry=registry,
             buckets=_TARGET_BUCKETS,
+        )
+        self._speed_up = Histogram(
+            "paceline_speedup_vs_autoregressive",
+            "Expected time of a token decoded plainly, over what tokens after the first took",
+            ["strategy"],
+            registry=registry,
+            buckets=_SPEED_UP_BUCKETS,
         )
         self._acceptance_rate = Histogram(
             "paceline_request_spec_decode_acceptance_rate",
@@ -133,6 +141,8 @@ class RequestMetrics:
             self._first_token.observe(took.time_to_first_token_ns / 1e9)
         if took.accepted_token_count + took.rejected_token_count:
             self._acceptance_rate.observe(took.acceptance_rate)
+        if generation.speed_up is not None:
+            self._speed_up.labels(generation.strategy.value).observe(generation.speed_up)
         if generation.targets_used:
             self._parallelism.observe(generation.targets_used)
         self._drafted.inc(took.drafted_token_count)

@@ -53,6 +53,7 @@ class Plan:
         target_count: Targets to use.
         broadcast_prefill: Whether they should all prefill the prompt at the start.
         token_ns: Expected time for each token after the first.
+        plain_token_ns: The same, had it been decoded plainly.
         note: What was chosen and why, in one line.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     target_count: int
     broadcast_prefill: bool
     token_ns: int
+    plain_token_ns: int
     note: str
 
 
@@ -182,6 +184,7 @@ def _plan(option: Option, measurements: Measurements, *, others: Sequence[Option
             target_count=option.target_count,
         ),
         token_ns=option.token_ns,
+        plain_token_ns=plain(measurements).token_ns,
         note=f"{option} ({_why(measurements, others)})",
     )
 

@@ -79,6 +79,7 @@ class Recorder:
         self._position = prompt_length
         self._metrics = metrics
         self._emitted_ns = arrived_ns
+        self._later_count = self._later_ns = 0
         self._draft_hops_ns: list[int] = []
         self._keep_timeline = keep_timeline
         self._show = show
@@ -89,6 +90,11 @@ class Recorder:
         self._fallbacks: Counter[str] = Counter()
         self._statistics = pb.GenerationStatistics()
         self.targets_used = 0
+
+    @property
+    def token_ns(self) -> float | None:
+        """What each token after the first took, on average; None before there is a second."""
+        return self._later_ns / self._later_count if self._later_count else None
 
     def fallback(self, kind: str) -> None:
         """Something did not go as planned; the kinds are those of the Fallback message."""
@@ -186,7 +192,10 @@ class Recorder:
             self._statistics.time_to_first_token_ns = self._since_arrival(now_ns)
             self._emitted_ns = now_ns
             token_count -= 1
-        self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
+        gap_ns = now_ns - self._emitted_ns
+        self._metrics.tokens(token_count, gap_ns=gap_ns)
+        self._later_count += token_count
+        self._later_ns += gap_ns
         self._emitted_ns = now_ns
         for hop_ns in self._draft_hops_ns:
             self._metrics.hop("Draft", hop_ns)

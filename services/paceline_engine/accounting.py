@@ -44,6 +44,9 @@ class HostStatistics:
     forwards: int = 0
     rows: int = 0
     forwards_interrupted: int = 0
+    forwards_wasted: int = 0
+    wasted_ns: int = 0
+    freeing_ns: int = 0
     layers_run: int = 0
     verify_calls: int = 0
     draft_calls: int = 0

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from paceline.errors import DrainingError, OverloadedError
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted, Interrupt
 
-__all__ = ["Job", "ModelWorker", "Outlet", "Step"]
+__all__ = ["Job", "ModelWorker", "Outlet", "Step", "Waste"]
 
 _Value = TypeVar("_Value")
 
@@ -41,6 +41,19 @@ class Step(Generic[_Value]):
     value: _Value
     queue_ns: int
     forward_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """A forward that nobody waited for when it ended, given up or not.
+
+    Attributes:
+        forward_ns: How long it ran.
+        freeing_ns: How long it went on after it was withdrawn.
+    """
+
+    forward_ns: int
+    freeing_ns: int
 
 
 class Outlet(AsyncIterator[Step[_Value]]):
@@ -93,6 +106,7 @@ class Job(Generic[_Value]):
         interrupt: Set when nobody waits any more.
         arrival: Its turn among equal depths.
         queued_ns: When it was put into the queue.
+        withdrawn_ns: When it was withdrawn, if it was.
     """
 
     step: Callable[[Interrupt], _Value]
@@ -102,6 +116,7 @@ class Job(Generic[_Value]):
     interrupt: Interrupt = field(default_factory=Interrupt)
     arrival: int = 0
     queued_ns: int = 0
+    withdrawn_ns: int | None = None
 
     def __lt__(self, other: Job[Any]) -> bool:
         return (self.depth, self.arrival) < (other.depth, other.arrival)
@@ -120,6 +135,7 @@ class ModelWorker:
         *,
         queue_limit: int,
         on_step: Callable[[Step[Any]], None] = lambda _: None,
+        on_waste: Callable[[Waste], None] = lambda _: None,
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
     ) -> None:
         """Build it.
@@ -127,11 +143,13 @@ class ModelWorker:
         Args:
             queue_limit: Jobs that can wait.
             on_step: Called on the loop for every step that ran to its end, wanted or not.
+            on_waste: Called on the loop for every forward that nobody waited for any more.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
         """
         self._queue_limit = queue_limit
         self._on_step = on_step
+        self._on_waste = on_waste
         self._on_device_lost = on_device_lost
         self._arrivals = itertools.count()
         self._queue: list[Job[Any]] = []
@@ -228,6 +246,7 @@ class ModelWorker:
         """Take a job out of the queue, or interrupt it. Its outlet is left alone."""
         with self._changed:
             job.interrupt.set()
+            job.withdrawn_ns = job.withdrawn_ns or time.monotonic_ns()
             if job in self._queue:
                 self._queue.remove(job)
 
@@ -249,10 +268,12 @@ class ModelWorker:
                 self._give_up(job, error)
             except BaseException as error:  # noqa: BLE001 - the caller's, and raised there
                 self._interrupted_count += isinstance(error, ForwardInterrupted)
+                self._note_waste(job, started_ns)
                 self._put_back(None)
                 self._tell(_fail, [job], error)
             else:
                 forward_ns = time.monotonic_ns() - started_ns
+                self._note_waste(job, started_ns)
                 job.steps_left -= 1
                 is_last = job.steps_left == 0
                 self._put_back(None if is_last else job)
@@ -273,6 +294,12 @@ class ModelWorker:
                 self._tell(_fail, [job], DrainingError("the server is shutting down"))
             elif job is not None and not job.interrupt.is_set():
                 self._enqueue(job)
+
+    def _note_waste(self, job: Job[Any], started_ns: int) -> None:
+        if job.withdrawn_ns is not None:
+            now_ns = time.monotonic_ns()
+            waste = Waste(now_ns - started_ns, now_ns - max(started_ns, job.withdrawn_ns))
+            self._tell(self._on_waste, waste)
 
     def _give_up(self, job: Job[Any], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")

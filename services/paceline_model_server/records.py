@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from paceline.errors import SupersededError
@@ -193,6 +193,11 @@ class HostCollector(Collector):
             ("forwards", "Model forwards that ran to their end", now.forwards),
             ("forward_rows", "Token positions computed in them", now.rows),
             ("forwards_interrupted", "Model forwards given up", now.forwards_interrupted),
+            (
+                "wasted_forward_seconds",
+                "In forwards nobody waited for",
+                now.wasted_ns / 1e9,
+            ),
             ("layers_run", "Layers that forwards went through", now.layers_run),
             ("calls_refused", "Calls refused before the queue", now.calls_refused),
             ("calls_adopted", "Calls that took over an older one's place", now.calls_adopted),
@@ -203,6 +208,15 @@ class HostCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted", now.accepted_tokens),
         ):
             yield self._metric(CounterMetricFamily, name, text=text, value=value)
+        freeing = SummaryMetricFamily(
+            "paceline_cancel_to_free_seconds",
+            "How long a forward went on after nobody waited for it any more",
+            labels=["role"],
+        )
+        freeing.add_metric(
+            [self._role], count_value=now.forwards_wasted, sum_value=now.freeing_ns / 1e9
+        )
+        yield freeing
         yield self._metric(
             CounterMetricFamily,
             "sessions_evicted",

@@ -156,6 +156,7 @@ def test_the_dashboard_is_bound_to_no_data_source_and_says_what_each_panel_shows
         "paceline_request_duration_seconds_bucket",
         "paceline_rpc_hop_seconds_bucket",
         "paceline_speculation_parallelism_sum",
+        "paceline_speedup_vs_autoregressive_sum",
         "paceline_spec_decode_num_accepted_tokens_total",
         "paceline_wasted_tokens_total",
         "paceline_queue_seconds_bucket",

@@ -43,7 +43,7 @@ def shown(page):
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE):
         if name.endswith("_created"):
             continue  # when a counter began to count: the client library adds it
-        sample = f"{name}_count" if kind == "histogram" else name
+        sample = f"{name}_count" if kind in {"histogram", "summary"} else name
         labels = re.findall(rf"^{sample}\{{(.*)\}} ", page, re.MULTILINE)
         found[name] = set(re.findall(r'(\w+)="', " ".join(labels))) - {ROLE}
     return found
@@ -74,6 +74,9 @@ def test_a_metric_has_the_labels_that_the_documentation_says(who, pages):
         "paceline_request_duration_seconds_count",
         "paceline_request_spec_decode_acceptance_rate_count",
         "paceline_speculation_parallelism_count",
+        'paceline_speedup_vs_autoregressive_count{strategy="autoregressive"}',
+        'paceline_speedup_vs_autoregressive_count{strategy="speculative"}',
+        'paceline_speedup_vs_autoregressive_count{strategy="distributed"}',
         'paceline_rpc_hop_seconds_count{rpc="Draft"}',
         'paceline_rpc_hop_seconds_count{rpc="Verify"}',
         "paceline_spec_decode_num_accepted_tokens_total",

@@ -108,6 +108,12 @@ def test_what_is_asked_for_is_kept():
     assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.SPECULATIVE, 9, 1)
 
 
+@pytest.mark.parametrize("strategy", [None, *Strategy])
+def test_a_plan_says_what_plain_decoding_would_take(strategy):
+    plan = Planner().choose(replace(VICUNA, call_ns=2 * MS), strategy=strategy)
+    assert plan.plain_token_ns == pytest.approx((37.7 + 2) * MS)
+
+
 def test_no_more_targets_are_used_than_there_are():
     plan = Planner().choose(replace(VICUNA, target_count=2), target_count=64)
     assert plan.target_count == 2

@@ -165,5 +165,6 @@ def load_scaling(results: Results) -> str:
 
 
 def _to_one(row: Row, alone: Row) -> str:
-    speed_of_one = alone["tokens_per_second"] if alone["identical"] else None
-    return times(speed_of_one and row["tokens_per_second"] / speed_of_one)
+    if not alone["identical"]:
+        return "-"
+    return times(row["tokens_per_second"] / alone["tokens_per_second"])

@@ -249,6 +249,8 @@ async def test_a_newer_call_supersedes_a_running_one_at_once():
         statistics = host.statistics()
         assert (statistics.forwards, statistics.forwards_interrupted) == (1, 1)
         assert statistics.calls_superseded == 1
+        assert statistics.forwards_wasted == 1
+        assert statistics.wasted_ns > statistics.freeing_ns > 0
 
 
 async def test_a_newer_call_supersedes_a_queued_one():
@@ -295,6 +297,7 @@ async def test_the_same_call_takes_over_a_running_forward():
         statistics = host.statistics()
         assert (statistics.forwards, statistics.forwards_interrupted) == (1, 0)
         assert statistics.calls_adopted == 1
+        assert statistics.forwards_wasted == 0
         await host.verify(call_on(session, 3, base=PROMPT + ORACLE[:2], append=[]), [])
 
 

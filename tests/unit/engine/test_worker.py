@@ -218,6 +218,37 @@ async def test_every_finished_step_is_reported_even_if_nobody_waits():
         assert all(step.queue_ns >= 0 and step.forward_ns >= 0 for step in seen)
 
 
+@pytest.mark.parametrize("notices", [True, False])
+async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
+    seen = []
+    async with working(on_waste=seen.append) as worker:
+        blocker = await blocked(worker)
+        await asyncio.sleep(0.002)
+        if notices:
+            worker.withdraw(blocker.job)
+        else:  # as where layers are not looked between
+            blocker.job.interrupt.is_set = lambda: False
+            worker.withdraw(blocker.job)
+            blocker.let_go.set()
+        await worker.run(lambda _: None)
+    (waste,) = seen
+    assert waste.forward_ns - waste.freeing_ns >= 2_000_000
+    assert waste.freeing_ns > 0
+
+
+async def test_an_answer_is_no_waste_and_neither_is_what_never_ran():
+    seen = []
+    async with working(on_waste=seen.append) as worker:
+        blocker, outlet = await blocked(worker), Outlet()
+        waiting = worker.submit(lambda _: None, outlet=outlet)
+        worker.withdraw(waiting)
+        blocker.let_go.set()
+        await anext(blocker.outlet)
+        worker.withdraw(blocker.job)
+        await worker.run(lambda _: None)
+    assert seen == []
+
+
 async def test_the_loop_goes_on_during_a_step():
     async with working() as worker:
         blocker, ticks = await blocked(worker), 0

@@ -136,3 +136,17 @@ def test_fallbacks_are_counted_by_kind():
         recorder.fallback(kind)
     found = recorder.statistics(DraftStatistics()).fallbacks
     assert {it.kind: it.count for it in found} == {"target_lost": 2, "deadline": 1}
+
+
+def test_what_later_tokens_took_is_averaged_without_the_first_one(monkeypatch):
+    now_ns = 0
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+    recorder = a_recorder()
+    now_ns = 1000
+    recorder.emitted(EmitTokens((7,), (False,)))
+    assert recorder.token_ns is None
+    now_ns = 1600
+    recorder.emitted(EmitTokens((8, 5), (True, False)))
+    now_ns = 1900
+    recorder.emitted(EmitTokens((9,), (False,)))
+    assert recorder.token_ns == 300
