@@ -55,6 +55,7 @@ def test_top_shows_what_every_server_did(address, environment):
     seen = json.loads(paceline(*look, "--json", environment=environment))
     assert 1 <= seen["totals"]["targets_per_stream"] <= 2
     assert 0 <= seen["totals"]["acceptance_rate"] <= 1
+    assert seen["totals"]["speed_up"] > 0
     assert 0 <= seen["totals"]["wasted_share"] <= 1
     assert seen["totals"]["first_token_seconds"] > 0
     pools = {pool["role"]: pool for pool in seen["pools"]}

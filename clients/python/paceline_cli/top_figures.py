@@ -30,6 +30,8 @@ class Totals:
         first_token_seconds: From a request's arrival to its first token, the mean.
         token_gap_seconds: From one token to the next, the mean.
         hop_seconds: Network, gRPC and event loops of a call to a model server, the mean.
+        speed_up: How many times as fast requests were as plain decoding was expected to be, the
+            mean of those that ended.
         targets_per_stream: SP: the most targets that verified for a stream at the same time, the
             mean of the streams that ended.
         verifications: That run or wait at targets.
@@ -49,6 +51,7 @@ class Totals:
     first_token_seconds: float | None = None
     token_gap_seconds: float | None = None
     hop_seconds: float | None = None
+    speed_up: float | None = None
     targets_per_stream: float | None = None
     verifications: int | None = None
     acceptance_rate: float | None = None
@@ -155,6 +158,7 @@ def totals(
         first_token_seconds=readings.mean("paceline_time_to_first_token_seconds"),
         token_gap_seconds=readings.mean("paceline_inter_token_latency_seconds"),
         hop_seconds=readings.mean("paceline_rpc_hop_seconds"),
+        speed_up=readings.mean("paceline_speedup_vs_autoregressive"),
         targets_per_stream=readings.mean("paceline_speculation_parallelism"),
         verifications=int(now.total("paceline_verifications_in_flight")),
         acceptance_rate=of_requests if judged is None else judged,
