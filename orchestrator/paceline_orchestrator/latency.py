@@ -19,6 +19,8 @@ _WEIGHT = 1 / 8
 _WORST_DECAY = 0.99
 # Forwards of up to so many rows cost about one decoding step.
 _STEP_ROWS = 16
+# A wait in the queue of so small a part of the forward is none.
+_NO_WAIT = 0.1
 # A queue that nothing more was heard of is half as long after this time. Requests that leave a
 # server alone because of its queue would else never learn that it is gone.
 _QUEUE_HALF_LIFE_SECONDS = 1.0
@@ -39,6 +41,7 @@ class LatencyMeter:
         self._step_ns: float | None = None
         self._queue_ns = 0.0
         self._queue_seen_at = 0.0
+        self._free_seen_at = float("-inf")
         self._call_ns: float | None = None
         self._lag_ns = 0.0
         self._worst_wait_ns = 0.0
@@ -60,6 +63,11 @@ class LatencyMeter:
     def calls_ahead(self) -> float:
         """How many forwards of others a call waits for."""
         return self.queue_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def seems_free(self) -> bool:
+        """Whether the last answer did not wait in the queue, and is not long ago."""
+        return self._clock() - self._free_seen_at < _QUEUE_HALF_LIFE_SECONDS
 
     @property
     def call_ns(self) -> int | None:
@@ -98,6 +106,8 @@ class LatencyMeter:
         """
         self._queue_ns = self.queue_ns + _WEIGHT * (timing.queue_ns - self.queue_ns)
         self._queue_seen_at = self._clock()
+        was_free = timing.queue_ns <= _NO_WAIT * timing.forward_ns
+        self._free_seen_at = self._queue_seen_at if was_free else float("-inf")
         rest_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
         if is_first:
             self._call_ns = _average(self._call_ns, rest_ns)

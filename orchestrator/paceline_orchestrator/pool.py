@@ -46,6 +46,9 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 10.0
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
+# Of the requests, these are put off by a call that waits at a server. If all were, those of two
+# orchestrators that met there would leave it together, and meet again.
+_PUT_OFF = 0.5
 
 
 class ServerPool:
@@ -193,7 +196,8 @@ class ServerPool:
     def _ready(self, role: Role, fits: Callable[[ModelFacts], bool]) -> list[ModelServer]:
         ready = [it for it in self.servers if it.role is role and it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
-        return sorted(found, key=lambda it: (it.load, self._draw_lot()))
+        ignored = int(self._draw_lot() >= _PUT_OFF)
+        return sorted(found, key=lambda it: (it.load(ignored_calls=ignored), self._draw_lot()))
 
     def _refuse(self, server: ModelServer, reason: str) -> None:
         """Log, once, why a server that is well is not used."""

@@ -92,10 +92,18 @@ class ModelServer:
         is_terminating = self.endpoint.availability is Availability.TERMINATING
         return is_terminating or self.health_status == NOT_SERVING
 
-    @property
-    def load(self) -> tuple[float, int]:
-        """What servers are chosen by, the smallest first: who works there, and who may come."""
-        return self.home_count + self.latency.calls_ahead, self.session_count
+    def load(self, *, ignored_calls: int = 0) -> tuple[float, int, bool]:
+        """Return what servers are chosen by, the smallest first: who works there, and who may come.
+
+        Of equals one that was free a moment ago comes first: at the others there may be requests of
+        other orchestrators. Calls ahead count in halves, or what is left of a queue long gone would
+        tell equals apart, for all orchestrators alike.
+
+        Args:
+            ignored_calls: So many of those that wait there do not count.
+        """
+        calls_ahead = max(0.0, round(2 * self.latency.calls_ahead) / 2 - ignored_calls)
+        return self.home_count + calls_ahead, self.session_count, not self.latency.seems_free
 
     def adopt(self, facts: ModelFacts) -> None:
         """Take over what it says of itself."""

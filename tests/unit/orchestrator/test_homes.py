@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc
+import pytest
 
 from paceline import errors
 from paceline.v1.session_pb2 import SessionSpec
@@ -111,6 +112,14 @@ async def test_more_requests_than_targets_spread_evenly():
     assert pool.homes == [0, 0, 0]
 
 
+def lots(*of_targets, put_off=0.0):
+    """Return what draws these for three targets at a time, as crews without drafters ask."""
+    drawn = []
+    for index in range(0, len(of_targets), 3):
+        drawn += [put_off, *of_targets[index : index + 3], put_off]
+    return iter(drawn).__next__
+
+
 async def test_where_others_calls_wait_nobody_moves_in():
     pool = KnownTargets(2)
     timing = Timing(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
@@ -122,11 +131,43 @@ async def test_where_others_calls_wait_nobody_moves_in():
 
 
 async def test_among_targets_that_are_alike_the_lot_decides():
-    lots = iter([0.5, 0.9, 0.1, 0.2, 0.1, 0.3])
-    pool = KnownTargets(3, draw_lot=lambda: next(lots))
+    pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.2, 0.1, 0.3))
     assert a_crew(pool).targets[0].server.name == "target-2"
     # Load comes first: the third is a home by now.
     assert a_crew(pool).targets[0].server.name == "target-1"
+
+
+@pytest.mark.parametrize(
+    ("put_off", "calls", "chosen"),
+    [(0.4, 1, "target-1"), (0.6, 1, "target-0"), (0.6, 2, "target-1")],
+)
+async def test_half_of_the_requests_are_not_put_off_by_one_call(put_off, calls, chosen):
+    pool = KnownTargets(3, draw_lot=lots(0.1, 0.2, 0.3, put_off=put_off))
+    waited = Timing(queue_ns=calls * 1000, forward_ns=1000, forward_count=1, row_count=1)
+    for _ in range(30):
+        pool.servers[0].latency.observe(waited, elapsed_ns=calls * 1000 + 1100)
+    assert a_crew(pool).targets[0].server.name == chosen
+
+
+async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
+    pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1))
+    waited = Timing(queue_ns=150, forward_ns=1000, forward_count=1, row_count=1)
+    for _ in range(30):
+        pool.servers[2].latency.observe(waited, elapsed_ns=1200)
+    assert 0.1 < pool.servers[2].latency.calls_ahead < 0.2
+    assert a_crew(pool).targets[0].server.name == "target-2"
+
+
+async def test_a_target_that_was_free_a_moment_ago_is_kept():
+    """Another orchestrator's requests can be anywhere else."""
+    pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.1, 0.2, 0.9))
+    answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
+    first = a_crew(pool)
+    home = first.targets[0].server
+    assert home.name == "target-2"
+    home.latency.observe(answered, elapsed_ns=1200)
+    first.close()
+    assert a_crew(pool).targets[0].server is home
 
 
 async def test_targets_that_come_later_shorten_the_blocks_and_the_crew_says_so():

@@ -115,6 +115,19 @@ def test_what_was_seen_of_a_queue_ages():
     assert meter.calls_ahead < 0.01
 
 
+def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
+    clock = SimpleNamespace(now=5.0)
+    meter = LatencyMeter(clock=lambda: clock.now)
+    assert not meter.seems_free
+    meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    assert meter.seems_free
+    clock.now += 1
+    assert not meter.seems_free
+    meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    meter.observe(Timing(31, 300, forward_count=1, row_count=1), elapsed_ns=400)
+    assert not meter.seems_free
+
+
 def test_a_prefill_says_nothing_of_a_decoding_step():
     meter = LatencyMeter()
     meter.observe(Timing(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
