@@ -77,7 +77,7 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
 
 
 def abbreviation(row: Forecast) -> str:
-    """Return what papers call its strategy."""
+    """Return what papers call a forecast's strategy."""
     return paceline.Strategy(row.strategy.value).abbreviation
 
 

@@ -23,8 +23,8 @@ from paceline.errors import (
     SessionError,
     UnsupportedError,
 )
+from paceline_orchestrator.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.discovery import Role
-from paceline_orchestrator.in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.ledger import Ledger
 from paceline_orchestrator.protocol.messages import (
     AbandonVerify,
@@ -42,9 +42,9 @@ from paceline_orchestrator.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_orchestrator.calls_in_flight import StartCall
     from paceline_orchestrator.crew import Crew
     from paceline_orchestrator.deadline import Deadline
-    from paceline_orchestrator.in_flight import StartCall
     from paceline_orchestrator.pool import ServerPool
     from paceline_orchestrator.protocol.messages import Command, DecodingMethod, FinishReason
     from paceline_orchestrator.recorder import Recorder

@@ -46,9 +46,9 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 10.0
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
-# Of the requests, these are put off by a call that waits at a server. If all were, those of two
-# orchestrators that met there would leave it together, and meet again.
-_PUT_OFF = 0.5
+# How often a choice of targets is put off by one call that waits. If always, the requests of two
+# orchestrators that met at a target would leave it together, and meet again.
+_PUT_OFF_SHARE = 0.5
 
 
 class ServerPool:
@@ -57,8 +57,9 @@ class ServerPool:
     Args:
         discovery: Where the servers are.
         open_channel: How to reach one.
-        draw_lot: Breaks ties between servers; with the smallest one comes first. Without it several
-            orchestrators, which know nothing of each other, would choose the same servers.
+        draw_lot: From 0 to 1. Breaks ties between servers, the smallest comes first, and says who
+            minds a call that waits at a target. Without it several orchestrators, which know
+            nothing of each other, would choose the same servers.
     """
 
     def __init__(
@@ -117,7 +118,12 @@ class ServerPool:
 
     def targets(self, model: ModelFacts) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first."""
-        return self._ready(Role.TARGET, lambda facts: facts.fingerprint == model.fingerprint)
+        tolerated = int(self._draw_lot() >= _PUT_OFF_SHARE)
+        return self._ready(
+            Role.TARGET,
+            lambda facts: facts.fingerprint == model.fingerprint,
+            tolerated_calls=tolerated,
+        )
 
     def drafters(self, model: ModelFacts) -> list[ModelServer]:
         """Return the ready drafters that can draft for this model, the least loaded first.
@@ -193,11 +199,15 @@ class ServerPool:
             server.pause_status = ""
             self._tell(server)
 
-    def _ready(self, role: Role, fits: Callable[[ModelFacts], bool]) -> list[ModelServer]:
+    def _ready(
+        self, role: Role, fits: Callable[[ModelFacts], bool], *, tolerated_calls: int = 0
+    ) -> list[ModelServer]:
         ready = [it for it in self.servers if it.role is role and it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
-        ignored = int(self._draw_lot() >= _PUT_OFF)
-        return sorted(found, key=lambda it: (it.load(ignored_calls=ignored), self._draw_lot()))
+        return sorted(
+            found,
+            key=lambda it: (it.load(tolerated_calls=tolerated_calls), self._draw_lot()),
+        )
 
     def _refuse(self, server: ModelServer, reason: str) -> None:
         """Log, once, why a server that is well is not used."""

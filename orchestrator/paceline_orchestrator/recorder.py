@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def token_ns(self) -> float | None:
-        """What each token after the first took, on average; None before there is a second."""
+        """What a token took on average, but for those that became final first, or None."""
         return self._later_ns / self._later_count if self._later_count else None
 
     def fallback(self, kind: str) -> None:
@@ -192,10 +192,10 @@ class Recorder:
             self._statistics.time_to_first_token_ns = self._since_arrival(now_ns)
             self._emitted_ns = now_ns
             token_count -= 1
-        gap_ns = now_ns - self._emitted_ns
-        self._metrics.tokens(token_count, gap_ns=gap_ns)
-        self._later_count += token_count
-        self._later_ns += gap_ns
+        else:
+            self._later_count += token_count
+            self._later_ns += now_ns - self._emitted_ns
+        self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
         self._emitted_ns = now_ns
         for hop_ns in self._draft_hops_ns:
             self._metrics.hop("Draft", hop_ns)

@@ -92,7 +92,7 @@ class ModelServer:
         is_terminating = self.endpoint.availability is Availability.TERMINATING
         return is_terminating or self.health_status == NOT_SERVING
 
-    def load(self, *, ignored_calls: int = 0) -> tuple[float, int, bool]:
+    def load(self, *, tolerated_calls: int = 0) -> tuple[float, int, bool]:
         """Return what servers are chosen by, the smallest first: who works there, and who may come.
 
         Of equals one that was free a moment ago comes first: at the others there may be requests of
@@ -100,9 +100,9 @@ class ModelServer:
         tell equals apart, for all orchestrators alike.
 
         Args:
-            ignored_calls: So many of those that wait there do not count.
+            tolerated_calls: So many of those that wait there do not count.
         """
-        calls_ahead = max(0.0, round(2 * self.latency.calls_ahead) / 2 - ignored_calls)
+        calls_ahead = max(0.0, round(2 * self.latency.calls_ahead) / 2 - tolerated_calls)
         return self.home_count + calls_ahead, self.session_count, not self.latency.seems_free
 
     def adopt(self, facts: ModelFacts) -> None:

@@ -195,7 +195,7 @@ class HostCollector(Collector):
             ("forwards_interrupted", "Model forwards given up", now.forwards_interrupted),
             (
                 "wasted_forward_seconds",
-                "In forwards nobody waited for",
+                "Time in forwards that nobody waited for when they ended",
                 now.wasted_ns / 1e9,
             ),
             ("layers_run", "Layers that forwards went through", now.layers_run),

@@ -133,9 +133,9 @@ def table2_reference(results: Results) -> str:
     )
     lines = []
     for name, by_strategy in _table2_rows(results["table2"]):
-        times = by_strategy["DSI"]["reference_ms"]
+        reference_ms = by_strategy["DSI"]["reference_ms"]
         own = [f"{by_strategy[strategy]['median_ms']:.0f}" for strategy in ("SI", "DSI")]
-        others = [str(times[it]) for it in ("si", "dsi", "repaired_si", "repaired_dsi")]
+        others = [str(reference_ms[it]) for it in ("si", "dsi", "repaired_si", "repaired_dsi")]
         lines.append([name, *own, *others])
     return markdown_table(headings, lines)
 

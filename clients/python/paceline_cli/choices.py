@@ -24,6 +24,8 @@ def numbers_to(most: int) -> BeforeValidator:
             if found is None:
                 raise ValueError(f"{part!r} is no number and no range such as 1-10")
             first, last = int(found[1]), int(found[2] or found[1])
+            if first > last:
+                raise ValueError(f"{part!r} goes down; write it as {last}-{first}")
             if not 1 <= first <= last <= most:
                 raise ValueError(f"{part!r} is not within 1 to {most}")
             numbers.update(range(first, last + 1))

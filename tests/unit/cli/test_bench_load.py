@@ -41,7 +41,7 @@ def test_its_examples_are_understood(line):
     ("options", "message"),
     [
         ("--streams 0", "--streams: '0' is not within 1 to 512"),
-        ("--streams 8-2", "--streams: '8-2' is not within 1 to 512"),
+        ("--streams 8-2", "--streams: '8-2' goes down; write it as 2-8"),
         ("--streams 1,x", "--streams: 'x' is no number and no range"),
         ("--strategies fast", "there is no strategy 'fast'; there are non-si, si, dsi, auto"),
         ("--parts pair", "there is no part 'pair'; there are scaling, strategies"),

@@ -223,7 +223,6 @@ async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
     seen = []
     async with working(on_waste=seen.append) as worker:
         blocker = await blocked(worker)
-        await asyncio.sleep(0.002)
         if notices:
             worker.withdraw(blocker.job)
         else:  # as where layers are not looked between
@@ -232,8 +231,7 @@ async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
             blocker.let_go.set()
         await worker.run(lambda _: None)
     (waste,) = seen
-    assert waste.forward_ns - waste.freeing_ns >= 2_000_000
-    assert waste.freeing_ns > 0
+    assert waste.forward_ns > waste.freeing_ns > 0
 
 
 async def test_an_answer_is_no_waste_and_neither_is_what_never_ran():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import grpc
@@ -16,6 +17,7 @@ from paceline_orchestrator.crew import Crew
 from paceline_orchestrator.deadline import Deadline
 from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.growth import Growth
+from paceline_orchestrator.latency import LatencyMeter
 from paceline_orchestrator.pool import ServerPool
 from paceline_orchestrator.server import ModelServer
 from paceline_orchestrator.wire import ModelFacts, Timing
@@ -113,10 +115,10 @@ async def test_more_requests_than_targets_spread_evenly():
 
 
 def lots(*of_targets, put_off=0.0):
-    """Return what draws these for three targets at a time, as crews without drafters ask."""
+    """Return what draws these for three targets at a time, each time after `put_off`."""
     drawn = []
     for index in range(0, len(of_targets), 3):
-        drawn += [put_off, *of_targets[index : index + 3], put_off]
+        drawn += [put_off, *of_targets[index : index + 3]]
     return iter(drawn).__next__
 
 
@@ -147,6 +149,33 @@ async def test_half_of_the_requests_are_not_put_off_by_one_call(put_off, calls, 
     for _ in range(30):
         pool.servers[0].latency.observe(waited, elapsed_ns=calls * 1000 + 1100)
     assert a_crew(pool).targets[0].server.name == chosen
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed):
+    """Each has two requests at a time, and all of them begin and end at the same moments."""
+    clock = SimpleNamespace(now=0.0)
+    pools = [KnownTargets(4, draw_lot=Random(seed + 100 * index).random) for index in range(2)]
+    for server in (server for pool in pools for server in pool.servers):
+        server.latency = LatencyMeter(clock=lambda: clock.now)
+        server.latency.adopt(((1, 1000),), prefill_fixed_ns=0, prefill_ns_per_token=0)
+
+    def homes_of_a_round():
+        crews = [(pool, a_crew(pool)) for pool in pools for _ in range(2)]
+        homes = [sum(pair) for pair in zip(*(pool.homes for pool in pools), strict=True)]
+        clock.now += 2
+        for pool, crew in crews:
+            server = crew.targets[0].server
+            others = homes[pool.servers.index(server)] - 1
+            waited = Timing(others * 1000, forward_ns=1000, forward_count=1, row_count=1)
+            for _ in range(24):
+                server.latency.observe(waited, elapsed_ns=1100 + others * 1000)
+        for _, crew in crews:
+            crew.close()
+        return homes
+
+    rounds = [homes_of_a_round() for _ in range(60)]
+    assert all(homes == [1, 1, 1, 1] for homes in rounds[-10:]), rounds
 
 
 async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():

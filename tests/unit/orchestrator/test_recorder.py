@@ -138,12 +138,12 @@ def test_fallbacks_are_counted_by_kind():
     assert {it.kind: it.count for it in found} == {"target_lost": 2, "deadline": 1}
 
 
-def test_what_later_tokens_took_is_averaged_without_the_first_one(monkeypatch):
+def test_what_later_tokens_took_is_averaged_without_those_of_the_first_answer(monkeypatch):
     now_ns = 0
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
     recorder = a_recorder()
     now_ns = 1000
-    recorder.emitted(EmitTokens((7,), (False,)))
+    recorder.emitted(EmitTokens((7, 6), (True, False)))
     assert recorder.token_ns is None
     now_ns = 1600
     recorder.emitted(EmitTokens((8, 5), (True, False)))

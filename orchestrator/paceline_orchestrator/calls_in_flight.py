@@ -141,7 +141,8 @@ class CallsInFlight:
             self._pool.report_success(session.server)
 
     def close(self) -> None:
-        """Withdraw everything at once."""
+        """Count what came, and withdraw everything at once."""
+        self.count_verdicts()
         self._drop_stale()
         for running in (*self._drafts.values(), *self._verifies.values()):
             running.withdraw()
