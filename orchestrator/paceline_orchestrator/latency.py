@@ -41,7 +41,7 @@ class LatencyMeter:
         self._step_ns: float | None = None
         self._queue_ns = 0.0
         self._queue_seen_at = 0.0
-        self._free_seen_at = float("-inf")
+        self._was_free = False
         self._call_ns: float | None = None
         self._lag_ns = 0.0
         self._worst_wait_ns = 0.0
@@ -67,7 +67,7 @@ class LatencyMeter:
     @property
     def seems_free(self) -> bool:
         """Whether the last answer did not wait in the queue, and is not long ago."""
-        return self._clock() - self._free_seen_at < _QUEUE_HALF_LIFE_SECONDS
+        return self._was_free and self._clock() - self._queue_seen_at < _QUEUE_HALF_LIFE_SECONDS
 
     @property
     def call_ns(self) -> int | None:
@@ -106,8 +106,7 @@ class LatencyMeter:
         """
         self._queue_ns = self.queue_ns + _WEIGHT * (timing.queue_ns - self.queue_ns)
         self._queue_seen_at = self._clock()
-        was_free = timing.queue_ns <= _NO_WAIT * timing.forward_ns
-        self._free_seen_at = self._queue_seen_at if was_free else float("-inf")
+        self._was_free = timing.queue_ns <= _NO_WAIT * timing.forward_ns
         rest_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
         if is_first:
             self._call_ns = _average(self._call_ns, rest_ns)

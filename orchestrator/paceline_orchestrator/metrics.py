@@ -141,8 +141,8 @@ class RequestMetrics:
             self._first_token.observe(took.time_to_first_token_ns / 1e9)
         if took.accepted_token_count + took.rejected_token_count:
             self._acceptance_rate.observe(took.acceptance_rate)
-        if generation.speed_up is not None:
-            self._speed_up.labels(generation.strategy.value).observe(generation.speed_up)
+        if (speed_up := generation.speed_up) is not None:
+            self._speed_up.labels(generation.strategy.value).observe(speed_up)
         if generation.targets_used:
             self._parallelism.observe(generation.targets_used)
         self._drafted.inc(took.drafted_token_count)

@@ -79,7 +79,7 @@ class Recorder:
         self._position = prompt_length
         self._metrics = metrics
         self._emitted_ns = arrived_ns
-        self._later_count = self._later_ns = 0
+        self._later_count = 0
         self._draft_hops_ns: list[int] = []
         self._keep_timeline = keep_timeline
         self._show = show
@@ -94,7 +94,10 @@ class Recorder:
     @property
     def token_ns(self) -> float | None:
         """What a token took on average, but for those that became final first, or None."""
-        return self._later_ns / self._later_count if self._later_count else None
+        if not self._later_count:
+            return None
+        later_ns = self._since_arrival(self._emitted_ns) - self._statistics.time_to_first_token_ns
+        return later_ns / self._later_count
 
     def fallback(self, kind: str) -> None:
         """Something did not go as planned; the kinds are those of the Fallback message."""
@@ -194,7 +197,6 @@ class Recorder:
             token_count -= 1
         else:
             self._later_count += token_count
-            self._later_ns += now_ns - self._emitted_ns
         self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
         self._emitted_ns = now_ns
         for hop_ns in self._draft_hops_ns:

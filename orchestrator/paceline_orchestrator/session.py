@@ -61,18 +61,13 @@ class Drafted:
 
 @dataclass(slots=True)
 class _Draft:
-    """What a draft was asked for, and how long the text is with what it found so far."""
+    """What a draft was asked for, and how many tokens it has found so far."""
 
     prefix: Sequence[int]
     chunk_tokens: int
     final_length: int
     report: Callable[[Drafted], None]
-    length: int
-
-    @property
-    def is_unheard(self) -> bool:
-        """Whether nothing has come of it yet."""
-        return self.length == len(self.prefix)
+    found_count: int = 0
 
 
 class Session:
@@ -208,7 +203,7 @@ class Session:
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        draft = _Draft(prefix, chunk_tokens, final_length, report, length=len(prefix))
+        draft = _Draft(prefix, chunk_tokens, final_length, report)
 
         def send() -> Sent:
             call = self._next_call(prefix)
@@ -216,9 +211,8 @@ class Session:
             timeout = self._deadline.remaining_seconds
             return Sent(call, self.server.drafter.Draft(request, timeout=timeout))
 
-        return CallUnderWay(
-            self, send, partial(self._read_draft, draft), is_repeatable=lambda: draft.is_unheard
-        )
+        read = partial(self._read_draft, draft)
+        return CallUnderWay(self, send, read, is_repeatable=lambda: not draft.found_count)
 
     @property
     def is_open(self) -> bool:
@@ -295,15 +289,15 @@ class Session:
     def _take_drafted(
         self, draft: _Draft, message: DraftResponse, call: SessionCall, *, elapsed_ns: int
     ) -> None:
-        is_first = draft.is_unheard
+        is_first, length = not draft.found_count, len(draft.prefix) + draft.found_count
         drafted = self._drafted(
-            message, call.sequence, draft.length, elapsed_ns=elapsed_ns, is_first=is_first
+            message, call.sequence, length, elapsed_ns=elapsed_ns, is_first=is_first
         )
         if call.sequence == self._sequence:
             if is_first:
                 self._held.believe(draft.prefix, final_length=draft.final_length)
             self._held.extend(drafted.token_ids)
-        draft.length += len(drafted.token_ids)
+        draft.found_count += len(drafted.token_ids)
         draft.report(drafted)
 
     def _judged(self, response: VerifyResponse, elapsed_ns: int) -> Judged:

@@ -41,7 +41,7 @@ from paceline_engine.calls import (
 from paceline_engine.latencies import LatencyMeter, ModelLatencies, measure
 from paceline_engine.live_calls import LiveCalls
 from paceline_engine.sessions import Session, SessionTable
-from paceline_engine.worker import ModelWorker, Step, Waste
+from paceline_engine.worker import ModelWorker, Step
 
 if TYPE_CHECKING:
     from array import array
@@ -103,7 +103,6 @@ class ModelHost:
         self._worker = ModelWorker(
             queue_limit=limits.queue_limit,
             on_step=self._record_step,
-            on_waste=self._record_waste,
             on_device_lost=self._lose_device,
         )
         self._meter = LatencyMeter()
@@ -213,6 +212,9 @@ class ModelHost:
             sessions_released=self._sessions.released_count,
             sessions_expired=self._sessions.expired_count,
             forwards_interrupted=self._worker.interrupted_count,
+            forwards_wasted=self._worker.waste.forward_count,
+            wasted_ns=self._worker.waste.forward_ns,
+            freeing_ns=self._worker.waste.freeing_ns,
             layers_run=self._backend.layers_run if self._backend else 0,
         )
 
@@ -382,11 +384,6 @@ class ModelHost:
         self._counts.forwards += 1
         self._counts.rows += row_count
         self._meter.record(row_count, step.forward_ns)
-
-    def _record_waste(self, waste: Waste) -> None:
-        self._counts.forwards_wasted += 1
-        self._counts.wasted_ns += waste.forward_ns
-        self._counts.freeing_ns += waste.freeing_ns
 
 
 def _drafting(session: Session) -> Callable[[array[int], Interrupt], Forwarded[DraftChoice]]:

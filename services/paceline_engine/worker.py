@@ -43,17 +43,19 @@ class Step(Generic[_Value]):
     forward_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Waste:
-    """A forward that nobody waited for when it ended, given up or not.
+    """The forwards so far that nobody waited for when they ended, given up or not.
 
     Attributes:
-        forward_ns: How long it ran.
-        freeing_ns: How long it went on after it was withdrawn.
+        forward_count: How many.
+        forward_ns: How long they ran.
+        freeing_ns: How long they went on after they were withdrawn.
     """
 
-    forward_ns: int
-    freeing_ns: int
+    forward_count: int = 0
+    forward_ns: int = 0
+    freeing_ns: int = 0
 
 
 class Outlet(AsyncIterator[Step[_Value]]):
@@ -128,6 +130,9 @@ class ModelWorker:
     Concurrency: `start`, `submit`, `promote`, `withdraw` and `stop` belong to one event loop.
 
     Cancellation: a withdrawn job leaves the queue at once; the interrupt of a running one is set.
+
+    Attributes:
+        waste: Added up on the thread; read it anywhere.
     """
 
     def __init__(
@@ -135,7 +140,6 @@ class ModelWorker:
         *,
         queue_limit: int,
         on_step: Callable[[Step[Any]], None] = lambda _: None,
-        on_waste: Callable[[Waste], None] = lambda _: None,
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
     ) -> None:
         """Build it.
@@ -143,13 +147,11 @@ class ModelWorker:
         Args:
             queue_limit: Jobs that can wait.
             on_step: Called on the loop for every step that ran to its end, wanted or not.
-            on_waste: Called on the loop for every forward that nobody waited for any more.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
         """
         self._queue_limit = queue_limit
         self._on_step = on_step
-        self._on_waste = on_waste
         self._on_device_lost = on_device_lost
         self._arrivals = itertools.count()
         self._queue: list[Job[Any]] = []
@@ -158,6 +160,7 @@ class ModelWorker:
         self._stopping = False
         self._refusal: DrainingError | None = None
         self._interrupted_count = 0
+        self.waste = Waste()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
@@ -298,8 +301,9 @@ class ModelWorker:
     def _note_waste(self, job: Job[Any], started_ns: int) -> None:
         if job.withdrawn_ns is not None:
             now_ns = time.monotonic_ns()
-            waste = Waste(now_ns - started_ns, now_ns - max(started_ns, job.withdrawn_ns))
-            self._tell(self._on_waste, waste)
+            self.waste.forward_count += 1
+            self.waste.forward_ns += now_ns - started_ns
+            self.waste.freeing_ns += now_ns - max(started_ns, job.withdrawn_ns)
 
     def _give_up(self, job: Job[Any], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")

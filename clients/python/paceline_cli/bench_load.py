@@ -73,8 +73,8 @@ _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 
 
 _Numbers = Annotated[tuple[int, ...], numbers_to(512)]
-_StrategyNames = Annotated[StringList, names_of(_STRATEGIES, kind="strategy")]
-_PartNames = Annotated[StringList, names_of(_PARTS, kind="part")]
+_StrategyNames = Annotated[StringList, names_of(_STRATEGIES, kind="strategy", needed=True)]
+_PartNames = Annotated[StringList, names_of(_PARTS, kind="part", needed=True)]
 
 
 class LoadSettings(Settings):
@@ -87,16 +87,13 @@ class LoadSettings(Settings):
     machine was short of CPU. The exit code is 0 if every output was plain decoding's, else 1.
     """
 
-    parts: _PartNames = Field(
-        ",".join(_PARTS), validate_default=True, min_length=1, description="what to do"
-    )
+    parts: _PartNames = Field(",".join(_PARTS), validate_default=True, description="what to do")
     streams: _Numbers = Field(
         "1,2,4,8,16,32,64", validate_default=True, description="streams at the same time"
     )
     strategies: _StrategyNames = Field(
         ",".join(_STRATEGIES),
         validate_default=True,
-        min_length=1,
         description="strategies to load it with; non-si is always one of them",
     )
     scaling_streams: _Numbers = Field(

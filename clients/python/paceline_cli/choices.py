@@ -26,7 +26,7 @@ def numbers_to(most: int) -> BeforeValidator:
             first, last = int(found[1]), int(found[2] or found[1])
             if first > last:
                 raise ValueError(f"{part!r} goes down; write it as {last}-{first}")
-            if not 1 <= first <= last <= most:
+            if first < 1 or last > most:
                 raise ValueError(f"{part!r} is not within 1 to {most}")
             numbers.update(range(first, last + 1))
         if not numbers:
@@ -36,11 +36,13 @@ def numbers_to(most: int) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def names_of(known: Iterable[str], *, kind: str) -> AfterValidator:
-    """Check that a StringList has known names only."""
+def names_of(known: Iterable[str], *, kind: str, needed: bool = False) -> AfterValidator:
+    """Check that a StringList has known names only, and if it is `needed` one or more."""
     names = tuple(known)
 
     def check(words: tuple[str, ...]) -> tuple[str, ...]:
+        if needed and not words:
+            raise ValueError(f"name at least one of {', '.join(names)}")
         for word in words:
             if word not in names:
                 raise ValueError(f"there is no {kind} {word!r}; there are {', '.join(names)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from statistics import median
 
 import pytest
 
@@ -383,6 +384,12 @@ def test_a_plan_says_what_one_more_target_is_worth(results):
     text, *_, last = lines_of("plan", results)
     assert text == "`paceline plan --gpus 3`"
     assert last == "| DSI, 2 targets | 3 | 400 ± 1 | 2.50x | +20.0% |"
+
+
+def test_a_speed_of_the_pair_is_that_of_the_median_repeat():
+    rows = publish.read_results()["pair"]["rows"]
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(1e3 / median(row["repeats_ms_per_token"]))
 
 
 def test_a_ratio_of_the_pair_is_the_median_of_its_repeats(results):

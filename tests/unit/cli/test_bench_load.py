@@ -45,7 +45,7 @@ def test_its_examples_are_understood(line):
         ("--streams 1,x", "--streams: 'x' is no number and no range"),
         ("--strategies fast", "there is no strategy 'fast'; there are non-si, si, dsi, auto"),
         ("--parts pair", "there is no part 'pair'; there are scaling, strategies"),
-        ("--parts ,", "--parts: Tuple should have at least 1 item"),
+        ("--parts ,", "--parts: name at least one of scaling, strategies"),
         ("--chart load.xyz", "must end in .svg or .png"),
         ("--stream 1", "did you mean --streams?"),
     ],

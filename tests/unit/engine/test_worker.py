@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
-from paceline_engine.worker import ModelWorker, Outlet
+from paceline_engine.worker import ModelWorker, Outlet, Waste
 from unit.engine.conftest import until
 
 
@@ -220,8 +220,7 @@ async def test_every_finished_step_is_reported_even_if_nobody_waits():
 
 @pytest.mark.parametrize("notices", [True, False])
 async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
-    seen = []
-    async with working(on_waste=seen.append) as worker:
+    async with working() as worker:
         blocker = await blocked(worker)
         if notices:
             worker.withdraw(blocker.job)
@@ -230,13 +229,12 @@ async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
             worker.withdraw(blocker.job)
             blocker.let_go.set()
         await worker.run(lambda _: None)
-    (waste,) = seen
-    assert waste.forward_ns > waste.freeing_ns > 0
+    assert worker.waste.forward_count == 1
+    assert worker.waste.forward_ns > worker.waste.freeing_ns > 0
 
 
 async def test_an_answer_is_no_waste_and_neither_is_what_never_ran():
-    seen = []
-    async with working(on_waste=seen.append) as worker:
+    async with working() as worker:
         blocker, outlet = await blocked(worker), Outlet()
         waiting = worker.submit(lambda _: None, outlet=outlet)
         worker.withdraw(waiting)
@@ -244,7 +242,7 @@ async def test_an_answer_is_no_waste_and_neither_is_what_never_ran():
         await anext(blocker.outlet)
         worker.withdraw(blocker.job)
         await worker.run(lambda _: None)
-    assert seen == []
+    assert worker.waste == Waste()
 
 
 async def test_the_loop_goes_on_during_a_step():
