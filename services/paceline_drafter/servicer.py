@@ -9,6 +9,7 @@ from paceline.v1 import drafter_service_pb2, drafter_service_pb2_grpc, model_ser
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
 from paceline_model_server.servicers import SessionServicer
+from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ class DrafterServicer(SessionServicer, drafter_service_pb2_grpc.DrafterServiceSe
     close_response = drafter_service_pb2.DrafterServiceCloseSessionResponse
 
     async def Draft(  # noqa: N802 - gRPC's name
-        self, request: drafter_service_pb2.DraftRequest, _context: Any
+        self, request: drafter_service_pb2.DraftRequest, context: Any
     ) -> AsyncIterator[drafter_service_pb2.DraftResponse]:
         """Stream the next tokens until the window is full.
 
@@ -33,7 +34,7 @@ class DrafterServicer(SessionServicer, drafter_service_pb2_grpc.DrafterServiceSe
             generator is closed before this one is.
         """
         call, max_tokens, chunk_tokens = translation.draft_request(
-            request, model=self._host.description
+            request, model=self._host.description, caller=peer_name(context.auth_context())
         )
         phase = "draft" if call.base_length else "prefill"
         drafting = self._host.draft(call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "CallTiming",
@@ -45,13 +49,18 @@ class SamplingParameters:
 class SparseDistribution:
     """A distribution with a short list of possible tokens; probabilities sum to 1 within 1e-4."""
 
-    token_ids: tuple[int, ...]
-    probabilities: tuple[float, ...]
+    token_ids: Sequence[int]
+    probabilities: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a session is opened for; limits as in session.proto."""
+    """What a session is opened for; limits as in session.proto.
+
+    Attributes:
+        limit_length: Tokens it may grow to; None is what is reserved at once.
+        owner: Who opened it; for all others it does not exist. Empty where peers have no names.
+    """
 
     reserve_length: int
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
@@ -59,6 +68,14 @@ class SessionSpec:
     rule: VerificationRule = VerificationRule.EXACT
     lease_seconds: float = 15.0
     request_id: str = ""
+    limit_length: int | None = None
+    share: str = ""
+    owner: str = ""
+
+    @property
+    def longest_length(self) -> int:
+        """Tokens it may grow to."""
+        return self.reserve_length if self.limit_length is None else self.limit_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +89,23 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCall:
-    """Which session, and what it shall hold before the work: see SessionCall in session.proto."""
+    """Which session, and what it shall hold before the work: see SessionCall in session.proto.
+
+    Attributes:
+        caller: Who calls; has to be the session's owner.
+    """
 
     session_id: str
     sequence: int
     base_length: int
     base_digest: bytes
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    caller: str = ""
+
+    @property
+    def prefix_length(self) -> int:
+        """How many tokens the session shall hold."""
+        return self.base_length + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +114,7 @@ class VerifyOptions:
 
     depth: int = 0
     logprobs: bool = False
-    distributions: tuple[SparseDistribution, ...] = ()
+    distributions: Sequence[SparseDistribution] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _SEED_LIMIT = 1 << 53
 _SEQUENCE_LIMIT = 1 << 64
 _MAX_TEMPERATURE = 100
 _LEASE_SECONDS = (1.0, 300.0)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _DIGEST_BYTES = 16
 _MAX_BLOCK = 1024
 _MAX_DEPTH = 65535
@@ -57,11 +57,10 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
     check_sampling("spec.sampling", spec.sampling, vocabulary_size=model.vocabulary_size)
     _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
     _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
+    _check("spec.limit_length", spec.longest_length, spec.reserve_length, model.context_length)
     _check("spec.lease", spec.lease_seconds, *_LEASE_SECONDS, unit=" seconds")
-    if not _REQUEST_ID.fullmatch(spec.request_id):
-        raise InvalidFieldError.of(
-            "spec.request_id", "must be at most 64 characters of [A-Za-z0-9._-]"
-        )
+    _check_name("spec.request_id", spec.request_id)
+    _check_name("spec.share", spec.share)
     # At temperature 0 every rule is EXACT.
     if spec.rule not in model.verification_rules and spec.sampling.temperature > 0:
         raise UnsupportedError(f"this model has no verification rule {spec.rule.name}")
@@ -76,19 +75,19 @@ def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size:
         raise InvalidFieldError.of(f"{field}.top_p", f"{sampling.top_p} is not in (0, 1]")
 
 
-def check_call(call: PrefixCall, *, reserved_length: int, vocabulary_size: int) -> None:
+def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
     """Check the part that Draft and Verify share."""
     _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
-    _check("call.base_length", call.base_length, 0, reserved_length)
+    _check("call.base_length", call.base_length, 0, limit_length)
     if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
         raise InvalidFieldError.of(
             "call.base_digest", f"has {len(call.base_digest)} bytes, not {_DIGEST_BYTES}"
         )
-    _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
-    length = call.base_length + len(call.token_ids)
-    if length < 1:
+    if call.prefix_length < 1:
         raise InvalidFieldError.of("call.token_ids", "the prefix is empty")
-    _check_fits("call.token_ids", length, reserved_length)
+    # Lengths come first: looking at every token of a list that is far too long takes a while.
+    _check_fits("call.token_ids", call.prefix_length, limit_length)
+    _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
 
 
 def check_block(
@@ -105,9 +104,8 @@ def check_block(
             "draft_token_ids",
             f"has {len(draft_token_ids)} tokens, at most {_MAX_BLOCK} are allowed",
         )
+    _check_fits("draft_token_ids", call.prefix_length + len(draft_token_ids), spec.longest_length)
     _check_token_ids("draft_token_ids", draft_token_ids, vocabulary_size=vocabulary_size)
-    length = call.base_length + len(call.token_ids) + len(draft_token_ids)
-    _check_fits("draft_token_ids", length, spec.reserve_length)
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
     needed = len(draft_token_ids) if spec.rule is VerificationRule.REJECTION else 0
     if len(options.distributions) != needed:
@@ -152,18 +150,23 @@ def check_distributions(
 
 
 def check_window(
-    call: PrefixCall, *, max_tokens: int, chunk_tokens: int, reserved_length: int
+    call: PrefixCall, *, max_tokens: int, chunk_tokens: int, limit_length: int
 ) -> None:
     """Check what is special to Draft."""
     _check("max_tokens", max_tokens, 1, _MAX_WINDOW)
     _check("chunk_tokens", chunk_tokens, 1, _MAX_CHUNK)
-    _check_fits("max_tokens", call.base_length + len(call.token_ids) + max_tokens, reserved_length)
+    _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
 
 
 def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:
     # Written so that NaN, which compares false, is refused.
     if not low <= value <= high:
         raise InvalidFieldError.of(field, f"{value} is not in [{low}, {high}]{unit}")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidFieldError.of(field, "must be at most 64 characters of [A-Za-z0-9._-]")
 
 
 def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:
@@ -178,8 +181,8 @@ def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: i
         )
 
 
-def _check_fits(field: str, length: int, reserved_length: int) -> None:
-    if length > reserved_length:
+def _check_fits(field: str, length: int, limit_length: int) -> None:
+    if length > limit_length:
         raise InvalidFieldError.of(
-            field, f"would make {length} tokens, the session has {reserved_length} reserved"
+            field, f"would make {length} tokens, the session may have {limit_length}"
         )

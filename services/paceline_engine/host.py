@@ -10,11 +10,17 @@ import asyncio
 import logging
 import secrets
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DrainingError, LoadingError, PacelineError, SupersededError
+from paceline.errors import (
+    DrainingError,
+    LoadingError,
+    PacelineError,
+    SessionNotFoundError,
+    SupersededError,
+)
 from paceline_engine import fields
 from paceline_engine.accounting import HostLimits, HostStatistics
 from paceline_engine.backends.base import (
@@ -140,11 +146,15 @@ class ModelHost:
         self._ready = False
         if self._reaper is not None:
             self._reaper.cancel()
+        self.end_sessions()
+        await self._worker.stop()
+        await self._calls.all_left()
+
+    def end_sessions(self) -> None:
+        """End all sessions, and with DrainingError their live calls."""
         for session in self._sessions:
             self._calls.end(session.live_call, DrainingError("the server is shutting down"))
             self._sessions.close(session.session_id)
-        await self._worker.stop()
-        await self._calls.all_left()
 
     @property
     def ready(self) -> bool:
@@ -200,6 +210,18 @@ class ModelHost:
         """Return what forwards cost, measured at the start and while serving."""
         return self._meter.latencies()
 
+    def overdue_seconds(self) -> float:
+        """How long the running forward has taken, if it counts as hung; else 0."""
+        return self._worker.overdue_ns / 1e9
+
+    def spec_of(self, session_id: str, *, caller: str = "") -> SessionSpec:
+        """Return what a session was opened for.
+
+        Raises:
+            SessionNotFoundError: there is no such session, or it is not the caller's.
+        """
+        return self._sessions.find(session_id, caller=caller).spec
+
     def statistics(self) -> HostStatistics:
         """Return the counts, as a copy."""
         return replace(
@@ -231,20 +253,30 @@ class ModelHost:
             fields.check_spec(spec, backend.description)
             return self._sessions.open(spec, backend.new_cache)
 
-    def renew_session(self, session_id: str) -> float:
+    def renew_session(self, session_id: str, *, caller: str = "") -> float:
         """Start a session's lease anew, and return its seconds.
+
+        Raises:
+            SessionNotFoundError: there is no such session, or it is not the caller's.
+        """
+        session = self._sessions.find(session_id, caller=caller)
+        self._sessions.renew(session)
+        return session.spec.lease_seconds
+
+    def live_sequence(self, session_id: str, *, caller: str = "") -> int:
+        """Return the sequence of a session's call that can be expected to be answered; 0 if none.
 
         Raises:
             SessionNotFoundError: there is no such session.
         """
-        session = self._sessions.find(session_id)
-        self._sessions.renew(session)
-        return session.spec.lease_seconds
+        session = self._sessions.find(session_id, caller=caller)
+        return 0 if self._worker.overdue_ns else session.live_sequence
 
-    def close_session(self, session_id: str) -> None:
-        """End a session and its live call. An unknown one is fine."""
-        session = self._sessions.close(session_id)
-        if session is not None:
+    def close_session(self, session_id: str, *, caller: str = "") -> None:
+        """End a session and its live call. One that is unknown, or not the caller's, is fine."""
+        with suppress(SessionNotFoundError):
+            session = self._sessions.find(session_id, caller=caller)
+            self._sessions.close(session_id)
             self._calls.end(session.live_call, SupersededError("the session was closed"))
 
     # --- calls --------------------------------------------------------------------------------
@@ -264,21 +296,24 @@ class ModelHost:
         Raises:
             PacelineError: as the proto lists them.
         """
-        block = tuple(draft_token_ids)
         with self._refusals_counted():
             session = self._find_for(call)
             fields.check_block(
                 call,
-                block,
+                draft_token_ids,
                 options=options,
                 spec=session.spec,
                 vocabulary_size=self.description.vocabulary_size,
             )
+            block = tuple(draft_token_ids)
+            length = call.prefix_length + len(block)
+            self._make_room(session, length)
             live = self._calls.admit(
                 session,
                 call,
                 self._judging(session, block, options),
                 depth=options.depth,
+                patience_ns=self._meter.patience_ns(length),
                 question=(block, replace(options, depth=0)),
             )
         self._counts.verify_calls += 1
@@ -315,18 +350,27 @@ class ModelHost:
                 call,
                 max_tokens=max_tokens,
                 chunk_tokens=chunk_tokens,
-                reserved_length=session.spec.reserve_length,
+                limit_length=session.spec.longest_length,
             )
-            live = self._calls.admit(session, call, _drafting(session), step_count=max_tokens)
+            length = call.prefix_length + max_tokens
+            self._make_room(session, length)
+            live = self._calls.admit(
+                session,
+                call,
+                _drafting(session),
+                step_count=max_tokens,
+                patience_ns=self._meter.patience_ns(length),
+            )
         self._counts.draft_calls += 1
         with self._calls.until_left(session, live):
-            unheld = call.token_ids
+            unheld: Sequence[int] = call.token_ids
             for start in range(0, max_tokens, chunk_tokens):
                 count = min(chunk_tokens, max_tokens - start)
                 steps = [await anext(live.outlet) for _ in range(count)]
                 choices = [step.value.value for step in steps]
                 token_ids = tuple(choice.token_id for choice in choices)
-                session.hold(unheld + token_ids)
+                session.hold(unheld)
+                session.hold(token_ids)
                 unheld = ()
                 self._counts.draft_tokens += count
                 distributions = tuple(x.distribution for x in choices if x.distribution is not None)
@@ -336,13 +380,19 @@ class ModelHost:
 
     def _find_for(self, call: PrefixCall) -> Session:
         backend = self._serving()
-        session = self._sessions.find(call.session_id)
+        session = self._sessions.find(call.session_id, caller=call.caller)
         fields.check_call(
             call,
-            reserved_length=session.spec.reserve_length,
+            limit_length=session.spec.longest_length,
             vocabulary_size=backend.description.vocabulary_size,
         )
         return session
+
+    def _make_room(self, session: Session, length: int) -> None:
+        """Reserve what a call needs, before its fence: refused, it has changed nothing."""
+        # A session whose calls are refused for lack of room is in use all the same.
+        self._sessions.renew(session)
+        self._sessions.grow(session, length)
 
     def _judging(
         self, session: Session, block: tuple[int, ...], options: VerifyOptions

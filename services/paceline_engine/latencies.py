@@ -24,6 +24,11 @@ _WINDOW = 64
 _MAX_ROWS = 64
 """Forwards with more rows are prefills: too rare and too different for a median."""
 
+# A model that is merely slow is never taken for a hung one: caches, swapping and a busy machine
+# cost less than this together.
+_PATIENCE_FACTOR = 10
+_LEAST_PATIENCE_NS = 10_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardLatency:
@@ -54,9 +59,11 @@ class LatencyMeter:
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         self._prefill = (0, 0)
+        self._longest: tuple[int, int] | None = None
 
     def record(self, row_count: int, forward_ns: int) -> None:
         """Take a forward in, under the nearest power of two of its rows."""
+        self._record_longest(row_count, forward_ns)
         if 1 <= row_count <= _MAX_ROWS:
             self._by_rows[1 << ((4 * row_count // 3).bit_length() - 1)].append(forward_ns)
 
@@ -65,6 +72,29 @@ class LatencyMeter:
         (short_rows, short_ns), (long_rows, long_ns) = short, long
         per_token = max(0, long_ns - short_ns) // max(1, long_rows - short_rows)
         self._prefill = (max(0, short_ns - per_token * short_rows), per_token)
+        self._record_longest(long_rows, long_ns)
+
+    def patience_ns(self, length: int) -> int | None:
+        """Return how long a forward at a text of so many tokens may take before it counts as hung.
+
+        Ten times what the longest prompt so far says of one of this length, at least 10 s; None
+        before any forward. A forward of n rows costs a + b n + c n^2, so one of k times as many
+        rows at most k^2 times as much; and one of fewer rows at the same text costs no more.
+        """
+        if self._longest is None:
+            return None
+        rows, longest_ns = self._longest
+        medians = (forward.median_ns for forward in self.latencies().forwards)
+        expected_ns = max(longest_ns * max(1.0, length / rows) ** 2, *medians, 0)
+        return max(_LEAST_PATIENCE_NS, round(_PATIENCE_FACTOR * expected_ns))
+
+    def _record_longest(self, row_count: int, forward_ns: int) -> None:
+        """Learn from the longest forwards, those that hung excepted."""
+        if self._longest is not None:
+            patience_ns = self.patience_ns(row_count)
+            if row_count < self._longest[0] or (patience_ns and forward_ns > patience_ns):
+                return
+        self._longest = (max(1, row_count), forward_ns)
 
     def latencies(self) -> ModelLatencies:
         """Return what is known."""

@@ -84,6 +84,7 @@ class LiveCalls:
         *,
         step_count: int = 1,
         depth: int = 0,
+        patience_ns: int | None = None,
         question: object = None,
     ) -> LiveCall:
         """Make a call its session's live one.
@@ -94,6 +95,7 @@ class LiveCalls:
             step: Runs one forward on the thread, given the prefix, which is its own to change.
             step_count: How often.
             depth: Its rank in the queue.
+            patience_ns: How long a forward of it may take before it counts as hung.
             question: What it asks about its prefix, if the same question has the same answer.
 
         Raises:
@@ -117,7 +119,12 @@ class LiveCalls:
             self._supersede(older)
             outlet: Outlet[Any] = Outlet()
             job = self._worker.submit(
-                partial(step, prefix), outlet=outlet, depth=depth, step_count=step_count
+                partial(step, prefix),
+                outlet=outlet,
+                share=session.spec.share,
+                depth=depth,
+                step_count=step_count,
+                patience_ns=patience_ns,
             )
             session.live_call = LiveCall(len(prefix), outlet, job, content)
         return session.live_call

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -19,6 +20,7 @@ from paceline.errors import (
     StaleCallError,
 )
 from paceline.prefix import TokenPrefix
+from paceline.shares import FairShares
 from paceline_engine.calls import PrefixCall, SessionGrant, SessionSpec
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ __all__ = ["Session", "SessionTable"]
 
 _RETRY_SECONDS = 1.0
 
+# Seconds of a fast stream, and little memory if it ends at once.
+_STEP_TOKENS = 256
+
 
 class Session:
     """What a server holds for one request.
@@ -42,6 +47,9 @@ class Session:
     Attributes:
         session_id: The handle.
         spec: What it was opened for.
+        needed_length: The longest text that it was asked to hold.
+        reserved_length: Tokens that memory is reserved for: as many, and if there was room a step
+            more. `SessionTable` counts them.
         cache: The model's side; for the worker thread.
         live_call: Its newest call while that is queued or running.
         expires_at: When it ends if nothing happens, on the table's clock.
@@ -50,6 +58,8 @@ class Session:
     def __init__(self, session_id: str, spec: SessionSpec, cache: ModelCache[Any]) -> None:
         self.session_id = session_id
         self.spec = spec
+        self.needed_length = spec.reserve_length
+        self.reserved_length = spec.reserve_length
         self.cache = cache
         self.live_call: LiveCall | None = None
         self.expires_at = 0.0
@@ -60,6 +70,16 @@ class Session:
     def held_length(self) -> int:
         """How many tokens it holds."""
         return len(self._prefix)
+
+    @property
+    def live_sequence(self) -> int:
+        """The sequence of its call that is queued or running; 0 if none is."""
+        return self._sequence if self.live_call is not None else 0
+
+    @property
+    def missing_length(self) -> int:
+        """How many tokens its reservation lacks of being a step ahead."""
+        return _a_step_beyond(self.needed_length, self.spec) - self.reserved_length
 
     def fence(self, sequence: int) -> None:
         """Let only newer calls pass.
@@ -99,8 +119,10 @@ class Session:
 class SessionTable:
     """All sessions of a server process, within its limits.
 
-    Attributes:
-        token_budget: Tokens that all of them together can reserve. Lower it before the first opens.
+    Sessions and reserved tokens are shared fairly among the shares that sessions name
+    (`FairShares`). What a session reserves keeps a step ahead of its text while there is room, and
+    a new session has to leave that room to the open ones of its share, and to one of each other
+    share: so new work waits before running work, and a share with many sessions locks nobody out.
 
     Invariants:
         opened_count - released_count sessions are open; a session is released exactly once.
@@ -115,15 +137,14 @@ class SessionTable:
         Args:
             incarnation: Names this server process, in every handle.
             session_limit: Sessions that can be open at once.
-            token_budget: See the attribute.
+            token_budget: Tokens that all of them together can reserve.
             clock: Seconds that never go back; measures leases.
         """
         self._incarnation = incarnation
-        self._session_limit = session_limit
-        self.token_budget = token_budget
+        self._places = FairShares(session_limit)
+        self._tokens = FairShares(token_budget)
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._reserved_tokens = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.opened_count = 0
@@ -137,9 +158,18 @@ class SessionTable:
         return iter(tuple(self._sessions.values()))
 
     @property
+    def token_budget(self) -> int:
+        """Tokens that all of them together can reserve. Lower it before the first opens."""
+        return self._tokens.capacity
+
+    @token_budget.setter
+    def token_budget(self, token_budget: int) -> None:
+        self._tokens.capacity = token_budget
+
+    @property
     def reserved_tokens(self) -> int:
         """Tokens reserved by the open sessions."""
-        return self._reserved_tokens
+        return self._tokens.capacity - self._tokens.free
 
     def open(
         self, spec: SessionSpec, new_cache: Callable[[SessionSpec], ModelCache[Any]]
@@ -147,38 +177,84 @@ class SessionTable:
         """Reserve memory for a session and name it.
 
         Raises:
-            CacheExhaustedError: there is no room.
+            CacheExhaustedError: there is no room, or no more for its share.
         """
         self.expire()
-        if len(self._sessions) >= self._session_limit:
+        if not self._places.allows(spec.share):
             raise CacheExhaustedError(
-                f"{self._session_limit} sessions are open, the most there can be",
+                f"{len(self)} of {self._places.capacity} sessions are open,"
+                f" {self._places.held_by(spec.share)} of them this client's",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        free_tokens = self.token_budget - self._reserved_tokens
-        if spec.reserve_length > free_tokens:
-            raise CacheExhaustedError(
-                f"{spec.reserve_length} tokens wanted, {free_tokens} of {self.token_budget} free",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
+        wanted = (_a_step_beyond(spec.reserve_length, spec), spec.reserve_length)
+        reserved = next((each for each in wanted if self._leaves_room(spec.share, each)), None)
+        if reserved is None:
+            raise self._no_room(spec, spec.reserve_length)
         session_id = f"{self._incarnation}.{secrets.token_urlsafe(32)}"
         session = Session(session_id, spec, new_cache(spec))
+        self._resize(session, reserved, held=0)
         self._sessions[session_id] = session
         self._empty.clear()
-        self._reserved_tokens += spec.reserve_length
+        self._places.take(spec.share)
         self.opened_count += 1
         self.renew(session)
-        return SessionGrant(session_id, spec.lease_seconds, spec.reserve_length)
+        return SessionGrant(session_id, spec.lease_seconds, reserved)
 
-    def find(self, session_id: str) -> Session:
+    def grow(self, session: Session, length: int) -> None:
+        """Reserve what a session needs for a text, and a step more where there is room for it.
+
+        A share's only session is refused only what is not there.
+
+        Raises:
+            CacheExhaustedError: there is no room, or no more for its share. Nothing has changed.
+        """
+        if length <= session.needed_length:
+            return
+        share, held = session.spec.share, session.reserved_length
+        self._tokens.give_back(share, held)
+        wanted = (_a_step_beyond(length, session.spec), length)
+        reserved = next((each for each in wanted if self._tokens.allows(share, each)), 0)
+        self._tokens.take(share, held)
+        if max(reserved, held) < length:
+            raise self._no_room(session.spec, length - held)
+        session.needed_length = length
+        self._resize(session, max(reserved, held), held=held)
+
+    def _leaves_room(self, share: str, length: int) -> bool:
+        """Whether a new session leaves what open ones lack: its own share's all, others' one."""
+        missing: Counter[str] = Counter()
+        for session in self._sessions.values():
+            lacks, whose = session.missing_length, session.spec.share
+            missing[whose] = (
+                missing[whose] + lacks if whose == share else max(missing[whose], lacks)
+            )
+        is_there = length + missing.total() <= self._tokens.free
+        return is_there and self._tokens.allows(share, length + missing[share])
+
+    def _resize(self, session: Session, length: int, *, held: int) -> None:
+        self._tokens.take(session.spec.share, length - held)
+        session.reserved_length = length
+        session.cache.reserve(length)
+
+    def _no_room(self, spec: SessionSpec, token_count: int) -> CacheExhaustedError:
+        tokens = self._tokens
+        return CacheExhaustedError(
+            f"{token_count} tokens wanted, {tokens.free} of {tokens.capacity} free,"
+            f" {tokens.held_by(spec.share)} this client's",
+            retry_after_seconds=_RETRY_SECONDS,
+        )
+
+    def find(self, session_id: str, *, caller: str = "") -> Session:
         """Return an open session.
 
         Raises:
-            SessionNotFoundError: it is unknown, closed, expired, or another process's.
+            SessionNotFoundError: it is unknown, closed, expired, or another process's or caller's.
         """
         session = self._sessions.get(session_id)
         if session is not None and self._is_over(session):
             self._expire(session)
+            session = None
+        if session is not None and session.spec.owner != caller:
             session = None
         if session is None:
             foreign = not session_id.startswith(f"{self._incarnation}.")
@@ -195,7 +271,8 @@ class SessionTable:
         """Release a session, if there is one."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self._reserved_tokens -= session.spec.reserve_length
+            self._places.give_back(session.spec.share)
+            self._tokens.give_back(session.spec.share, session.reserved_length)
             self.released_count += 1
             if not self._sessions:
                 self._empty.set()
@@ -218,3 +295,7 @@ class SessionTable:
     def _expire(self, session: Session) -> None:
         self.close(session.session_id)
         self.expired_count += 1
+
+
+def _a_step_beyond(length: int, spec: SessionSpec) -> int:
+    return min(length + _STEP_TOKENS, spec.longest_length)

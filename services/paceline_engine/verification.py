@@ -144,7 +144,9 @@ def residual_scores(target_probs: Tensor, draft: SparseDistribution) -> Tensor:
 
 def _probability(distribution: SparseDistribution, token_id: int) -> float:
     """Return the probability with which a token was drawn, exactly; float32 sums miss 1."""
-    weight = distribution.probabilities[distribution.token_ids.index(token_id)]
+    # A list that lies in a message has no `index`.
+    place = next(place for place, each in enumerate(distribution.token_ids) if each == token_id)
+    weight = distribution.probabilities[place]
     return weight / math.fsum(distribution.probabilities)
 
 

@@ -2,7 +2,7 @@
 
 The event loop submits jobs and receives what comes out of them; both of its ends live on the loop,
 the forwards on the thread. A job is a number of steps, one forward each, and goes back to the end
-of the queue after each: so drafts take turns forward by forward.
+of the queue after each: so drafts take turns forward by forward, and so do shares.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import asyncio
 import itertools
 import threading
 import time
-from bisect import insort
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from paceline.errors import DrainingError, OverloadedError
+from paceline.shares import FairShares
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted, Interrupt
+from paceline_engine.turns import Turns
 
 __all__ = ["Job", "ModelWorker", "Outlet", "Step", "Waste"]
 
 _Value = TypeVar("_Value")
 
+_RETRY_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 """How long a running forward may take to notice that it was interrupted."""
 
@@ -105,9 +107,12 @@ class Job(Generic[_Value]):
         steps_left: How often it is still to be called.
         depth: Its rank in the queue.
         outlet: Who waits for it now: another one if the loop says so.
+        share: Whose work it is.
+        patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
         interrupt: Set when nobody waits any more.
-        arrival: Its turn among equal depths.
+        arrival: Its turn among equal depths of one share.
         queued_ns: When it was put into the queue.
+        started_ns: When its last forward began.
         withdrawn_ns: When it was withdrawn, if it was.
     """
 
@@ -115,17 +120,22 @@ class Job(Generic[_Value]):
     steps_left: int
     depth: int
     outlet: Outlet[_Value]
+    share: str = ""
+    patience_ns: int | None = None
     interrupt: Interrupt = field(default_factory=Interrupt)
     arrival: int = 0
     queued_ns: int = 0
+    started_ns: int = 0
     withdrawn_ns: int | None = None
-
-    def __lt__(self, other: Job[Any]) -> bool:
-        return (self.depth, self.arrival) < (other.depth, other.arrival)
 
 
 class ModelWorker:
-    """A thread that runs jobs: the smallest depth first, then first come, first served.
+    """A thread that runs jobs: the smallest depth first, then by fair turns, then first come.
+
+    Shares take turns by the time of their forwards (`Turns`), however many jobs each has. So at its
+    depth a job waits for the forward that runs, and then for at most one of each other share, as
+    long as its own share has had no longer forwards than they; a share that had a long one waits
+    until the others had as much.
 
     Concurrency: `start`, `submit`, `promote`, `withdraw` and `stop` belong to one event loop.
 
@@ -141,16 +151,20 @@ class ModelWorker:
         queue_limit: int,
         on_step: Callable[[Step[Any]], None] = lambda _: None,
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Build it.
 
         Args:
-            queue_limit: Jobs that can wait.
+            queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
             on_step: Called on the loop for every step that ran to its end, wanted or not.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
+            clock_ns: Nanoseconds that never go back; measures forwards and waiting.
         """
-        self._queue_limit = queue_limit
+        self._places = FairShares(queue_limit)
+        self._turns = Turns()
+        self._clock_ns = clock_ns
         self._on_step = on_step
         self._on_device_lost = on_device_lost
         self._arrivals = itertools.count()
@@ -176,6 +190,16 @@ class ModelWorker:
         return self._running is not None
 
     @property
+    def overdue_ns(self) -> int:
+        """How long the running forward has taken, if that is past its patience; else 0."""
+        with self._changed:
+            job = self._running
+            if job is None or job.patience_ns is None:
+                return 0
+            running_ns = self._clock_ns() - job.started_ns
+            return running_ns if running_ns > job.patience_ns else 0
+
+    @property
     def interrupted_count(self) -> int:
         """Forwards that were given up so far."""
         return self._interrupted_count
@@ -195,8 +219,7 @@ class ModelWorker:
         stopped = DrainingError("the server is shutting down")
         with self._changed:
             self._stopping, self._refusal = True, self._refusal or stopped
-            dropped = self._queue[:]
-            self._queue.clear()
+            dropped = self._drop_all()
             if self._running is not None:
                 self._running.interrupt.set()
             self._changed.notify()
@@ -211,22 +234,26 @@ class ModelWorker:
         step: Callable[[Interrupt], _Value],
         *,
         outlet: Outlet[_Value],
+        share: str = "",
         depth: int = 0,
         step_count: int = 1,
+        patience_ns: int | None = None,
     ) -> Job[_Value]:
         """Queue a job: `step` is called `step_count` times on the thread.
 
         Raises:
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or the share has too much of it.
             DrainingError: nothing can run any more.
         """
-        job = Job(step, step_count, depth, outlet)
+        job = Job(step, step_count, depth, outlet, share, patience_ns)
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
-            if len(self._queue) >= self._queue_limit:
+            if not self._places.allows(share):
                 raise OverloadedError(
-                    f"{len(self._queue)} calls wait for this model already", retry_after_seconds=0.5
+                    f"{len(self._queue)} calls wait for this model already,"
+                    f" {self._places.held_by(share)} of them this client's",
+                    retry_after_seconds=_RETRY_SECONDS,
                 )
             self._enqueue(job)
         return job
@@ -240,30 +267,39 @@ class ModelWorker:
     def promote(self, job: Job[Any], *, depth: int) -> None:
         """Move a waiting job to another depth; it keeps its turn there."""
         with self._changed:
-            if job in self._queue:
-                self._queue.remove(job)
-                job.depth = depth
-                insort(self._queue, job)
+            job.depth = depth
 
     def withdraw(self, job: Job[Any]) -> None:
         """Take a job out of the queue, or interrupt it. Its outlet is left alone."""
         with self._changed:
             job.interrupt.set()
-            job.withdrawn_ns = job.withdrawn_ns or time.monotonic_ns()
+            job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
             if job in self._queue:
-                self._queue.remove(job)
+                self._remove(job)
 
     def _enqueue(self, job: Job[Any]) -> None:
         job.arrival = next(self._arrivals)
-        job.queued_ns = time.monotonic_ns()
-        insort(self._queue, job)
+        job.queued_ns = self._clock_ns()
+        self._queue.append(job)
+        self._places.take(job.share)
         self._changed.notify()
+
+    def _remove(self, job: Job[Any]) -> Job[Any]:
+        self._queue.remove(job)
+        self._places.give_back(job.share)
+        return job
+
+    def _drop_all(self) -> list[Job[Any]]:
+        return [self._remove(job) for job in self._queue[:]]
+
+    def _rank(self, job: Job[Any]) -> tuple[int, int, int]:
+        return job.depth, self._turns.of(job.share), job.arrival
 
     # --- on the thread ------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            started_ns = time.monotonic_ns()
+            started_ns = job.started_ns
             queue_ns = started_ns - job.queued_ns
             try:
                 value = job.step(job.interrupt)
@@ -271,47 +307,48 @@ class ModelWorker:
                 self._give_up(job, error)
             except BaseException as error:  # noqa: BLE001 - the caller's, and raised there
                 self._interrupted_count += isinstance(error, ForwardInterrupted)
-                self._note_waste(job, started_ns)
-                self._put_back(None)
+                self._finish(job, again=False)
                 self._tell(_fail, [job], error)
             else:
-                forward_ns = time.monotonic_ns() - started_ns
-                self._note_waste(job, started_ns)
+                forward_ns = self._clock_ns() - started_ns
                 job.steps_left -= 1
                 is_last = job.steps_left == 0
-                self._put_back(None if is_last else job)
+                self._finish(job, again=not is_last)
                 self._tell(self._deliver, job, Step(value, queue_ns, forward_ns), is_last)
         self._tell(self._ended.set)
 
     def _take(self) -> Job[Any] | None:
         with self._changed:
             while not self._queue and not self._stopping:
+                self._turns.rest()
                 self._changed.wait()
-            self._running = None if self._stopping else self._queue.pop(0)
-            return self._running
+            if self._stopping:
+                return None
+            job = self._running = self._remove(min(self._queue, key=self._rank))
+            self._turns.begin(job.share)
+            job.started_ns = self._clock_ns()
+            return job
 
-    def _put_back(self, job: Job[Any] | None) -> None:
+    def _finish(self, job: Job[Any], *, again: bool) -> None:
         with self._changed:
             self._running = None
-            if job is not None and self._stopping:
+            now_ns = self._clock_ns()
+            self._turns.charge(job.share, now_ns - job.started_ns)
+            if job.withdrawn_ns is not None:
+                self.waste.forward_count += 1
+                self.waste.forward_ns += now_ns - job.started_ns
+                self.waste.freeing_ns += now_ns - max(job.started_ns, job.withdrawn_ns)
+            if again and self._stopping:
                 self._tell(_fail, [job], DrainingError("the server is shutting down"))
-            elif job is not None and not job.interrupt.is_set():
+            elif again and not job.interrupt.is_set():
                 self._enqueue(job)
-
-    def _note_waste(self, job: Job[Any], started_ns: int) -> None:
-        if job.withdrawn_ns is not None:
-            now_ns = time.monotonic_ns()
-            self.waste.forward_count += 1
-            self.waste.forward_ns += now_ns - started_ns
-            self.waste.freeing_ns += now_ns - max(started_ns, job.withdrawn_ns)
 
     def _give_up(self, job: Job[Any], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
         lost.__cause__ = error
         with self._changed:
             self._refusal, self._running = lost, None
-            jobs = [job, *self._queue]
-            self._queue.clear()
+            jobs = [job, *self._drop_all()]
         # Who hears of it through a job finds that it has been told.
         self._tell(self._on_device_lost, error)
         self._tell(_fail, jobs, lost)

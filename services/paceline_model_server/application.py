@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
+from paceline_model_server.large_requests import check_large_request
 from paceline_model_server.loading import new_host
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from paceline_serving.lifecycle import ServerProcess
 
 __all__ = ["ModelApplication", "ModelRole", "serve"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +55,35 @@ class ModelApplication:
     Args:
         role: Drafter or target.
         host: The model.
+        process: Whose health follows the model, and whose requests it looks at.
         registry: Where metrics are kept.
         debug_calls: Whether to show the last calls on the metrics port.
+        look_seconds: How often to look whether the model hangs.
     """
 
     options: Sequence[tuple[str, int]] = transport.POD_SERVER_OPTIONS
+    work_is_one_call = False
 
     def __init__(
-        self, role: ModelRole, host: Host, *, registry: CollectorRegistry, debug_calls: bool = False
+        self,
+        role: ModelRole,
+        host: Host,
+        *,
+        process: ServerProcess,
+        registry: CollectorRegistry,
+        debug_calls: bool = False,
+        look_seconds: float = 1.0,
     ) -> None:
         self._role = role
         self._host = host
         self._recorder = CallRecorder(registry, role=role.name, keep=debug_calls)
         self._servicer = role.servicer(host, self._recorder)
+        self._process = process
+        process.inspect = self._inspect
         self._debug_calls = debug_calls
+        self._look_seconds = look_seconds
+        self._tasks = asyncio.TaskGroup()
+        self._watching: asyncio.Task[None] | None = None
         registry.register(HostCollector(host, role=role.name))
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -76,6 +96,8 @@ class ModelApplication:
     async def start(self) -> None:
         """Load the model and warm it up."""
         await self._host.start()
+        await self._tasks.__aenter__()
+        self._watching = self._tasks.create_task(self._watch(), name="watch the model")
 
     def drain(self) -> None:
         """Refuse new sessions; open ones end by themselves."""
@@ -85,9 +107,34 @@ class ModelApplication:
         """Return once every session is closed or its lease is over."""
         await self._host.settled()
 
+    def cut(self) -> None:
+        """End the sessions that are left, and their calls."""
+        self._host.end_sessions()
+
     async def stop(self) -> None:
         """Stop the model's thread and free its memory."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await self._tasks.__aexit__(None, None, None)
         await self._host.stop()
+
+    def _inspect(self, raw: bytes, caller: str) -> None:
+        check_large_request(raw, host=self._host, caller=caller)
+
+    async def _watch(self) -> None:
+        """Let health say no while a forward hangs: nothing else would, since the loop goes on."""
+        hangs = False
+        while True:
+            await asyncio.sleep(self._look_seconds)
+            overdue_seconds = self._host.overdue_seconds()
+            if hangs == bool(overdue_seconds):
+                continue
+            hangs = not hangs
+            if hangs:
+                _log.error("a forward has taken %.0f s: the model hangs", overdue_seconds)
+            else:
+                _log.warning("the model answers again")
+            await self._process.set_serving(not hangs)
 
     def pages(self) -> Mapping[str, Callable[[], Any]]:
         """Show the last calls, where that was asked for."""
@@ -101,6 +148,12 @@ def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
 
     def application(process: ServerProcess) -> ModelApplication:
         host = new_host(settings, role=role.name, on_failure=process.stop_soon)
-        return ModelApplication(role, host, registry=registry, debug_calls=settings.debug_calls)
+        return ModelApplication(
+            role,
+            host,
+            process=process,
+            registry=registry,
+            debug_calls=settings.debug_calls,
+        )
 
     return lifecycle.run(application, settings, registry=registry)

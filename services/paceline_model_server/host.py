@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from paceline_engine.calls import (
         DraftedTokens,
@@ -41,20 +41,29 @@ class Host(Protocol):
     async def settled(self) -> None:
         """Wait until every session is closed, or its lease is over."""
 
+    def end_sessions(self) -> None:
+        """End all sessions, and with DrainingError their live calls."""
+
     async def stop(self) -> None:
         """Free everything."""
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
         """Reserve memory and name a session."""
 
-    def renew_session(self, session_id: str) -> float:
-        """Start a lease anew; return it in seconds."""
+    def renew_session(self, session_id: str, *, caller: str) -> float:
+        """Start the lease of a caller's session anew; return it in seconds."""
 
-    def close_session(self, session_id: str) -> None:
-        """End a session; an unknown one is fine."""
+    def live_sequence(self, session_id: str, *, caller: str) -> int:
+        """Return the sequence of a session's call that can be expected to be answered, or 0."""
+
+    def close_session(self, session_id: str, *, caller: str) -> None:
+        """End a caller's session; an unknown one is fine."""
+
+    def spec_of(self, session_id: str, *, caller: str) -> SessionSpec:
+        """Return what a caller's session was opened for."""
 
     async def verify(
-        self, call: PrefixCall, draft_token_ids: tuple[int, ...], *, options: VerifyOptions
+        self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
     ) -> Verdict:
         """Judge a block."""
 
@@ -68,6 +77,9 @@ class Host(Protocol):
 
     def latencies(self) -> ModelLatencies:
         """Return what forwards cost, as measured."""
+
+    def overdue_seconds(self) -> float:
+        """How long the running forward has taken, if it counts as hung; else 0."""
 
     def statistics(self) -> HostStatistics:
         """Return how full the host is, and what it did so far."""

@@ -183,6 +183,11 @@ class HostCollector(Collector):
             ("num_requests_waiting", "Calls in the queue", now.queue_length),
             ("num_requests_running", "Forwards at the model", now.forwards_running),
             ("calls_live", "Calls waiting or running", now.calls_live),
+            (
+                "forward_overdue_seconds",
+                "How long the running forward has taken, if it counts as hung; else 0",
+                self._host.overdue_seconds(),
+            ),
             ("kv_cache_usage_perc", "Reserved part of the token budget, 0 to 1", usage),
         ):
             yield self._metric(GaugeMetricFamily, name, text=text, value=value)

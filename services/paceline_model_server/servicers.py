@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import DrainingError, UnsupportedError
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
 from paceline_model_server import translation
+from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,11 +77,13 @@ class SessionServicer:
         self._recorder = recorder
         self.draining = False
 
-    async def OpenSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def OpenSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Reserve memory for a session and name it."""
         if self.draining:
             raise DrainingError("this server is shutting down")
-        spec = translation.session_spec(request.spec, model=self._host.description)
+        spec = translation.session_spec(
+            request.spec, model=self._host.description, owner=peer_name(context.auth_context())
+        )
         grant = self._host.open_session(spec)
         _log.debug(
             "session opened",
@@ -88,12 +91,17 @@ class SessionServicer:
         )
         return self.open_response(grant=translation.session_grant(grant))
 
-    async def RenewSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
-        """Keep an idle session for another lease."""
-        lease_seconds = self._host.renew_session(request.session_id)
-        return self.renew_response(lease=translation.duration(lease_seconds))
+    async def RenewSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Keep a session for another lease, and tell whether its call is still in sight."""
+        caller = peer_name(context.auth_context())
+        lease_seconds = self._host.renew_session(request.session_id, caller=caller)
+        return self.renew_response(
+            lease=translation.duration(lease_seconds),
+            live_sequence=self._host.live_sequence(request.session_id, caller=caller),
+        )
 
-    async def CloseSession(self, request: Any, _context: Any) -> Any:  # noqa: N802
+    async def CloseSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         """End a session and free its memory."""
-        self._host.close_session(request.session_id)
+        caller = peer_name(context.auth_context())
+        self._host.close_session(request.session_id, caller=caller)
         return self.close_response()

@@ -1,12 +1,15 @@
 """Between the wire and the host: protobuf messages and `paceline_engine.calls`, both ways.
 
 Limits are the host's to check, under the field names of the protos. Here is checked only what does
-not survive the translation: the expected model, enums, and what this version does not do.
+not survive the translation: the expected model, enums, and what this version does not do. Lists
+are handed on as they lie in the message: nothing is made of them before the host knows the session
+and has looked at their lengths.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -59,8 +62,37 @@ _WIRE_OF_RULE = {
 }
 
 
-def session_spec(message: session_pb2.SessionSpec, *, model: ModelDescription) -> SessionSpec:
-    """Translate what a session is opened for, with its defaults."""
+class _Distributions(Sequence[SparseDistribution]):
+    """A message's distributions, each translated when it is asked for."""
+
+    def __init__(self, messages: Sequence[sampling_pb2.SparseDistribution]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> SparseDistribution: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SparseDistribution]: ...
+    def __getitem__(self, index: int | slice) -> SparseDistribution | Sequence[SparseDistribution]:
+        if isinstance(index, slice):
+            return _Distributions(self._messages[index])
+        message = self._messages[index]
+        return SparseDistribution(message.token_ids, message.probabilities)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Distributions):
+            return NotImplemented
+        return list(self._messages) == list(other._messages)
+
+    __hash__ = None  # type: ignore[assignment]  # messages change
+
+
+def session_spec(
+    message: session_pb2.SessionSpec, *, model: ModelDescription, owner: str
+) -> SessionSpec:
+    """Translate what a session is opened for, with its defaults, and by whom."""
     _expect_model("spec", message.expected_model_fingerprint, model=model)
     rule = _RULE_OF_WIRE.get(message.verification_rule)
     if rule is None:
@@ -76,14 +108,17 @@ def session_spec(message: session_pb2.SessionSpec, *, model: ModelDescription) -
             else _DEFAULT_LEASE_SECONDS
         ),
         request_id=message.request_id,
+        limit_length=message.limit_length if message.HasField("limit_length") else None,
+        share=message.share,
+        owner=owner,
     )
 
 
 def verify_request(
-    message: target_service_pb2.VerifyRequest, *, model: ModelDescription
-) -> tuple[PrefixCall, tuple[int, ...], VerifyOptions]:
+    message: target_service_pb2.VerifyRequest, *, model: ModelDescription, caller: str
+) -> tuple[PrefixCall, Sequence[int], VerifyOptions]:
     """Translate a verification: the call, the block, the options."""
-    call = _prefix_call(message.call, model=model)
+    call = _prefix_call(message.call, model=model, caller=caller)
     if message.draft_parents:
         raise UnsupportedError("draft_parents: token trees are not supported here")
     if message.next_draft_limit:
@@ -91,19 +126,16 @@ def verify_request(
     options = VerifyOptions(
         depth=message.speculation_depth,
         logprobs=message.logprobs,
-        distributions=tuple(
-            SparseDistribution(tuple(each.token_ids), tuple(each.probabilities))
-            for each in message.draft_distributions
-        ),
+        distributions=_Distributions(message.draft_distributions),
     )
-    return call, tuple(message.draft_token_ids), options
+    return call, message.draft_token_ids, options
 
 
 def draft_request(
-    message: drafter_service_pb2.DraftRequest, *, model: ModelDescription
+    message: drafter_service_pb2.DraftRequest, *, model: ModelDescription, caller: str
 ) -> tuple[PrefixCall, int, int]:
     """Translate a draft: the call, max_tokens, chunk_tokens."""
-    call = _prefix_call(message.call, model=model)
+    call = _prefix_call(message.call, model=model, caller=caller)
     return call, message.max_tokens, message.chunk_tokens or 1
 
 
@@ -193,14 +225,17 @@ def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
     return SamplingParameters(**given)
 
 
-def _prefix_call(message: session_pb2.SessionCall, *, model: ModelDescription) -> PrefixCall:
+def _prefix_call(
+    message: session_pb2.SessionCall, *, model: ModelDescription, caller: str
+) -> PrefixCall:
     _expect_model("call", message.expected_model_fingerprint, model=model)
     return PrefixCall(
         session_id=message.session_id,
         sequence=message.sequence,
         base_length=message.base_length,
         base_digest=message.base_digest,
-        token_ids=tuple(message.token_ids),
+        token_ids=message.token_ids,
+        caller=caller,
     )
 
 

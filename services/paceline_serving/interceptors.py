@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from paceline import status
 from paceline.errors import (
+    ConnectionLostError,
     DeadlineError,
     InternalError,
     InvariantViolatedError,
@@ -28,6 +29,8 @@ from paceline.errors import (
     SlowConsumerError,
 )
 from paceline_serving import tracing
+from paceline_serving.client_calls import StreamCall, UnaryCall
+from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -59,6 +62,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     Args:
         metrics: Where calls are counted.
         access: Who may call what; None where there are no client certificates.
+        inspect: Called with a request's bytes and its peer's name before they are parsed; raises
+            what it refuses them with.
         call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
         write_stall_seconds: How long a client may leave a streamed message unread.
 
@@ -73,11 +78,13 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         metrics: RpcMetrics,
         *,
         access: AccessPolicy | None = None,
+        inspect: Callable[[bytes, str], None] | None = None,
         call_limit_seconds: float = 600.0,
         write_stall_seconds: float = 30.0,
     ) -> None:
         self._metrics = metrics
         self._access = access
+        self._inspect = inspect
         self._call_limit_seconds = call_limit_seconds
         self._write_stall_seconds = write_stall_seconds
         self._guarded: dict[str, Any] = {}  # handlers by method
@@ -95,11 +102,11 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _guard(self, method: str, handler: Any) -> Any:
         if handler.stream_stream:  # reflection; its requests are parsed by gRPC, one by one
             return grpc.stream_stream_rpc_method_handler(
-                self._stream(method, handler.stream_stream, lambda requests: requests),
+                self._stream(method, handler.stream_stream, lambda requests, _: requests),
                 request_deserializer=handler.request_deserializer,
                 response_serializer=handler.response_serializer,
             )
-        parse = _parser(handler.request_deserializer)
+        parse = self._parser(handler.request_deserializer)
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
                 self._stream(method, handler.unary_stream, parse),
@@ -112,22 +119,22 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _unary(
-        self, method: str, behavior: Callable[..., Awaitable[Any]], parse: Callable[[Any], Any]
+        self, method: str, behavior: Callable[..., Awaitable[Any]], parse: Callable[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
         async def guarded(raw: bytes, context: Any) -> Any:
             async def work() -> Any:
-                return await behavior(parse(raw), context)
+                return await behavior(parse(raw, context), context)
 
             return await self._run(method, context, work)
 
         return guarded
 
     def _stream(
-        self, method: str, behavior: Callable[..., Any], parse: Callable[[Any], Any]
+        self, method: str, behavior: Callable[..., Any], parse: Callable[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
         async def guarded(raw: Any, context: Any) -> None:
             async def work() -> None:
-                request = parse(raw)
+                request = parse(raw, context)
                 if not inspect.isasyncgenfunction(behavior):
                     await behavior(request, context)
                     return
@@ -139,6 +146,21 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await self._run(method, context, work)
 
         return guarded
+
+    def _parser(self, deserialize: Callable[[bytes], Any] | None) -> Callable[..., Any]:
+        """Parse inside the guard: gRPC would answer bad bytes with UNKNOWN and the exception."""
+
+        def parse(raw: bytes, context: Any) -> Any:
+            if self._inspect is not None:
+                self._inspect(raw, peer_name(context.auth_context()))
+            if deserialize is None:
+                return raw
+            try:
+                return deserialize(raw)
+            except DecodeError:
+                raise MalformedRequestError("the bytes are not the request message") from None
+
+        return parse
 
     async def _write(self, context: Any, response: Any) -> None:
         try:
@@ -186,20 +208,6 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
 
 
-def _parser(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Parse inside the guard: gRPC itself would answer bad bytes with UNKNOWN and the exception."""
-
-    def parse(raw: bytes) -> Any:
-        if deserialize is None:
-            return raw
-        try:
-            return deserialize(raw)
-        except DecodeError:
-            raise MalformedRequestError("the bytes are not the request message") from None
-
-    return parse
-
-
 def _masked(error: BaseException) -> PacelineError:
     """Log what is a bug, and return what the client may know of it."""
     if (
@@ -216,12 +224,17 @@ def _masked(error: BaseException) -> PacelineError:
 
 async def _abort(context: Any, error: PacelineError) -> None:
     encoded = status.encode(error)
-    async with asyncio.timeout(_ABORT_SECONDS):
-        await context.abort(
-            grpc.StatusCode[error.code],
-            encoded.message,
-            trailing_metadata=((status.DETAILS_KEY, encoded.SerializeToString()),),
-        )
+    try:
+        async with asyncio.timeout(_ABORT_SECONDS):
+            await context.abort(
+                grpc.StatusCode[error.code],
+                encoded.message,
+                trailing_metadata=((status.DETAILS_KEY, encoded.SerializeToString()),),
+            )
+    except TimeoutError:
+        # The peer does not read even that. gRPC takes this for a call that is over, as it is, and
+        # anything else for a bug, with a traceback for each stream.
+        raise asyncio.CancelledError from None
 
 
 def _is_sent_to_this_task() -> bool:
@@ -246,8 +259,11 @@ def _name(code: grpc.StatusCode | int | None) -> str:
 class TracedChannel:
     """A channel whose stubs refuse a call without a timeout, and carry the trace on.
 
-    Generated stubs take it for a channel. It stands where gRPC has client interceptors: those cost
-    a task and several turns of the event loop for each call, on the way to every token.
+    Their calls are those of `client_calls`: awaited or iterated over, and cancelled without a leak.
+
+    Generated stubs take it for a channel; none of ours has a stream of requests. It stands where
+    gRPC has client interceptors: those cost a task and several turns of the event loop for each
+    call, on the way to every token.
 
     Args:
         channel: What makes the calls.
@@ -258,22 +274,22 @@ class TracedChannel:
 
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return _traced(method, self._channel.unary_unary(method, *codecs, **options))
+        stub = self._channel.unary_unary(method, *codecs, **options)
+        return _traced(method, stub, UnaryCall)
 
     def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        return _traced(method, self._channel.unary_stream(method, *codecs, **options))
-
-    def stream_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
-        """Make a method's stub; see grpc.aio.Channel."""
-        return _traced(method, self._channel.stream_stream(method, *codecs, **options))
+        stub = self._channel.unary_stream(method, *codecs, **options)
+        return _traced(method, stub, StreamCall)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
         await self._channel.close(grace)
 
 
-def _traced(method: str, stub: Callable[..., Any]) -> Callable[..., Any]:
+def _traced(
+    method: str, stub: Callable[..., Any], kind: Callable[[Any], Any]
+) -> Callable[..., Any]:
     def begin(
         request: Any,
         *,
@@ -285,6 +301,9 @@ def _traced(method: str, stub: Callable[..., Any]) -> Callable[..., Any]:
         if timeout is None:
             raise ValueError(f"{method!r} was called without a timeout")
         traced = (*metadata, *tracing.outgoing_metadata())
-        return stub(request, timeout=timeout, metadata=traced, **options)
+        try:
+            return kind(stub(request, timeout=timeout, metadata=traced, **options))
+        except grpc.aio.UsageError:
+            raise ConnectionLostError("the channel is closed") from None
 
     return begin

@@ -4,7 +4,7 @@
     application    loads and warms up, then health says SERVING                    "ready"
     SIGTERM        health says NOT_SERVING first of all, and serving goes on
     drain delay    over: nothing new is accepted, running work may end             "draining"
-    drain          over: calls are cut, sessions are gone, exit 0
+    drain          over: calls are cut with DRAINING, sessions are gone, exit 0
 
 Health also knows the name `liveness`: it is SERVING until SIGTERM, since a server that loads, or
 waits for others, is alive.
@@ -21,9 +21,11 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import grpc
@@ -31,6 +33,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline_serving import telemetry
 from paceline_serving.interceptors import EdgeInterceptor
+from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.security import AccessPolicy, server_credentials
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ __all__ = ["Application", "ServerProcess", "bind", "run"]
 _log = logging.getLogger(__name__)
 
 _LIVENESS = "liveness"
+_MOST_CONNECTIONS = 1 << 20
 
 # For answers that are on their way when the drain ends. Health watchers never end by themselves, so
 # every stop with a watcher takes this long.
@@ -56,6 +60,9 @@ class Application(Protocol):
 
     # gRPC server options, from `transport`.
     options: Sequence[tuple[str, int]]
+    # Whether a piece of work is one call: then gRPC's own stop tells clients at once to connect
+    # elsewhere (GOAWAY), and lets what runs end.
+    work_is_one_call: bool
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the servicers; return the full names of their services."""
@@ -68,6 +75,9 @@ class Application(Protocol):
 
     async def settled(self) -> None:
         """Return once no work and no session is left."""
+
+    def cut(self) -> None:
+        """End the work that is left, with DrainingError: the time to drain is over."""
 
     async def stop(self) -> None:
         """Free everything, once what handlers still do in their `finally` is done.
@@ -88,6 +98,10 @@ class ServerProcess:
         application: Makes what is served; it may call `stop_soon` and `set_serving` later.
         settings: How.
         registry: Where metrics are kept.
+
+    Attributes:
+        addresses: What is bound, by name.
+        inspect: What looks at requests before they are parsed, if the application sets it.
     """
 
     def __init__(
@@ -102,10 +116,12 @@ class ServerProcess:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._services: Sequence[str] = ()
         self._servers: list[grpc.aio.Server] = []
-        self._metrics: telemetry.MetricsEndpoint | None = None
+        self._metrics: MetricsEndpoint | None = None
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, str] = {}
+        self.inspect: Callable[[bytes, str], None] | None = None
         self._application = application(self)
+        telemetry.count_tasks(registry, asyncio.get_running_loop())
 
     async def begin(self) -> None:
         """Bind the ports, load the application, and say that it serves.
@@ -142,18 +158,23 @@ class ServerProcess:
         """Drain (unless that is in vain) and stop, in bounded time.
 
         NOT_SERVING comes first, so that balancers look elsewhere while this server still serves.
-        gRPC's own stop refuses new calls at once, and a request is many calls of one session: so
-        running sessions get their time before it, not as its grace.
+        gRPC's own stop refuses new calls at once. Where work is many calls of one session, sessions
+        get their time before it; where it is one call, as its grace: clients whose connection ends
+        up here connect anew, instead of being refused for as long as the drain takes.
         """
         await self._health.enter_graceful_shutdown()
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
         self._application.drain()
         self._announce("draining")
-        if drain:
-            await self._settle(self._settings.drain_seconds)
         main, *others = self._servers
-        await main.stop(_STOP_GRACE_SECONDS)
+        async with asyncio.TaskGroup() as stopping:
+            if drain:
+                if self._application.work_is_one_call:
+                    grace_seconds = self._settings.drain_seconds + _STOP_GRACE_SECONDS
+                    stopping.create_task(main.stop(grace_seconds), name="stop at leisure")
+                await self._settle(self._settings.drain_seconds)
+            await main.stop(_STOP_GRACE_SECONDS)  # the shorter grace counts
         await self._application.stop()
         for server in others:
             await server.stop(0)
@@ -166,19 +187,26 @@ class ServerProcess:
                 await self._application.settled()
         except TimeoutError:
             _log.warning("work is left after %g s of draining", seconds)
+            self._application.cut()
 
     async def _listen(self) -> None:
         settings = self._settings
         roles = settings.role_of_peer
+        if settings.tls_client_authority is not None and not roles:
+            _log.warning(
+                "any certificate of the client authority may call anything here;"
+                " --peer-roles says who may call what"
+            )
         main = grpc.aio.server(
             interceptors=[
                 EdgeInterceptor(
                     telemetry.RpcMetrics(self._registry),
                     access=AccessPolicy(roles) if roles else None,
+                    inspect=self.inspect,
                     call_limit_seconds=settings.call_limit_seconds,
                 )
             ],
-            options=self._application.options,
+            options=(*self._application.options, *_connection_limit()),
         )
         self._services = self._application.register(main)
         AccessPolicy.require_known(self._services)
@@ -202,7 +230,7 @@ class ServerProcess:
             await server.start()
         if settings.metrics_listen:
             host, _, port = settings.metrics_listen.rpartition(":")
-            self._metrics = telemetry.MetricsEndpoint(
+            self._metrics = MetricsEndpoint(
                 host.strip("[]"),
                 int(port),
                 registry=self._registry,
@@ -226,6 +254,7 @@ def run(
     0 after a drain, 1 if the application failed to start or broke.
     """
     telemetry.configure_logging(level=settings.log_level, log_format=settings.log_format)
+    _allow_many_connections()
     return asyncio.run(_serve(application, settings, registry=registry))
 
 
@@ -281,6 +310,23 @@ def bind(
     if port == 0:
         raise OSError(f"cannot listen on {address}")
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open descriptors, often 1024, to the hard one: each takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS calls it unlimited, and does not mean it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _connection_limit() -> Sequence[tuple[str, int]]:
+    """Leave half of the descriptors for all but clients: probes, scrapers, model servers, files.
+
+    Beyond it gRPC refuses a connection at once, and the others go on.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
+    return (("grpc.max_allowed_incoming_connections", most // 2),)
 
 
 def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "AccessPolicy",
     "TlsFiles",
     "channel_credentials",
+    "peer_name",
     "refuse_plaintext",
     "server_credentials",
 ]
@@ -114,6 +115,17 @@ def refuse_plaintext(address: str, *, flag: str) -> None:
         raise ValueError(
             f"{address} is reachable from other machines, so it needs TLS; {flag} allows plaintext"
         )
+
+
+def peer_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """Name a peer as its certificate does; empty without one.
+
+    The name is the same for a renewed certificate, and for all replicas that share an identity.
+    """
+    for key in ("peer_spiffe_id", "x509_subject_alternative_name", "x509_common_name"):
+        if names := [name.decode(errors="replace") for name in auth_context.get(key, ())]:
+            return ",".join(sorted(names))
+    return ""
 
 
 class AccessPolicy:

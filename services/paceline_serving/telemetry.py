@@ -6,37 +6,41 @@ come from fixed sets, never from a peer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import platform
-import socket
 import sys
-import threading
 import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+)
 
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import TextIO
 
 __all__ = [
     "LATENCY_BUCKETS",
-    "MetricsEndpoint",
     "RpcMetrics",
     "configure_logging",
+    "count_tasks",
     "new_registry",
 ]
 
@@ -46,8 +50,6 @@ LATENCY_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 
-# How soon the endpoint's thread notices that it shall end, and how long `close` takes.
-_CLOSE_SECONDS = 0.05
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CANCEL_REASONS = {
     "CANCELLED": "client_cancel",
@@ -115,68 +117,16 @@ def new_registry() -> CollectorRegistry:
             "grpc": grpc.__version__,
         }
     )
+    # Memory, processor time, and open descriptors, of which connections are most.
+    ProcessCollector(registry=registry)
     return registry
 
 
-class MetricsEndpoint:
-    """Serves `/metrics`, and JSON pages such as `/debug/calls`, from a thread of its own.
-
-    Args:
-        host: The interface; port: the port, 0 for any free one.
-        registry: What `/metrics` shows.
-        pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        registry: CollectorRegistry,
-        pages: Mapping[str, Callable[[], Any]],
-    ) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.split("?")[0]
-                if path == "/metrics":
-                    self._answer(CONTENT_TYPE_LATEST, generate_latest(registry))
-                elif path in pages:
-                    self._answer("application/json", json.dumps(pages[path]()).encode())
-                else:
-                    self.send_error(404)
-
-            def _answer(self, content_type: str, body: bytes) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_args: object) -> None:
-                """Say nothing: a scrape is no event."""
-
-        class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
-
-        self._server = Server((host, port), Handler)
-        threading.Thread(
-            target=self._server.serve_forever,
-            args=(_CLOSE_SECONDS,),
-            name="paceline-metrics",
-            daemon=True,
-        ).start()
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+def count_tasks(registry: CollectorRegistry, loop: asyncio.AbstractEventLoop) -> None:
+    """Show how many asyncio tasks there are: without work there are always as many."""
+    Gauge("paceline_tasks", "asyncio tasks", registry=registry).set_function(
+        lambda: len(asyncio.all_tasks(loop))
+    )
 
 
 def configure_logging(*, level: str, log_format: str, stream: TextIO = sys.stderr) -> None:

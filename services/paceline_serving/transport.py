@@ -42,8 +42,11 @@ POD_CHANNEL_OPTIONS: _Options = (
     ("grpc.keepalive_permit_without_calls", 1),
     # A restarted pod is used again after 0.4 s; with the default backoff after 11 s.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Despite its name the limit of a connection attempt, TLS and the first HTTP/2 frame included.
+    # With 100 ms a machine that was busy for a moment was a lost server. It also bounds how long a
+    # SYN into a black hole is waited for: 5 s, so that it is repeated after 1, 3 and 5 s, not 7.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # Every attempt is the orchestrator's own, and counted.
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", _POD_MESSAGE_BYTES),
@@ -55,6 +58,8 @@ POD_SERVER_OPTIONS: _Options = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_concurrent_streams", 256),
+    # An orchestrator watches health, so its connection is never idle; one that never calls is.
+    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 3000),
     # Two processes on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
@@ -70,9 +75,11 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 128),
-    ("grpc.max_connection_idle_ms", 300_000),
-    # An age, so that clients meet new replicas; the grace is the longest request.
-    ("grpc.max_connection_age_ms", 1_800_000),
+    # Whoever comes back connects anew; whoever never calls does not keep a descriptor.
+    ("grpc.max_connection_idle_ms", 60_000),
+    # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
+    # the old connection finishes. The grace is the longest request.
+    ("grpc.max_connection_age_ms", 300_000),
     ("grpc.max_connection_age_grace_ms", 600_000),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),

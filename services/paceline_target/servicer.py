@@ -9,15 +9,13 @@ from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
 from paceline_model_server.servicers import SessionServicer
+from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from paceline_engine.calls import PrefixCall, Verdict
     from paceline_model_server.records import CallRecord
 
 __all__ = ["ROLE", "TargetServicer"]
-
-# Translating so many entries of distributions takes 1 ms: more of them would hold up the loop.
-_LOOP_ENTRIES = 10_000
 
 
 class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServicer):
@@ -28,20 +26,15 @@ class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServi
     close_response = target_service_pb2.TargetServiceCloseSessionResponse
 
     async def Verify(  # noqa: N802 - gRPC's name
-        self, request: target_service_pb2.VerifyRequest, _context: Any
+        self, request: target_service_pb2.VerifyRequest, context: Any
     ) -> target_service_pb2.VerifyResponse:
         """Judge a block in one forward.
 
         Cancellation:
             A cancelled call leaves the host's queue, or gives up its forward where it can.
         """
-        model = self._host.description
-        if sum(len(each.token_ids) for each in request.draft_distributions) <= _LOOP_ENTRIES:
-            call, block, options = translation.verify_request(request, model=model)
-        else:
-            call, block, options = await asyncio.to_thread(
-                translation.verify_request, request, model=model
-            )
+        model, caller = self._host.description, peer_name(context.auth_context())
+        call, block, options = translation.verify_request(request, model=model, caller=caller)
         rows = len(call.token_ids) + len(block)
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
             verdict = await self._host.verify(call, block, options=options)

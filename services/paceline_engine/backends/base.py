@@ -123,6 +123,9 @@ class ModelCache(ABC, Generic[_Scores]):
         """A copy of the tokens the state stands for."""
         return self._token_ids[:]
 
+    def reserve(self, length: int) -> None:
+        """Learn how many tokens there is memory for from now on. Called on the event loop."""
+
     def judge(
         self,
         prefix: array[int],

@@ -2,7 +2,8 @@
 
 A small model's kernels take less time than launching them. A recording is launched as one, but
 does the same to the same addresses each time: so the token and its position are read from the
-device, keys and values lie in buffers that never move, and attention looks at whole buffers.
+device, keys and values lie in buffers that stay, and attention looks at whole buffers. Where they
+have moved, because more memory was reserved, it is recorded anew.
 """
 
 from __future__ import annotations
@@ -52,8 +53,17 @@ class CapturedStep:
         self._position = torch.full_like(self._token_id, layers[0].length)
         self._columns = torch.arange(capacity, device=device)
         # Held, because a recording holds addresses only.
+        self._buffers = [(layer.keys, layer.values) for layer in layers]
         self._rotations = decoder.rotations(capacity)
         self._replay = _recorded(self._run, device)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the text's buffers are still those that it was recorded with."""
+        return all(
+            layer.keys is keys and layer.values is values
+            for layer, (keys, values) in zip(self._layers, self._buffers, strict=True)
+        )
 
     def __call__(self, token_id: int) -> Tensor:
         """Append a token, and return the logits after it: (1, V), valid until the next call."""

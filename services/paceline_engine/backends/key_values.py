@@ -26,19 +26,20 @@ class KeyValueLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     Attributes:
         length: How many tokens it stands for.
+        reserve_length: Buffers of this many tokens are not outgrown; they double up to it.
     """
 
     def __init__(self, *, reserve_length: int, is_fixed: bool = False) -> None:
         """Build it without buffers: they come with the first tokens.
 
         Args:
-            reserve_length: Buffers of this many tokens are not outgrown; they double up to it.
-            is_fixed: Have buffers of that size at once, filled with zeros: they never move, and
-                can be read beyond the length.
+            reserve_length: See the attribute.
+            is_fixed: Have buffers of that size at once, filled with zeros: they move only when
+                more is reserved, and can be read beyond the length.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.length = 0
-        self._reserve_length = reserve_length
+        self.reserve_length = reserve_length
         self._is_fixed = is_fixed
 
     def update(
@@ -57,8 +58,8 @@ class KeyValueLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def _with_room(self, buffer: Tensor | None, states: Tensor, *, kept: int) -> Tensor:
         if buffer is not None and buffer.shape[-2] >= self.length:
             return buffer
-        wanted = self._reserve_length if self._is_fixed else max(2 * self.length, _FIRST_CAPACITY)
-        capacity = max(self.length, min(wanted, self._reserve_length))
+        wanted = self.reserve_length if self._is_fixed else max(2 * self.length, _FIRST_CAPACITY)
+        capacity = max(self.length, min(wanted, self.reserve_length))
         shape = (*states.shape[:-2], capacity, states.shape[-1])
         grown = states.new_zeros(shape) if self._is_fixed else states.new_empty(shape)
         if buffer is not None:
@@ -84,7 +85,15 @@ class KeyValues(Cache):
     def __init__(self, *, reserve_length: int, is_fixed: bool = False) -> None:
         new_layer = partial(KeyValueLayer, reserve_length=reserve_length, is_fixed=is_fixed)
         super().__init__(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
+        self._is_fixed = is_fixed
         self.step: CapturedStep | None = None
+
+    def reserve(self, length: int) -> None:
+        """Let buffers grow to so many tokens, those of layers to come too."""
+        new_layer = partial(KeyValueLayer, reserve_length=length, is_fixed=self._is_fixed)
+        self.layer_class_to_replicate = new_layer  # type: ignore[assignment]
+        for layer in self.text_layers:
+            layer.reserve_length = length
 
     @property
     def text_layers(self) -> list[KeyValueLayer]:

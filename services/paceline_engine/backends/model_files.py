@@ -10,14 +10,19 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline_engine.backends.base import ModelLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ModelFiles", "find_model_files"]
 
 _CODE_SUFFIXES = frozenset({".py", ".so"})
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+# A header names a file's tensors; a hundred thousand of them take so much.
+_MOST_HEADER_BYTES = 8 << 20
 _DECIDING_FILES = ("config.json", "generation_config.json", "tokenizer.json")
 
 
@@ -45,12 +50,20 @@ class ModelFiles:
         return total.hexdigest()
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text, the generation configuration's before the model's."""
+        """Return the ids that end a text, the generation configuration's before the model's.
+
+        Raises:
+            ModelLoadError: one is no token id.
+        """
         for name in ("generation_config.json", "config.json"):
             path = self.directory / name
             found = _read_json(path).get("eos_token_id") if path.exists() else None
             if found is not None:
-                return tuple(found) if isinstance(found, list) else (found,)
+                ids = tuple(found) if isinstance(found, list) else (found,)
+                # A bool is an int, and no token.
+                if not all(type(each) is int and each in range(1 << 32) for each in ids):
+                    raise ModelLoadError(f"{path}: eos_token_id is {found!r}, not a token id")
+                return ids
         return ()
 
 
@@ -75,6 +88,7 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     weights = tuple(sorted(directory.glob("*.safetensors")))
     if not weights:
         raise ModelLoadError(f"model {model!r}: no .safetensors file in {directory}")
+    _refuse_endless_headers(weights)
     tokenizer_path = directory / "tokenizer.json"
     for path in (directory / "config.json", tokenizer_path):
         if not path.is_file():
@@ -106,6 +120,16 @@ def _refuse_links_outside(directory: Path) -> None:
     for path in directory.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise ModelLoadError(f"{path} is a link that leaves the model's directory")
+
+
+def _refuse_endless_headers(weights: Sequence[Path]) -> None:
+    for path in weights:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MOST_HEADER_BYTES:
+            raise ModelLoadError(
+                f"{path}: its header has {header_bytes} bytes, more than {_MOST_HEADER_BYTES}"
+            )
 
 
 def _refuse_programs(directory: Path) -> None:

@@ -57,6 +57,9 @@ _DTYPES = {
     "float64": torch.float64,
 }
 # What families of models call the most tokens of a text, the usual name first.
+# Several times what the largest models have: beyond, a number is a slip or an attack.
+_MOST_TOKENS = 1 << 26
+_MOST_LAYERS = 4096
 _CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
@@ -207,7 +210,7 @@ class TransformersBackend(Backend):
 
     def _step(self, token_ids: array[int], cache: KeyValues) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""
-        if cache.step is not None:
+        if cache.step is not None and cache.step.is_current:
             self._layers_run += len(self.decoder.layers)
             return cache.step(token_ids[0])
         position = cache.get_seq_length()
@@ -239,10 +242,15 @@ class TransformersCache(ModelCache[Tensor]):
         super().__init__()
         self._backend = backend
         self._spec = spec
+        self._reserved_length = spec.reserve_length
         self._state = self._nothing()
 
+    def reserve(self, length: int) -> None:
+        """Let the next forward have more memory."""
+        self._reserved_length = length
+
     def _nothing(self) -> KeyValues:
-        return KeyValues(reserve_length=self._spec.reserve_length, is_fixed=self._backend.captures)
+        return KeyValues(reserve_length=self._reserved_length, is_fixed=self._backend.captures)
 
     def _length(self) -> int:
         return min((layer.length for layer in self._state.text_layers), default=0)
@@ -256,6 +264,7 @@ class TransformersCache(ModelCache[Tensor]):
     @_on_device()
     def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Tensor:
         self._backend.interrupt = interrupt
+        self._state.reserve(self._reserved_length)
         return self._backend.forward(token_ids, self._state, rows=rows)
 
     @_on_device()
@@ -316,6 +325,7 @@ def _load_model(files: ModelFiles, dtype: torch.dtype) -> Any:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+        _refuse_nonsense(files.name, config)
         model: Any = AutoModelForCausalLM.from_pretrained(
             files.directory,
             config=config,
@@ -324,10 +334,41 @@ def _load_model(files: ModelFiles, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             local_files_only=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except ModelLoadError:
+        raise
+    except Exception as error:  # a configuration is a stranger's, and may break anything
         raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
+    _refuse_broken_weights(files.name, model)
     _refuse_uncroppable(files.name, model)
     return model.eval()
+
+
+def _refuse_nonsense(name: str, config: Any) -> None:
+    """Refuse what would take all memory, or all day, before a weight is read."""
+    text = config.get_text_config(decoder=True)
+    layer_count = getattr(text, "num_hidden_layers", 1)
+    if not (isinstance(layer_count, int) and 0 < layer_count <= _MOST_LAYERS):
+        raise ModelLoadError(
+            f"model {name!r}: config.json says num_hidden_layers {layer_count!r}, which is not in"
+            f" [1, {_MOST_LAYERS}]"
+        )
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(text, key, None)
+        if length is not None and not (isinstance(length, int) and length <= _MOST_TOKENS):
+            raise ModelLoadError(
+                f"model {name!r}: config.json says {key} {length!r}, which is not in"
+                f" [1, {_MOST_TOKENS}]"
+            )
+
+
+def _refuse_broken_weights(name: str, model: Any) -> None:
+    """Refuse NaN and infinity, which would end every call: a damaged file, or training gone wrong.
+
+    Cost: reads every weight once.
+    """
+    for weights, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
 
 
 def _refuse_uncroppable(name: str, model: Any) -> None:

@@ -98,6 +98,12 @@ class DrafterServiceRenewSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
+    LIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    live_sequence: _builtins.int
+    """The sequence of the session's call that is queued or running here, and can be expected to be
+    answered; 0 if there is none, or if the forward that runs here has taken far longer than its
+    rows should. So a caller that waits long tells a busy server from one that forgot the call.
+    """
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
         """From now on."""
@@ -106,10 +112,11 @@ class DrafterServiceRenewSessionResponse(_message.Message):
         self,
         *,
         lease: _duration_pb2.Duration | None = ...,
+        live_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "live_sequence", b"live_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,7 +132,7 @@ class DraftRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """The window: draft at most this many tokens. In [1, 1024], and within the reserved length."""
+    """The window: draft at most this many tokens. In [1, 1024], and within limit_length."""
     chunk_tokens: _builtins.int
     """How many tokens may travel in one message. In [1, 64]; default 1: each as soon as it is known."""
     @_builtins.property

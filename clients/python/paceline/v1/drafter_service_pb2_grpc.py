@@ -110,6 +110,7 @@ class DrafterServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
         ABORTED / STALE_CALL, SUPERSEDED        drop this call
         RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+        RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
         UNAVAILABLE / DRAINING                  retry elsewhere
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -73,6 +73,7 @@ class DrafterServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       ABORTED / STALE_CALL, SUPERSEDED        drop this call
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
     """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceCloseSessionRequest, _drafter_service_pb2.DrafterServiceCloseSessionResponse]
@@ -128,6 +129,7 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       ABORTED / STALE_CALL, SUPERSEDED        drop this call
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
     """
     CloseSession: _aio.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceCloseSessionRequest, _drafter_service_pb2.DrafterServiceCloseSessionResponse]  # type: ignore[assignment]
@@ -198,6 +200,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
           ABORTED / STALE_CALL, SUPERSEDED        drop this call
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+          RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
         """
 

@@ -51,7 +51,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOKENIZER_MISMATCH: _ErrorReason.ValueType  # 10
     """FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models."""
     ERROR_REASON_CACHE_EXHAUSTED: _ErrorReason.ValueType  # 11
-    """RESOURCE_EXHAUSTED. No memory for another session. Retry after RetryInfo, or elsewhere."""
+    """RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
+    the caller's already. Retry after RetryInfo, or elsewhere.
+    """
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 12
     """RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo."""
     ERROR_REASON_LOADING: _ErrorReason.ValueType  # 13
@@ -110,7 +112,9 @@ ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 9
 ERROR_REASON_TOKENIZER_MISMATCH: ErrorReason.ValueType  # 10
 """FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models."""
 ERROR_REASON_CACHE_EXHAUSTED: ErrorReason.ValueType  # 11
-"""RESOURCE_EXHAUSTED. No memory for another session. Retry after RetryInfo, or elsewhere."""
+"""RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
+the caller's already. Retry after RetryInfo, or elsewhere.
+"""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 12
 """RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo."""
 ERROR_REASON_LOADING: ErrorReason.ValueType  # 13

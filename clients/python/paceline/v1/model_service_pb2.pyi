@@ -118,9 +118,9 @@ class GetModelInfoResponse(_message.Message):
     are dropped: those of one row where forwards are captured, or all where layers cannot be told.
     """
     session_limit: _builtins.int
-    """Sessions that can be open at once."""
+    """Sessions that can be open at once, of all shares together: one alone gets about four fifths."""
     token_budget: _builtins.int
-    """Tokens that all sessions together can reserve."""
+    """Tokens that all sessions together can reserve; shared in the same way."""
     incarnation: _builtins.str
     """This server process. A session handle of another incarnation is NOT_FOUND here."""
     prefill_ns_per_token: _builtins.int

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/session.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\"\x82\x02\n\x0bSessionSpec\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x01 \x01(\t\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x38\n\x11verification_rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x16\n\x0ereserve_length\x18\x05 \x01(\r\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"e\n\x0cSessionGrant\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0freserved_length\x18\x03 \x01(\r\"\x94\x01\n\x0bSessionCall\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x06 \x01(\t\"\\\n\nCallTiming\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x15\n\rforward_count\x18\x03 \x01(\r\x12\x11\n\trow_count\x18\x04 \x01(\rB@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/session.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\"\xbd\x02\n\x0bSessionSpec\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x01 \x01(\t\x12\x31\n\x08sampling\x18\x02 \x01(\x0b\x32\x1f.paceline.v1.SamplingParameters\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x38\n\x11verification_rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x16\n\x0ereserve_length\x18\x05 \x01(\r\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x0climit_length\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05share\x18\t \x01(\tB\x0f\n\r_limit_length\"e\n\x0cSessionGrant\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0freserved_length\x18\x03 \x01(\r\"\x94\x01\n\x0bSessionCall\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\"\n\x1a\x65xpected_model_fingerprint\x18\x06 \x01(\t\"\\\n\nCallTiming\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x15\n\rforward_count\x18\x03 \x01(\r\x12\x11\n\trow_count\x18\x04 \x01(\rB@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
   _globals['_SESSIONSPEC']._serialized_start=103
-  _globals['_SESSIONSPEC']._serialized_end=361
-  _globals['_SESSIONGRANT']._serialized_start=363
-  _globals['_SESSIONGRANT']._serialized_end=464
-  _globals['_SESSIONCALL']._serialized_start=467
-  _globals['_SESSIONCALL']._serialized_end=615
-  _globals['_CALLTIMING']._serialized_start=617
-  _globals['_CALLTIMING']._serialized_end=709
+  _globals['_SESSIONSPEC']._serialized_end=420
+  _globals['_SESSIONGRANT']._serialized_start=422
+  _globals['_SESSIONGRANT']._serialized_end=523
+  _globals['_SESSIONCALL']._serialized_start=526
+  _globals['_SESSIONCALL']._serialized_end=674
+  _globals['_CALLTIMING']._serialized_start=676
+  _globals['_CALLTIMING']._serialized_end=768
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,8 @@ class SessionSpec(_message.Message):
     RESERVE_LENGTH_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LIMIT_LENGTH_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     expected_model_fingerprint: _builtins.str
     """The fingerprint the model must have (GetModelInfoResponse.fingerprint). Required."""
     seed: _builtins.int
@@ -44,11 +46,20 @@ class SessionSpec(_message.Message):
     verification_rule: _sampling_pb2.VerificationRule.ValueType
     """How draft tokens are accepted; a drafter samples accordingly. Default EXACT."""
     reserve_length: _builtins.int
-    """Tokens the session may grow to, prompt included, in [1, context length]. Memory for them is
-    reserved when the session is opened. Required.
+    """Tokens to reserve memory for at once, prompt included, in [1, context length]. Required. Where
+    there is room, and limit_length allows it, a step more is reserved.
     """
     request_id: _builtins.str
     """The request this session serves, for logs and traces. At most 64 characters of [A-Za-z0-9._-]."""
+    limit_length: _builtins.int
+    """Tokens the session may grow to, prompt included, in [reserve_length, context length]; default
+    reserve_length. A call that needs more than is reserved reserves more, in steps. Where there is
+    no room it ends with RESOURCE_EXHAUSTED / CACHE_EXHAUSTED, and the session is as it was.
+    """
+    share: _builtins.str
+    """Whose work this is: the server's memory, sessions and queue are shared fairly among shares. An
+    opaque name, at most 64 characters of [A-Za-z0-9._-]; empty is a share like any other.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParameters:
         """How tokens are chosen."""
@@ -69,12 +80,16 @@ class SessionSpec(_message.Message):
         reserve_length: _builtins.int = ...,
         lease: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
+        limit_length: _builtins.int | None = ...,
+        share: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length", "lease", b"lease", "limit_length", b"limit_length", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_model_fingerprint", b"expected_model_fingerprint", "lease", b"lease", "request_id", b"request_id", "reserve_length", b"reserve_length", "sampling", b"sampling", "seed", b"seed", "verification_rule", b"verification_rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length", "expected_model_fingerprint", b"expected_model_fingerprint", "lease", b"lease", "limit_length", b"limit_length", "request_id", b"request_id", "reserve_length", b"reserve_length", "sampling", b"sampling", "seed", b"seed", "share", b"share", "verification_rule", b"verification_rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit_length: _TypeAlias = _typing.Literal["limit_length"]  # noqa: Y015
+    _WhichOneofArgType__limit_length: _TypeAlias = _typing.Literal["_limit_length", b"_limit_length"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_length) -> _WhichOneofReturnType__limit_length | None: ...
 
 Global___SessionSpec: _TypeAlias = SessionSpec  # noqa: Y015
 
@@ -88,9 +103,11 @@ class SessionGrant(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     RESERVED_LENGTH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The handle: unguessable, valid at the server process that issued it and nowhere else."""
+    """The handle: unguessable, valid at the server process that issued it and nowhere else. Where
+    callers show certificates it is valid for the identity that opened the session.
+    """
     reserved_length: _builtins.int
-    """Tokens the session may grow to."""
+    """Tokens reserved."""
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
         """The lease granted."""
@@ -148,7 +165,7 @@ class SessionCall(_message.Message):
     """The fingerprint the model must have. Required."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens to append. base_length + these must be 1 or more, and fit in the reserved length."""
+        """Tokens to append. base_length + these must be 1 or more, and fit in limit_length."""
 
     def __init__(
         self,

@@ -98,6 +98,12 @@ class TargetServiceRenewSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
+    LIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    live_sequence: _builtins.int
+    """The sequence of the session's call that is queued or running here, and can be expected to be
+    answered; 0 if there is none, or if the forward that runs here has taken far longer than its
+    rows should. So a caller that waits long tells a busy server from one that forgot the call.
+    """
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
         """From now on."""
@@ -106,10 +112,11 @@ class TargetServiceRenewSessionResponse(_message.Message):
         self,
         *,
         lease: _duration_pb2.Duration | None = ...,
+        live_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "live_sequence", b"live_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -142,7 +149,7 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The block to judge. At most 1024 tokens, within the reserved length."""
+        """The block to judge. At most 1024 tokens, within limit_length."""
 
     @_builtins.property
     def draft_parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -28,9 +28,10 @@ if _version_not_supported:
 class TargetServiceStub:
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     def __init__(self, channel):
@@ -64,9 +65,10 @@ class TargetServiceStub:
 class TargetServiceServicer:
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     def OpenSession(self, request, context):
@@ -115,6 +117,7 @@ class TargetServiceServicer:
         FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
         ABORTED / STALE_CALL, SUPERSEDED        drop this call
         RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+        RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
         UNAVAILABLE / DRAINING                  retry elsewhere
         UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
         """
@@ -167,9 +170,10 @@ def add_TargetServiceServicer_to_server(servicer, server):
 class TargetService:
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     @staticmethod

@@ -29,9 +29,10 @@ GRPC_VERSION: str
 class TargetServiceStub:
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     @_typing.overload
@@ -76,6 +77,7 @@ class TargetServiceStub:
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       ABORTED / STALE_CALL, SUPERSEDED        drop this call
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
       UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
     """
@@ -91,9 +93,10 @@ class TargetServiceStub:
 class TargetServiceAsyncStub(TargetServiceStub):
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -135,6 +138,7 @@ class TargetServiceAsyncStub(TargetServiceStub):
       FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
       ABORTED / STALE_CALL, SUPERSEDED        drop this call
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
       UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
     """
@@ -149,9 +153,10 @@ class TargetServiceAsyncStub(TargetServiceStub):
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Verifies draft tokens with the large model, whose output it is that the user gets.
 
-    Calls wait in one queue per server: the lowest speculation_depth first, equal depths first come,
-    first served. Cancelled and superseded calls leave the queue; a running forward of theirs is given
-    up at the next layer where GetModelInfoResponse.cancels_between_layers says so.
+    Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
+    of the sessions' shares, those of one share first come, first served. Cancelled and superseded
+    calls leave the queue; a running forward of theirs is given up at the next layer where
+    GetModelInfoResponse.cancels_between_layers says so.
     """
 
     @_abc_1.abstractmethod
@@ -209,6 +214,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
           ABORTED / STALE_CALL, SUPERSEDED        drop this call
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
+          RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
           UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
         """

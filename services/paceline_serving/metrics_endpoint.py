@@ -1,0 +1,144 @@
+"""The metrics port: `/metrics`, and JSON pages such as `/debug/calls`, over HTTP.
+
+A thread of its own with an event loop of its own: a page takes milliseconds, in which no token
+shall wait, and it is answered while the server's loop hangs. Not the standard library's server,
+which gives each connection a thread and all the time it wants; and not a web framework, which would
+be a dependency for one answer to one request. It understands as much HTTP as a scraper speaks: one
+GET for each connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["MetricsEndpoint"]
+
+_log = logging.getLogger(__name__)
+
+# More than the scrapers of a cluster; the descriptors are needed elsewhere.
+_CONNECTION_LIMIT = 32
+# Prometheus gives up after 10 s, too.
+_CONNECTION_SECONDS = 10.0
+_REQUEST_BYTES = 8192
+
+
+class MetricsEndpoint:
+    """Serves pages until it is closed.
+
+    Each connection has 10 s in all. Of more than 32, the one that is open for longest is dropped:
+    so silent ones cannot keep a scraper out.
+
+    Args:
+        host: The interface; port: the port, 0 for any free one.
+        registry: What `/metrics` shows.
+        pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
+
+    Raises:
+        OSError: the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        pages: Mapping[str, Callable[[], Any]],
+    ) -> None:
+        self._registry = registry
+        self._pages = pages
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        self.address = "{}:{}".format(*self._socket.getsockname()[:2])
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(started)), name="paceline-metrics", daemon=True
+        )
+        self._thread.start()
+        self._loop, self._closing = started.result()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open now."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Stop listening, and drop what is open."""
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    async def _serve(
+        self, started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
+    ) -> None:
+        server = await asyncio.start_server(
+            self._connected, sock=self._socket, limit=_REQUEST_BYTES
+        )
+        closing = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), closing))
+        await closing.wait()
+        server.close()
+        for writer in tuple(self._open):
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open[writer] = None
+        if len(self._open) > _CONNECTION_LIMIT:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        # A peer that leaves, says too much, or nothing.
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_CONNECTION_SECONDS):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(request))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        self._open.pop(writer, None)
+        writer.transport.abort()
+
+    def _answer(self, request: bytes) -> bytes:
+        method, _, target = request.partition(b"\r\n")[0].partition(b" ")
+        path = target.decode("latin-1").partition(" ")[0].partition("?")[0]
+        if method != b"GET":
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED)
+        try:
+            if path == "/metrics":
+                return _response(
+                    HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+                )
+            if path in self._pages:
+                content = json.dumps(self._pages[path]()).encode()
+                return _response(HTTPStatus.OK, "application/json", content)
+        except Exception:  # noqa: BLE001 - a page of somebody else's code; the port goes on
+            _log.exception("the page %s failed", path)
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _response(HTTPStatus.NOT_FOUND)
+
+
+def _response(status: HTTPStatus, content_type: str = "text/plain", body: bytes = b"") -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        f"Content-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + body
