@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.wire import ModelFacts
 
-__all__ = ["allowed_tokens", "check", "check_tokens", "is_greedy", "seed_of"]
+__all__ = ["allowed_tokens", "check", "check_lengths", "check_tokens", "is_greedy", "seed_of"]
 
 _PROMPT_BYTES = 256 * 1024
 _STOP_STRINGS = 4
@@ -126,6 +126,22 @@ def check(request: pb.GenerateRequest) -> None:
     if violations:
         text = "; ".join(f"{it.field}: {it.description}" for it in violations)
         raise InvalidFieldError(text, violations=violations)
+
+
+def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
+    """Check how many token ids there are, before anything is made of them.
+
+    Raises:
+        ContextLengthExceededError: More than the model's context has room for.
+    """
+    for field, count in (
+        ("token_ids.ids", len(request.token_ids.ids)),
+        ("resume_token_ids", len(request.resume_token_ids)),
+    ):
+        if count >= model.context_length:
+            raise ContextLengthExceededError.of(
+                field, f"must be less than {model.context_length} tokens, and is {count}"
+            )
 
 
 def check_tokens(

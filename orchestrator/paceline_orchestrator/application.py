@@ -59,6 +59,7 @@ class OrchestratorApplication:
     """
 
     options: Sequence[tuple[str, int]] = CLIENT_SERVER_OPTIONS
+    work_is_one_call = True
 
     def __init__(
         self,
@@ -127,6 +128,10 @@ class OrchestratorApplication:
     async def settled(self) -> None:
         """Return once no request is running."""
         await self._servicer.idle()
+
+    def cut(self) -> None:
+        """End the requests that still run; their streams say why."""
+        self._servicer.cut()
 
     async def stop(self) -> None:
         """Close the last sessions, then the channels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -66,6 +67,13 @@ class Autoscaler:
             registry=registry,
         )
         self._desired_gauge.set(self.desired)
+        self._asked_at = time.monotonic()
+        self._asked_age = Gauge(
+            "paceline_scaler_asked_age_seconds",
+            "Time since KEDA asked this replica, or since the start",
+            registry=registry,
+        )
+        self._asked_age.set_function(lambda: time.monotonic() - self._asked_at)
         # Asked for at every scrape, on the endpoint's thread: what runs now, not a second ago.
         Gauge(
             "paceline_stream_verifiers",
@@ -77,6 +85,11 @@ class Autoscaler:
             "Verifications of this replica that run or wait at targets",
             registry=registry,
         ).set_function(lambda: meter.demand().verification_count)
+
+    def answer(self) -> int:
+        """Return how many verifiers are wanted to a scaler outside, and note that it asked."""
+        self._asked_at = time.monotonic()
+        return self.desired
 
     def own_demand(self) -> Demand:
         """Return what the streams of this replica ask."""

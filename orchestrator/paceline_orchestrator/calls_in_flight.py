@@ -121,6 +121,7 @@ class CallsInFlight:
         if queue_ns < _QUEUEING_NS or waited_ns > queue_ns / 2:
             return
         self._end(running)
+        running.sent.release()
         call = replace(cast("StartVerify", running.call), depth=depth)
         again = self._start_verify(call, running.session)
         self._verifies[verify_id] = replace(again, replaced=running)
@@ -145,6 +146,7 @@ class CallsInFlight:
         self.count_verdicts()
         self._drop_stale()
         for running in (*self._drafts.values(), *self._verifies.values()):
+            self._note_unanswered(running)
             running.withdraw()
 
     # --- starting -----------------------------------------------------------------------------
@@ -235,10 +237,17 @@ class CallsInFlight:
 
     def _withdraw(self, running: _Running | None, *, by_rejection: bool) -> None:
         if running is not None:
+            if not by_rejection:
+                self._note_unanswered(running)
             running.sent.release()
             self._drop_later(running)
             self._end(running)
             self._recorder.cancelled(running.record, by_rejection=by_rejection)
+
+    def _note_unanswered(self, running: _Running) -> None:
+        """Let a request that ends early not hide that a server is silent."""
+        if running.sent.end_unanswered():
+            self._pool.suspect(running.session.server)
 
     def _end(self, running: _Running) -> None:
         if isinstance(running.call, StartVerify):

@@ -14,11 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
+    CacheExhaustedError,
     DeadlineError,
     InternalError,
     InvalidFieldError,
     MalformedRequestError,
     NoTargetError,
+    OverloadedError,
     PacelineError,
     SessionError,
     UnsupportedError,
@@ -26,8 +28,10 @@ from paceline.errors import (
 from paceline_orchestrator.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.discovery import Role
 from paceline_orchestrator.ledger import Ledger
+from paceline_orchestrator.protocol.commitment import DraftStatistics
 from paceline_orchestrator.protocol.messages import (
     AbandonVerify,
+    BlockVerified,
     DraftFailed,
     EmitTokens,
     Event,
@@ -46,13 +50,23 @@ if TYPE_CHECKING:
     from paceline_orchestrator.crew import Crew
     from paceline_orchestrator.deadline import Deadline
     from paceline_orchestrator.pool import ServerPool
-    from paceline_orchestrator.protocol.messages import Command, DecodingMethod, FinishReason
+    from paceline_orchestrator.protocol.messages import (
+        CapacityChanged,
+        Command,
+        FinishReason,
+    )
+    from paceline_orchestrator.protocol.strategy import AnyMethod
     from paceline_orchestrator.recorder import Recorder
+    from paceline_orchestrator.server import ModelServer
     from paceline_orchestrator.session import Session
 
 __all__ = ["Driver"]
 
+# How long a request does without any target before it gives up.
 _TARGET_WAIT_SECONDS = 5.0
+# Who opens its session so much later than the first target joins a method that has begun.
+_ASSEMBLY_SECONDS = 0.05
+_RETRY_SECONDS = 1.0
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
 
@@ -61,7 +75,7 @@ class Driver:
     """Runs one method for one request.
 
     Args:
-        method: What decides.
+        create_method: Makes what decides, for those who are there at the start.
         crew: Who works; its sessions are closed in the end.
         pool: Says when servers are back.
         recorder: Told of everything.
@@ -78,7 +92,7 @@ class Driver:
 
     def __init__(
         self,
-        method: DecodingMethod,
+        create_method: Callable[[CapacityChanged], AnyMethod],
         *,
         crew: Crew,
         pool: ServerPool,
@@ -89,7 +103,8 @@ class Driver:
         deliver: Callable[[EmitTokens], bool],
         conclude: Callable[[FinishReason], None],
     ) -> None:
-        self._method = method
+        self._create_method = create_method
+        self._method: AnyMethod | None = None
         self._crew = crew
         self._pool = pool
         self._recorder = recorder
@@ -104,7 +119,7 @@ class Driver:
             pool=pool,
             ledger=self._ledger,
             logprobs=logprobs,
-            answered=self._post,
+            answered=self._take_answer,
             failed=self._take_failure,
         )
         self._questions: deque[Callable[[], Sequence[Command]]] = deque()
@@ -112,7 +127,12 @@ class Driver:
         self._turned = asyncio.Event()
         self._final: deque[EmitTokens] = deque()
         self._timers: list[asyncio.TimerHandle] = []
+        self._assembled = asyncio.Event()
+        self._assembling: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
+        self._refusal: PacelineError | None = None
+        self._refused_at: float | None = None  # the first time since the last verdict
+        self._refusing: set[ModelServer] = set()  # since then
         self._finish: Finish | None = None
         self._failure: PacelineError | None = None
 
@@ -121,13 +141,20 @@ class Driver:
 
         Raises:
             NoTargetError: The targets are gone, and none came back in time.
+            OverloadedError: None has had room for a session for as long.
             DeadlineError: The request's time is over.
             PacelineError: Whatever else could not be survived.
         """
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
-                with self._pool.listening(self._refill):
-                    await self._work()
+                renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
+                try:
+                    with self._pool.listening(self._refill):
+                        await self._work()
+                finally:
+                    # Nobody listens any more: what is found out now begins nothing new here.
+                    renewing.cancel()
+                    self._calls.close()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
@@ -138,29 +165,48 @@ class Driver:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def statistics(self) -> DraftStatistics:
+        """What became of the draft tokens."""
+        return self._method.statistics if self._method is not None else DraftStatistics()
+
+    def take_arrival(self, session: Session, error: PacelineError | None) -> None:
+        """Take notice of a session of the crew that has opened, or could not be opened."""
+        if error is not None:
+            self._lose(session, error)
+            return
+        self._crew.fill()  # who has just come may have to leave already
+        self._tell_capacity()
+
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
-        renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
-        try:
+        self._tell_capacity()
+        await self._assembled.wait()
+        if self._failure is None:
+            self._method = self._create_method(self._crew.capacity)
             self._decide(self._method.start)
-            while self._final or not self._is_over:
-                await self._turned.wait()
-                self._turned.clear()
-                self._calls.count_verdicts()
-                self._deliver_final()
-            if self._finish is not None:
-                self._conclude(self._finish.reason)
-                await asyncio.sleep(COURTESY_SECONDS)
-        finally:
-            renewing.cancel()
-            self._calls.close()
+        while self._final or not self._is_over:
+            await self._turned.wait()
+            self._turned.clear()
+            self._calls.count_verdicts()
+            self._deliver_final()
+        if self._finish is not None:
+            self._conclude(self._finish.reason)
+            await asyncio.sleep(COURTESY_SECONDS)
 
     @property
     def _is_over(self) -> bool:
         return self._finish is not None or self._failure is not None
 
+    def _take_answer(self, event: Event) -> None:
+        if isinstance(event, BlockVerified):
+            self._refused_at = None
+            self._refusing.clear()
+        self._post(event)
+
     def _post(self, event: Event) -> None:
-        self._decide(partial(self._method.handle, event))
+        if self._method is not None:
+            self._decide(partial(self._method.handle, event))
 
     def _decide(self, question: Callable[[], Sequence[Command]]) -> None:
         """Ask the method, and carry out its answer: now, or after the one under way."""
@@ -193,7 +239,7 @@ class Driver:
         while self._final:
             emission = self._final.popleft()
             self._recorder.emitted(emission)
-            if self._deliver(emission):
+            if self._deliver(emission) and self._method is not None:
                 self._final.clear()
                 self._decide(self._method.stop)
 
@@ -207,9 +253,9 @@ class Driver:
             case StopDraft():
                 self._calls.stop_draft(command.draft_id, by_rejection=self._finish is None)
             case StartVerify():
-                self._start(command, self._crew.targets[command.target])
+                self._start(command, self._crew.target(command.target))
             case StartDraft():
-                self._start(command, self._crew.drafters[command.drafter])
+                self._start(command, self._crew.drafter(command.drafter))
             case PromoteVerify():
                 self._calls.promote(command.verify_id, depth=command.depth)
             case Finish():
@@ -231,40 +277,95 @@ class Driver:
         ):
             self._fail(InternalError(f"a target refused a call: {error.message}"))
             return
-        if isinstance(error, SessionError):
-            self._post(_failed(call))
-            return
-        pause = self._crew.vacate(session, error)
-        self._post(self._crew.capacity)
+        if not isinstance(error, SessionError):
+            self._lose(session, error)
         self._post(_failed(call))
+
+    def _lose(self, session: Session, error: PacelineError) -> None:
+        """Do without a session that failed, or could not be opened, and find another server."""
+        is_target = session.server.role is Role.TARGET
+        if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
+            self._note_refusal(session.server, error)
+        pause = self._crew.vacate(session, error)
+        self._tell_capacity()
         self._refill()
         if pause is not None:
             self._call_later(pause, self._refill)
-        if not self._crew.capacity.targets and self._patience is None:
-            self._patience = self._call_later(_TARGET_WAIT_SECONDS, self._give_up)
 
     def _refill(self) -> None:
-        """Seat servers that are ready, if seats are empty."""
-        if not self._crew.fill():
-            return
-        if self._patience is not None and self._crew.capacity.targets:
+        """Find servers that are ready for empty seats."""
+        if self._crew.fill():
+            self._tell_capacity()
+
+    def _tell_capacity(self) -> None:
+        """Tell the method who is there; or begin, if there is no reason to wait for more."""
+        capacity = self._crew.capacity
+        self._mind_targets(capacity)
+        self._post(capacity)
+        if self._method is not None or not self._assembling_is_of_use(capacity):
+            self._assembled.set()
+        elif capacity.targets and self._assembling is None:
+            self._assembling = self._call_later(_ASSEMBLY_SECONDS, self._assembled.set)
+
+    def _assembling_is_of_use(self, capacity: CapacityChanged) -> bool:
+        if not self._crew.seat_count:
+            return False  # nothing is to be decoded
+        return not (capacity.targets and self._crew.is_assembled)
+
+    def _mind_targets(self, capacity: CapacityChanged) -> None:
+        """Be patient for a while without any target, and no longer."""
+        if capacity.targets and self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        self._post(self._crew.capacity)
+        elif not capacity.targets and self._patience is None and self._crew.seat_count:
+            self._patience = self._call_later(_TARGET_WAIT_SECONDS, self._give_up)
+
+    def _note_refusal(self, server: ModelServer, error: PacelineError) -> None:
+        """Be patient for a while with targets that have no room, and no longer.
+
+        A session may open, and its first call be refused, again and again: a verdict alone shows
+        that there is room. A target that has not refused yet may be at work on a long prompt.
+        """
+        self._refusing.add(server)
+        now = asyncio.get_running_loop().time()
+        self._refusal = error
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now - self._refused_at >= _TARGET_WAIT_SECONDS and self._refusing.issuperset(
+            self._crew.target_servers
+        ):
+            self._give_up()
 
     def _give_up(self) -> None:
-        self._fail(NoTargetError("no target is left for this request", retry_after_seconds=1.0))
+        if self._refusal is not None and self._refused_at is not None:
+            self._fail(
+                OverloadedError(
+                    f"no target has room for this request: {self._refusal.message}",
+                    retry_after_seconds=self._refusal.retry_after_seconds or _RETRY_SECONDS,
+                )
+            )
+        else:
+            self._fail(
+                NoTargetError(
+                    "no target is left for this request", retry_after_seconds=_RETRY_SECONDS
+                )
+            )
 
     def _fail(self, failure: PacelineError) -> None:
         self._failure = self._failure or failure
+        self._assembled.set()
         self._turned.set()
 
     async def _renew_sessions(self) -> None:
         """Keep the sessions that a long request does not use for a while."""
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
-            for session in self._crew.sessions:
-                await session.renew(idle_seconds=_RENEW_SECONDS)
+            # At once, so that a server that hangs takes no other's time.
+            async with asyncio.TaskGroup() as renewals:
+                for session in self._crew.sessions:
+                    renewals.create_task(
+                        session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
+                    )
 
     def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         timer = asyncio.get_running_loop().call_later(seconds, action)

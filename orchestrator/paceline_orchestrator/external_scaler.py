@@ -75,7 +75,7 @@ class ExternalScaler(ExternalScalerServicer):
     ) -> pb.GetMetricsResponse:
         """Tell how many verifiers are wanted, or what this replica's part in that is."""
         if request.metric_name == DESIRED_VERIFIERS:
-            return _response({DESIRED_VERIFIERS: self._autoscaler.desired})
+            return _response({DESIRED_VERIFIERS: self._autoscaler.answer()})
         if request.metric_name == REPLICA_DEMAND:
             own = self._autoscaler.own_demand()
             return _response(

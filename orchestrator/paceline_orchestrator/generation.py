@@ -14,7 +14,7 @@ from paceline_orchestrator.order import NUMBER_OF_STRATEGY
 from paceline_orchestrator.protocol.messages import FinishReason
 from paceline_orchestrator.protocol.strategy import create_method
 from paceline_orchestrator.recorder import Recorder
-from paceline_orchestrator.text import FinalToken, StreamedText
+from paceline_orchestrator.text import FinalToken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.metrics import RequestMetrics
     from paceline_orchestrator.order import Order
     from paceline_orchestrator.pool import ServerPool
-    from paceline_orchestrator.protocol.messages import EmitTokens
-    from paceline_orchestrator.protocol.strategy import Strategy
+    from paceline_orchestrator.protocol.messages import CapacityChanged, EmitTokens
+    from paceline_orchestrator.protocol.strategy import AnyMethod, Strategy
 
 __all__ = ["Generation"]
 
@@ -49,8 +49,7 @@ class Generation:
         self, order: Order, *, pool: ServerPool, keeper: SessionKeeper, metrics: RequestMetrics
     ) -> None:
         self._outbox: asyncio.Queue[pb.GenerateResponse | Exception | None] = asyncio.Queue()
-        self._text = StreamedText(order.codec, order.request.stop_strings)
-        self._text.resume(order.resumed)
+        self._text = order.text
         if self._text.token_count < len(order.resumed):
             raise InvalidFieldError.of("resume_token_ids", "must not go on after a stop string")
         if self._text.stop_string or order.was_resumed_to_eos:
@@ -67,21 +66,17 @@ class Generation:
         self._crew = Crew(
             pool,
             order.model,
-            make_spec=order.session_spec,
+            make_spec=lambda it: order.session_spec(it, length=self._position),
             target_count=order.target_count,
             drafter_count=order.drafter_count,
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
+            arrived=lambda session, error: self._driver.take_arrival(session, error),
             growth=order.growth,
         )
-        self._method = create_method(
-            order.plan.strategy,
-            order.task(broadcast_prefill=order.plan.broadcast_prefill and self._crew.is_idle),
-            capacity=self._crew.capacity,
-        )
         self._driver = Driver(
-            self._method,
+            self._create_method,
             crew=self._crew,
             pool=pool,
             recorder=self._recorder,
@@ -98,9 +93,13 @@ class Generation:
             self._send(started=self._started())
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
-            self._outbox.put_nowait(error)
+            self.fail(error)
         finally:
             self._outbox.put_nowait(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error, after what was decoded so far."""
+        self._outbox.put_nowait(error)
 
     async def messages(self) -> AsyncIterator[pb.GenerateResponse]:
         """Yield the stream's messages.
@@ -135,7 +134,16 @@ class Generation:
 
     def statistics(self) -> pb.GenerationStatistics:
         """Return what it took so far."""
-        return self._recorder.statistics(self._method.statistics)
+        return self._recorder.statistics(self._driver.statistics)
+
+    def _create_method(self, capacity: CapacityChanged) -> AnyMethod:
+        order = self._order
+        broadcast_prefill = order.plan.broadcast_prefill and self._crew.is_idle
+        return create_method(
+            order.plan.strategy,
+            order.task(broadcast_prefill=broadcast_prefill),
+            capacity=capacity,
+        )
 
     def _deliver(self, emission: EmitTokens) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
@@ -193,7 +201,7 @@ class Generation:
             promise=order.rule,
             prompt_token_count=len(order.prompt),
             lookahead=order.plan.lookahead,
-            target_count=len(self._crew.capacity.targets),
+            target_count=self._crew.target_count,
             plan_note=order.plan.note,
         )
 

@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from paceline.errors import PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.v1 import drafter_service_pb2 as drafter_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from paceline_orchestrator.discovery import Role
+from paceline_orchestrator.silence import SilenceError
 from paceline_orchestrator.wire import answer
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Opening", "SessionKeeper"]
 
+# Opening takes no forward: a server that takes longer hangs, and another one may be free.
+_OPENING_SECONDS = 2.0
+_RENEWING_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
 _CONCURRENT_CLOSINGS = 64
 
@@ -60,15 +64,22 @@ class SessionKeeper:
             self._close(server, opening), name=f"close a session at {server.name}"
         )
 
-    async def renew(self, server: ModelServer, session_id: str) -> None:
-        """Give a session another lease; one that is lost is noticed at its next call."""
-        with suppress(PacelineError):
-            if server.role is Role.DRAFTER:
-                renewal = drafter_pb.DrafterServiceRenewSessionRequest(session_id=session_id)
-                await answer(server.drafter.RenewSession(renewal, timeout=_TIMEOUT_SECONDS))
-            else:
-                request = target_pb.TargetServiceRenewSessionRequest(session_id=session_id)
-                await answer(server.target.RenewSession(request, timeout=_TIMEOUT_SECONDS))
+    async def renew(self, server: ModelServer, session_id: str) -> int:
+        """Give a session another lease.
+
+        Returns:
+            The sequence of its call that the server has in sight; 0 if it has none.
+
+        Raises:
+            PacelineError: The session is lost, or the server does not answer.
+        """
+        if server.role is Role.DRAFTER:
+            renewal = drafter_pb.DrafterServiceRenewSessionRequest(session_id=session_id)
+            draft_call = server.drafter.RenewSession(renewal, timeout=_RENEWING_SECONDS)
+            return (await answer(draft_call)).live_sequence
+        request = target_pb.TargetServiceRenewSessionRequest(session_id=session_id)
+        target_call = server.target.RenewSession(request, timeout=_RENEWING_SECONDS)
+        return (await answer(target_call)).live_sequence
 
     async def _close(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
         session_id = (await opening).session_id
@@ -89,12 +100,14 @@ async def _open(server: ModelServer, spec: SessionSpec) -> Opening:
     try:
         if server.role is Role.DRAFTER:
             opening = drafter_pb.DrafterServiceOpenSessionRequest(spec=spec)
-            drafter_call = server.drafter.OpenSession(opening, timeout=_TIMEOUT_SECONDS)
+            drafter_call = server.drafter.OpenSession(opening, timeout=_OPENING_SECONDS)
             grant = (await answer(drafter_call)).grant
         else:
             request = target_pb.TargetServiceOpenSessionRequest(spec=spec)
-            target_call = server.target.OpenSession(request, timeout=_TIMEOUT_SECONDS)
+            target_call = server.target.OpenSession(request, timeout=_OPENING_SECONDS)
             grant = (await answer(target_call)).grant
+    except DeadlineError:
+        return Opening(error=SilenceError(f"{server.name} opens no session"))
     except PacelineError as error:
         return Opening(error=error)
     return Opening(session_id=grant.session_id)

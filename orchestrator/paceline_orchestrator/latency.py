@@ -15,8 +15,6 @@ __all__ = ["LatencyMeter"]
 
 # A moving average that forgets half of its past in about five answers.
 _WEIGHT = 1 / 8
-# The worst of the last answers or so: it has halved after seventy.
-_WORST_DECAY = 0.99
 # Forwards of up to so many rows cost about one decoding step.
 _STEP_ROWS = 16
 # A wait in the queue of so small a part of the forward is none.
@@ -44,7 +42,6 @@ class LatencyMeter:
         self._was_free = False
         self._call_ns: float | None = None
         self._lag_ns = 0.0
-        self._worst_wait_ns = 0.0
 
     @property
     def step_ns(self) -> int:
@@ -79,11 +76,6 @@ class LatencyMeter:
         """The rest of each further forward of a stream, beyond its own time."""
         return round(self._lag_ns)
 
-    @property
-    def worst_wait_ns(self) -> int:
-        """The longest that a call lately took beyond its forwards."""
-        return round(self._worst_wait_ns)
-
     def adopt(
         self,
         table: tuple[tuple[int, int], ...],
@@ -112,10 +104,13 @@ class LatencyMeter:
             self._call_ns = _average(self._call_ns, rest_ns)
         elif timing.forward_count:
             self._lag_ns += _WEIGHT * (rest_ns / timing.forward_count - self._lag_ns)
-        wait_ns = max(0, elapsed_ns - timing.forward_ns)
-        self._worst_wait_ns = max(wait_ns, _WORST_DECAY * self._worst_wait_ns)
         if timing.forward_count and timing.row_count <= _STEP_ROWS * timing.forward_count:
             self._step_ns = _average(self._step_ns, timing.forward_ns / timing.forward_count)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server has said what its forwards cost."""
+        return bool(self._table)
 
     def expected_ns(self, row_count: int) -> int:
         """Estimate a forward of `row_count` rows."""

@@ -17,7 +17,7 @@ from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, Ve
 if TYPE_CHECKING:
     from paceline_orchestrator.deadline import Deadline
     from paceline_orchestrator.planner import Plan
-    from paceline_orchestrator.tokenizer import Codec
+    from paceline_orchestrator.text import StreamedText
     from paceline_orchestrator.wire import ModelFacts
 
 __all__ = ["MOST_TARGETS", "NUMBER_OF_STRATEGY", "STRATEGY_BY_NUMBER", "Order"]
@@ -31,6 +31,10 @@ STRATEGY_BY_NUMBER = {
 NUMBER_OF_STRATEGY = {strategy: number for number, strategy in STRATEGY_BY_NUMBER.items()}
 
 
+# What a session reserves beyond the text there is: a server takes further steps of its own as the
+# text grows, so that a request for the longest of texts does not shut out the others at once.
+_RESERVED_AHEAD = 256
+
 MOST_TARGETS = 64
 """As in GenerateRequest.target_count."""
 
@@ -42,8 +46,9 @@ class Order:
     Attributes:
         request: As it came.
         request_id: Its name.
+        share: Whose it is: what servers share fairly among clients; see SessionSpec.share.
         model: The model that it is pinned to.
-        codec: The model's tokenizer; None if it has none.
+        text: The text so far, with what was resumed.
         prompt: The prompt's tokens.
         max_tokens: Tokens to generate at most, resumed ones included.
         seed: The seed in use.
@@ -54,8 +59,9 @@ class Order:
 
     request: pb.GenerateRequest
     request_id: str
+    share: str
     model: ModelFacts
-    codec: Codec | None
+    text: StreamedText
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
@@ -125,15 +131,23 @@ class Order:
             return 1
         return self.request.target_count or MOST_TARGETS
 
-    def session_spec(self, fingerprint: str) -> SessionSpec:
-        """Say what a session for it is opened for, at a server with this model."""
+    def session_spec(self, fingerprint: str, *, length: int) -> SessionSpec:
+        """Say what a session for it is opened for.
+
+        Args:
+            fingerprint: The server's model's.
+            length: How long the text is by now, prompt included.
+        """
+        limit = len(self.prompt) + self.max_tokens
         return SessionSpec(
             expected_model_fingerprint=fingerprint,
             sampling=self.request.sampling,
             seed=self.seed,
             verification_rule=self.rule,
-            reserve_length=len(self.prompt) + self.max_tokens,
+            reserve_length=min(length + _RESERVED_AHEAD, limit),
+            limit_length=limit,
             request_id=self.request_id,
+            share=self.share,
         )
 
     def task(self, *, broadcast_prefill: bool) -> DecodingTask:

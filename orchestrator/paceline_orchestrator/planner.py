@@ -9,7 +9,8 @@ CPU time, and under load the servers are shared.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,9 @@ _WORTHWHILE_GAIN = 1.02
 _SAME_TIME = 1.002
 # Settings that are left to be simulated: the last ones are the likeliest to come again.
 _MOST_MISSING = 4
+# Settings whose simulations are kept, those used last: of 10 to 30 KiB each. A system that does not
+# change has a few, since similar measurements share one.
+_MOST_REHEARSED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Plan:
 
 
 class Planner:
-    """Plans requests; remembers what it simulated.
+    """Plans requests; remembers what it lately simulated.
 
     Concurrency:
         `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes some
@@ -76,7 +80,8 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self._rehearsed: dict[Setting, dict[int, list[int]]] = {}  # by lookahead
+        # By lookahead; the setting used last comes last.
+        self._rehearsed: OrderedDict[Setting, dict[int, list[int]]] = OrderedDict()
         self._missing: deque[Setting] = deque(maxlen=_MOST_MISSING)
 
     def choose(
@@ -120,10 +125,13 @@ class Planner:
         """
         while self._missing:
             setting = self._missing.pop()
+            self._rehearsed[setting] = {}  # known from here on, or `choose` would ask for it again
             self._rehearsed[setting] = {
                 lookahead: rehearse(setting, lookahead=lookahead)
                 for lookahead in _lookaheads(setting)
             }
+            while len(self._rehearsed) > _MOST_REHEARSED:
+                self._rehearsed.popitem(last=False)
 
     def _miss(self, setting: Setting) -> None:
         is_known = setting in self._rehearsed or setting in self._missing
@@ -155,6 +163,8 @@ class Planner:
         A setting is only near to what was measured; SI, in closed form in both, tells how near.
         """
         setting = _setting(measurements, target_count)
+        with suppress(KeyError):  # unknown, or `refine` has dropped it just now
+            self._rehearsed.move_to_end(setting)
         rehearsed = self._rehearsed.get(setting, {})
         rate = measurements.acceptance_rate
         if not rehearsed:

@@ -84,6 +84,7 @@ class Planning:
         self._dispatch_ns = _Mean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
+        self._refining: asyncio.Task[None] | None = None
 
     def plan(self, request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> Plan:
         """Choose how to decode a request; what it says itself wins.
@@ -123,8 +124,9 @@ class Planning:
         self._cpu_seen_ns = now_ns
 
     def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
-        """Let the planner simulate what it was lately asked for, on a thread."""
-        tasks.create_task(self._refine(), name="refine the plan")
+        """Let the planner simulate what it was lately asked for, on a thread, one at a time."""
+        if self._refining is None or self._refining.done():
+            self._refining = tasks.create_task(self._refine(), name="refine the plan")
 
     async def _refine(self) -> None:
         try:

@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
+from paceline.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    NoTargetError,
+    PacelineError,
+    TokenizerMismatchError,
+)
 from paceline.v1 import model_service_pb2 as model_pb
-from paceline_orchestrator.discovery import Role
+from paceline_orchestrator import probe
+from paceline_orchestrator.discovery import Role, out_of_sight
 from paceline_orchestrator.server import NOT_SERVING, ModelServer
+from paceline_orchestrator.silence import SilenceError
 from paceline_orchestrator.wire import answer, answers, read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import grpc
 
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ServerPool"]
 
 _MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
+_SILENT, _REMOVED = "SILENT", "REMOVED"
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
 _log = logging.getLogger(__name__)
@@ -74,8 +83,10 @@ class ServerPool:
         self._draw_lot = draw_lot
         self._servers: dict[_Key, ModelServer] = {}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
+        self._probes: dict[ModelServer, asyncio.Task[None]] = {}
         self._listeners: dict[Callable[[], None], Context] = {}
         self._refused: set[tuple[str, str]] = set()
+        self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -85,8 +96,8 @@ class ServerPool:
 
     async def __aexit__(self, *exception: object) -> None:
         self._following.cancel()
-        for watch in self._watches.values():
-            watch.cancel()
+        for task in (*self._watches.values(), *self._probes.values()):
+            task.cancel()
         await self._tasks.__aexit__(None, None, None)
         for server in self._servers.values():
             await server.channel.close(None)
@@ -181,21 +192,53 @@ class ServerPool:
             asyncio.get_running_loop().call_soon(self._call_listeners)
 
     def report_failure(self, server: ModelServer, error: PacelineError) -> None:
-        """Take a server out for a while after a call to it failed."""
-        doublings = min(server.failure_count, 20)
-        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
+        """Take a server out after a call to it failed: for a while, or until it answers again.
+
+        One that was silent is well by all that can be seen, so it has to compute a token before it
+        gets work.
+        """
+        if isinstance(error, SilenceError):
+            self._take_out(server, _SILENT)
+            self.suspect(server)
+            return
         server.failure_count += 1
-        server.pause_status = error.reason or "CONNECTION_LOST"
-        server.pause_count += 1
+        if isinstance(error, ConnectionLostError) and server.failure_count == 1:
+            return  # a single call can be refused; of a broken connection health tells at once
+        doublings = min(server.failure_count - 1, 20)
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
+        self._take_out(server, error.reason or "CONNECTION_LOST")
         asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
-        self._tell(server)
+
+    def suspect(self, server: ModelServer) -> None:
+        """Ask a server that may be silent for a token; without one it is out until it answers."""
+        if server.health_status != _REMOVED and server not in self._probes:
+            self._probes[server] = self._tasks.create_task(
+                self._probe(server), name=f"pool: probe {server.name}"
+            )
 
     def report_success(self, server: ModelServer) -> None:
         """Note that a server does its work: the next failure is a first one."""
         server.failure_count = 0
 
+    def _take_out(self, server: ModelServer, status: str) -> None:
+        if server.pause_status != _SILENT:
+            server.pause_status = status
+        server.pause_count += 1
+        self._tell(server)
+
     def _resume(self, server: ModelServer, pause_count: int) -> None:
-        if server.pause_count == pause_count:
+        if server.pause_count == pause_count and server.pause_status != _SILENT:
+            server.pause_status = ""
+            self._tell(server)
+
+    async def _probe(self, server: ModelServer) -> None:
+        try:
+            if not await probe.answers(server):
+                self._take_out(server, _SILENT)
+                await probe.until_it_answers(server)
+        finally:
+            del self._probes[server]
+        if server.pause_status == _SILENT:
             server.pause_status = ""
             self._tell(server)
 
@@ -218,34 +261,52 @@ class ServerPool:
     async def _follow(self) -> None:
         """Let servers come, change and go with their endpoints; each has one channel for life."""
         async for endpoints in self._discovery.endpoints():
-            found = {(*it.key, it.address): it for it in endpoints}
+            listed = {(*it.key, it.address): it for it in endpoints}
             counts = Counter(it.role for it in endpoints)
             _log.info("found: %s", ", ".join(f"{it}s: {counts[it]}" for it in _MODEL_ROLES))
-            for key in found.keys() - self._servers.keys():
-                self._add(key, found[key])
+            found = self._with_those_out_of_sight(listed)
             for key in found.keys() & self._servers.keys():
                 self._servers[key].endpoint = found[key]
                 self._tell(self._servers[key])
             await self._remove(self._servers.keys() - found.keys())
+            for key in found.keys() - self._servers.keys():
+                self._add(key, found[key])
+                await asyncio.sleep(0)  # hundreds in one turn would hold up every stream
+
+    def _with_those_out_of_sight(self, listed: Mapping[_Key, Endpoint]) -> Mapping[_Key, Endpoint]:
+        """Add the servers that discovery has lost sight of, but that say that they are well."""
+        well = {key: it.endpoint for key, it in self._servers.items() if not it.health_status}
+        kept = out_of_sight(listed, well=well)
+        self._unlisted = kept.keys() - listed.keys()
+        if kept:
+            names = ", ".join(sorted(it.name for it in kept.values()))
+            _log.warning("used though discovery does not say that they are ready: %s", names)
+        return {**listed, **kept}
 
     def _add(self, key: _Key, endpoint: Endpoint) -> None:
         server = ModelServer(endpoint, self._open_channel(endpoint))
         self._servers[key] = server
         self._watches[key] = self._tasks.create_task(
-            self._watch(server), name=f"pool: watch {server.name}"
+            self._watch(key, server), name=f"pool: watch {server.name}"
         )
 
     async def _remove(self, keys: Collection[_Key]) -> None:
         """Forget servers; what still runs there fails, as with any server that goes away."""
         for key in keys:
+            if key not in self._servers:
+                continue  # its own watch was faster
             self._watches.pop(key).cancel()
             server = self._servers.pop(key)
-            server.health_status = "REMOVED"
+            if server in self._probes:
+                self._probes[server].cancel()
+            self._refused = {it for it in self._refused if it[0] != server.name}
+            server.health_status = _REMOVED
             self._tell(server)
             await server.channel.close(None)
+            await asyncio.sleep(0)
 
-    async def _watch(self, server: ModelServer) -> None:
-        """Follow a server's health for ever."""
+    async def _watch(self, key: _Key, server: ModelServer) -> None:
+        """Follow a server's health for ever, or until one that is listed no more has gone."""
         while True:
             try:
                 await self._follow_health(server)
@@ -254,6 +315,8 @@ class ServerPool:
             except PacelineError as error:
                 server.health_status = error.reason or "NOT_REACHED"
                 self._tell(server)
+                if key in self._unlisted:
+                    await self._remove((key,))
                 await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
 
     async def _follow_health(self, server: ModelServer) -> None:

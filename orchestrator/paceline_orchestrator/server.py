@@ -9,6 +9,7 @@ from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline_orchestrator.discovery import Availability
 from paceline_orchestrator.latency import LatencyMeter
+from paceline_orchestrator.silence import SilenceWatch
 
 if TYPE_CHECKING:
     import grpc
@@ -28,6 +29,7 @@ class ModelServer:
     Attributes:
         facts: What it said of its model; None before it was reached.
         latency: What its calls cost.
+        silence: Gives up the calls that it leaves unanswered.
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         home_count: Requests of this orchestrator that are at home there; see Crew.
@@ -47,6 +49,7 @@ class ModelServer:
         self.target = TargetServiceStub(channel)
         self.facts: ModelFacts | None = None
         self.latency = LatencyMeter()
+        self.silence = SilenceWatch()
         self.session_count = 0
         self.call_count = 0
         self.home_count = 0

@@ -15,18 +15,27 @@ from paceline.errors import (
     OverloadedError,
     UnsupportedError,
 )
+from paceline.shares import FairShares
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
-from paceline_orchestrator.admission import allowed_tokens, check, check_tokens, seed_of
+from paceline_orchestrator.admission import (
+    allowed_tokens,
+    check,
+    check_lengths,
+    check_tokens,
+    seed_of,
+)
 from paceline_orchestrator.deadline import Deadline
 from paceline_orchestrator.generation import Generation
+from paceline_orchestrator.identity import share_of
 from paceline_orchestrator.order import Order
+from paceline_orchestrator.text import StreamedText
+from paceline_orchestrator.text_workers import TextWorkers
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from paceline.errors import PacelineError
     from paceline_orchestrator.keeper import SessionKeeper
     from paceline_orchestrator.metrics import RequestMetrics
     from paceline_orchestrator.planning import Planning
@@ -39,6 +48,7 @@ __all__ = ["OrchestratorServicer"]
 
 _TARGET_WAIT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_DRAINING = "this orchestrator is shutting down"
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -81,7 +91,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._idle = asyncio.Event()
         self._idle.set()
         self._begun = asyncio.Event()
-        self._refusal: PacelineError | None = None
+        self._is_draining = False
+        self._shares = FairShares(settings.request_limit)
+        self._texts = TextWorkers()
+        self._generations: set[Generation] = set()
         self.running_count = 0
 
     def begin(self) -> None:
@@ -90,11 +103,16 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def drain(self) -> None:
         """Accept no more requests."""
-        self._refusal = DrainingError("this orchestrator is shutting down")
+        self._is_draining = True
 
     async def idle(self) -> None:
         """Return once no request is running."""
         await self._idle.wait()
+
+    def cut(self) -> None:
+        """End all requests; each stream says why, and can be resumed elsewhere."""
+        for generation in tuple(self._generations):
+            generation.fail(DrainingError(_DRAINING))
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: pb.GenerateRequest, context: Any
@@ -106,10 +124,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """
         arrived_ns = time.perf_counter_ns()
         self._demand.arrived()
-        with self._admitted():
+        share = share_of(context)
+        with self._admitted(share):
             check(request)
             deadline = Deadline.after(self._allowed_seconds(context))
-            order = await self._order(request, arrived_ns=arrived_ns, deadline=deadline)
+            order = await self._order(
+                request, share=share, arrived_ns=arrived_ns, deadline=deadline
+            )
             generation = Generation(
                 order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
             )
@@ -119,10 +140,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 self._demand.stream(order),
             ):
                 run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
+                self._generations.add(generation)
                 try:
                     async for message in generation.messages():
                         yield message
                 finally:
+                    self._generations.discard(generation)
                     run.cancel()
                     await asyncio.wait((run,))
                     self._planning.learn(generation.statistics())
@@ -157,26 +180,30 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return info
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def _admitted(self, share: str) -> Iterator[None]:
         """Count a request in, or refuse it at once: a queue here would only hide the overload."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self.running_count >= self._settings.request_limit:
+        if self._is_draining:
+            raise DrainingError(_DRAINING)
+        if not self._shares.allows(share):
             self._metrics.refused()
             raise OverloadedError(
-                f"{self.running_count} requests are running", retry_after_seconds=_RETRY_SECONDS
+                f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
+                " this client's",
+                retry_after_seconds=_RETRY_SECONDS,
             )
         self.running_count += 1
+        self._shares.take(share)
         self._idle.clear()
         try:
             yield
         finally:
             self.running_count -= 1
+            self._shares.give_back(share)
             if not self.running_count:
                 self._idle.set()
 
     async def _order(
-        self, request: pb.GenerateRequest, *, arrived_ns: int, deadline: Deadline
+        self, request: pb.GenerateRequest, *, share: str, arrived_ns: int, deadline: Deadline
     ) -> Order:
         """Complete a request with what only this process knows: model, tokens, seed, plan."""
         call = tracing.current()
@@ -185,15 +212,20 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         model = await self._pool.wait_for_model(
             min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
         )
+        check_lengths(request, model)
         codec = self._codecs.get(model.tokenizer_fingerprint)
-        prompt = await _tokenise(request, codec)
+        prompt = await self._tokenise(request, codec, share=share)
         check_tokens(request, model, prompt=prompt)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
+        text = StreamedText(codec, request.stop_strings)
+        resumed = request.resume_token_ids
+        await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)
         return Order(
             request=request,
             request_id=request_id,
+            share=share,
             model=model,
-            codec=codec,
+            text=text,
             prompt=prompt,
             max_tokens=max_tokens,
             seed=seed_of(request),
@@ -201,6 +233,26 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             arrived_ns=arrived_ns,
             deadline=deadline,
         )
+
+    async def _tokenise(
+        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+    ) -> tuple[int, ...]:
+        if codec is None and (request.HasField("text") or request.stop_strings):
+            raise UnsupportedError(
+                "the model has no tokenizer: send token ids, and no stop strings"
+            )
+        if codec is None or request.HasField("token_ids"):
+            return tuple(request.token_ids.ids)
+
+        def encode() -> tuple[int, ...]:
+            return codec.encode(
+                request.text,
+                add_special_tokens=not request.HasField("add_special_tokens")
+                or request.add_special_tokens,
+                parse_special_tokens=request.parse_special_tokens,
+            )
+
+        return await self._texts.run(encode, size=len(request.text), share=share)
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:
         """Wait for the first target and its tokenizer: who starts a system may ask it at once."""
@@ -225,15 +277,3 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if asked is None:
             asked = self._settings.default_deadline_seconds
         return min(asked, self._settings.call_limit_seconds)
-
-
-async def _tokenise(request: pb.GenerateRequest, codec: Codec | None) -> tuple[int, ...]:
-    if codec is None and (request.HasField("text") or request.stop_strings):
-        raise UnsupportedError("the model has no tokenizer: send token ids, and no stop strings")
-    if codec is None or request.HasField("token_ids"):
-        return tuple(request.token_ids.ids)
-    return await codec.encode(
-        request.text,
-        add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
-        parse_special_tokens=request.parse_special_tokens,
-    )

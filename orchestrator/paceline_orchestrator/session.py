@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
-    DeadlineError,
     InternalError,
+    PacelineError,
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
@@ -19,6 +20,7 @@ from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.session_pb2 import SessionCall
 from paceline.v1.target_service_pb2 import VerifyRequest
 from paceline_orchestrator.call import CallUnderWay, Sent
+from paceline_orchestrator.deadline import patience_seconds
 from paceline_orchestrator.held_tokens import HeldTokens
 from paceline_orchestrator.wire import answer, answers, read_timing
 
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     from paceline.v1.session_pb2 import SessionSpec
     from paceline.v1.target_service_pb2 import VerifyResponse
     from paceline_orchestrator.deadline import Deadline
-    from paceline_orchestrator.keeper import SessionKeeper
+    from paceline_orchestrator.keeper import Opening, SessionKeeper
     from paceline_orchestrator.server import ModelServer
     from paceline_orchestrator.wire import Timing
 
 __all__ = ["Drafted", "Judged", "Session"]
+
+
+_CALL_SLACK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,12 @@ class Session:
         self._last_call_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
         self._is_retired = False
+        self._is_closed = False
         server.session_count += 1
 
     def close(self) -> None:
         """End it. Its calls must have been withdrawn."""
+        self._is_closed = True
         self.server.session_count -= 1
         self._keeper.close(self.server, self._opening)
 
@@ -129,15 +136,14 @@ class Session:
             return
         self._calls.remove(call)
         self.server.call_count -= 1
-        if self._is_retired and not self._calls:
+        if self._is_retired and not self._is_closed and not self._calls:
             self.close()
 
     async def renew(self, *, idle_seconds: float) -> None:
         """Give it another lease if its last call began longer ago than that."""
         if time.monotonic() - self._last_call_at >= idle_seconds:
-            opening = await asyncio.shield(self._opening)
-            if opening.error is None:
-                await self._keeper.renew(self.server, opening.session_id)
+            with suppress(PacelineError):
+                await self._keeper.renew(self.server, await self.opened())
 
     def verify(
         self,
@@ -160,8 +166,8 @@ class Session:
             final_length: How many tokens of the prefix can never change again.
         """
 
-        def send() -> Sent:
-            call = self._next_call(prefix)
+        def send(handle: str) -> Sent:
+            call = self._next_call(handle, prefix)
             request = VerifyRequest(
                 call=call,
                 draft_token_ids=block,
@@ -169,11 +175,12 @@ class Session:
                 speculation_depth=depth,
                 logprobs=logprobs,
             )
-            timeout = self._patience(call, block_length=len(block))
-            return Sent(call, self.server.target.Verify(request, timeout=timeout))
+            rpc = self.server.target.Verify(request, timeout=self._call_seconds)
+            return self._sent(call, rpc, patience=self._patience(call, block_length=len(block)))
 
         async def read(sent: Sent) -> Judged:
             call, response = sent.call, await answer(sent.rpc)
+            self.server.silence.heard(sent.waiting)
             judged = self._judged(response, time.perf_counter_ns() - sent.at_ns)
             if (response.sequence, response.prefix_length) != (call.sequence, len(prefix)) or not (
                 response.accepted_count <= len(block) and self._is_token(response.next_token_id)
@@ -205,38 +212,53 @@ class Session:
         """
         draft = _Draft(prefix, chunk_tokens, final_length, report)
 
-        def send() -> Sent:
-            call = self._next_call(prefix)
+        def send(handle: str) -> Sent:
+            call = self._next_call(handle, prefix)
             request = DraftRequest(call=call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
-            timeout = self._deadline.remaining_seconds
-            return Sent(call, self.server.drafter.Draft(request, timeout=timeout))
+            rpc = self.server.drafter.Draft(request, timeout=self._call_seconds)
+            return self._sent(call, rpc, patience=self._patience(call, steps=chunk_tokens))
 
         read = partial(self._read_draft, draft)
         return CallUnderWay(self, send, read, is_repeatable=lambda: not draft.found_count)
 
     @property
-    def is_open(self) -> bool:
-        """Whether its handle is known, so that a call can be sent."""
-        return self._opening.done() and self._opening.result().error is None
+    def handle(self) -> str:
+        """Its handle, once it is open and a call can be sent; else empty."""
+        return self._opening.result().session_id if self._opening.done() else ""
 
-    async def opened(self) -> None:
-        """Wait until it is open.
+    def when_opened(self, callback: Callable[[Session, PacelineError | None], None]) -> None:
+        """Have it called in a later turn of the loop: with no error, or with why it is not open."""
+
+        def tell(opening: asyncio.Task[Opening]) -> None:
+            if not opening.cancelled():
+                callback(self, opening.result().error)
+
+        self._opening.add_done_callback(tell)
+
+    async def opened(self) -> str:
+        """Wait until it is open, and return its handle.
 
         Raises:
             PacelineError: It could not be opened.
         """
-        # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
-        opening = await asyncio.shield(self._opening)
-        if opening.error is not None:
-            raise opening.error
+        while True:
+            opening = self._opening
+            # Shielded: whoever waits may be cancelled, the opening goes on and is closed later.
+            opened = await asyncio.shield(opening)
+            if opening is self._opening:  # else it was lost meanwhile, and is opened anew
+                if opened.error is not None:
+                    raise opened.error
+                return opened.session_id
 
-    def repair(self, error: SessionError) -> None:
+    def repair(self, error: SessionError, call: SessionCall) -> None:
         """Make good what the server lost, so that the same call can be sent again.
 
         Raises:
-            SessionError: the error itself, if there is nothing to make good.
+            SessionError: the error itself, if there is nothing to make good; or if a newer call was
+                sent, for which sending this one again would be the end.
         """
-        if self._is_retired:
+        is_over = self._is_retired or self._is_closed
+        if is_over or call.sequence != self._sequence:
             raise error
         match error:
             case SessionNotFoundError():
@@ -248,13 +270,13 @@ class Session:
                 raise error
         self._held.forget()
 
-    def _next_call(self, prefix: Sequence[int]) -> SessionCall:
+    def _next_call(self, handle: str, prefix: Sequence[int]) -> SessionCall:
         """Say what the session shall hold, in as few tokens as it takes."""
         base_length, digest = self._held.begin(prefix)
         self._sequence += 1
         self._last_call_at = time.monotonic()
         return SessionCall(
-            session_id=self._opening.result().session_id,
+            session_id=handle,
             sequence=self._sequence,
             base_length=base_length,
             base_digest=digest,
@@ -262,29 +284,44 @@ class Session:
             expected_model_fingerprint=self._spec.expected_model_fingerprint,
         )
 
+    @property
+    def _call_seconds(self) -> float:
+        """A call's own deadline: a little later than the request's, whose end withdraws it."""
+        return self._deadline.remaining_seconds + _CALL_SLACK_SECONDS
+
+    def _sent(self, call: SessionCall, rpc: Any, *, patience: float) -> Sent:
+        waiting = self.server.silence.begin(
+            rpc, patience_seconds=patience, is_in_sight=partial(self._is_in_sight, call)
+        )
+        return Sent(call, rpc, waiting)
+
+    async def _is_in_sight(self, call: SessionCall) -> bool:
+        """Ask the server whether it has a call and goes on with its work."""
+        try:
+            live = await self._keeper.renew(self.server, call.session_id)
+        except PacelineError:
+            return False
+        return live == call.sequence
+
     def _patience(
         self, call: SessionCall | None = None, *, block_length: int = 0, steps: int = 1
     ) -> float:
-        """How many seconds an answer may take: a prefill has all the time there is."""
-        if call is not None and call.base_length == 0:
-            return self._deadline.remaining_seconds
+        """How many seconds an answer may take: to a call, or the next one of a stream."""
         latency = self.server.latency
+        is_cold = call is not None and call.base_length == 0
+        if is_cold and not latency.is_known:
+            return patience_seconds(None)
         rows = (len(call.token_ids) if call is not None else 1) + block_length
-        further_ns = (steps - 1) * latency.expected_ns(1)
-        expected_ns = latency.expected_ns(rows) + further_ns + latency.worst_wait_ns
-        return self._deadline.for_call(expected_ns)
+        forward_ns = latency.expected_ns(rows) + (steps - 1) * latency.expected_ns(1)
+        return patience_seconds(forward_ns, is_cold=is_cold)
 
     async def _read_draft(self, draft: _Draft, sent: Sent) -> None:
-        loop, last_ns, steps = asyncio.get_running_loop(), sent.at_ns, draft.chunk_tokens
-        try:
-            async with asyncio.timeout(self._patience(sent.call, steps=steps)) as silence:
-                async for message in answers(sent.rpc):
-                    now_ns = time.perf_counter_ns()
-                    self._take_drafted(draft, message, sent.call, elapsed_ns=now_ns - last_ns)
-                    last_ns = now_ns
-                    silence.reschedule(loop.time() + self._patience(steps=steps))
-        except TimeoutError:
-            raise DeadlineError(f"{self.server.name} is silent") from None
+        last_ns, steps = sent.at_ns, draft.chunk_tokens
+        async for message in answers(sent.rpc):
+            self.server.silence.heard(sent.waiting, patience_seconds=self._patience(steps=steps))
+            now_ns = time.perf_counter_ns()
+            self._take_drafted(draft, message, sent.call, elapsed_ns=now_ns - last_ns)
+            last_ns = now_ns
 
     def _take_drafted(
         self, draft: _Draft, message: DraftResponse, call: SessionCall, *, elapsed_ns: int

@@ -24,6 +24,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONG_RUN = 8
 # An incomplete character has at most three bytes, so at most three tokens with bytes.
 _INCOMPLETE_TOKENS = 3
+# A stop string has at most as many bytes, and so as many tokens with text.
+_OVERLAP_TOKENS = 64
 
 
 class Detokenizer:
@@ -129,6 +131,7 @@ class StreamedText:
     """
 
     def __init__(self, codec: Codec | None, stop_strings: Sequence[str] = ()) -> None:
+        self._codec = codec
         self._detokenizer = Detokenizer(codec) if codec is not None else None
         self._stop_strings = tuple(stop_strings)
         self._uncertain: deque[FinalToken | None] = deque()
@@ -139,14 +142,55 @@ class StreamedText:
         self.token_count = 0
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Take in tokens that the client has, with their text, as if they had been generated."""
-        for token_id in token_ids:
+        """Take in tokens that the client has, with their text, as if they had been generated.
+
+        Of many tokens all but the last ones are decoded at once, some hundred times as fast. What
+        comes next depends on the last ones alone: on those within a stop string's length, and on an
+        incomplete character or run of bytes.
+        """
+        start = self._find_window(token_ids)
+        if start:
+            self._skip(token_ids, start)
+            if self.stop_string:
+                return
+        for token_id in token_ids[start:]:
             self._take(token_id, None)
             if self.stop_string:
                 return
             self._release()
         self._held.clear()
         self._sent_length = len(self._tail)
+
+    def _find_window(self, token_ids: Sequence[int]) -> int:
+        """Return from where on tokens are looked at one by one: where no run of bytes goes on."""
+        if self._codec is None:
+            return 0
+        inner = self._codec.byte_ids | self._codec.special_ids
+        start = self._back(token_ids, self._back(token_ids, len(token_ids)))
+        while start > 0 and not inner.isdisjoint(token_ids[start - 1 : start + 1]):
+            start -= 1
+        return start
+
+    def _back(self, token_ids: Sequence[int], end: int) -> int:
+        """Go back from a position by as many tokens with text as a stop string can have."""
+        assert self._codec is not None
+        left = _OVERLAP_TOKENS
+        while end > 0 and left > 0:
+            end -= 1
+            left -= token_ids[end] not in self._codec.special_ids
+        return end
+
+    def _skip(self, token_ids: Sequence[int], count: int) -> None:
+        """Take in the first tokens without their text, unless a stop string is complete in it.
+
+        The text that is searched reaches into what is looked at again, so that none is overlooked.
+        """
+        assert self._codec is not None
+        text = self._codec.decode_many(token_ids[: self._back(token_ids, len(token_ids))])
+        # An incomplete last character is looked at again.
+        found = [it for it in self._stop_strings if it in text.rstrip(_REPLACEMENT)]
+        self.stop_string = found[0] if found else ""
+        self.token_count = count
 
     def push(self, token: FinalToken) -> bool:
         """Take in a token; tell whether a stop string is complete. Then nothing more may come."""

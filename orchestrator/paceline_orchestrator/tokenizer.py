@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Codec", "Codecs"]
 
 _FETCH_TIMEOUT_SECONDS = 60.0
+# Of a vocabulary of 262,144 tokens the file has 33 MB. A server that sends more is not believed.
+_MOST_BYTES = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -52,19 +54,25 @@ class Codec:
         added = self._plain.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, it in added.items() if it.special)
 
-    async def encode(
+    def encode(
         self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
     ) -> tuple[int, ...]:
-        """Tokenise a prompt; see GenerateRequest for the options."""
+        """Tokenise a prompt; see GenerateRequest for the options.
+
+        Concurrency: other threads run meanwhile. `Tokenizer.encode` would hold them up.
+        """
         tokenizer = self._parsing if parse_special_tokens else self._plain
-        encoding = await asyncio.to_thread(
-            tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens; special ones have none."""
         return self._plain.decode(token_ids, skip_special_tokens=True)
+
+    def decode_many(self, token_ids: Sequence[int]) -> str:
+        """Do the same, and let other threads run meanwhile, which costs more for a few tokens."""
+        (text,) = self._plain.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return text
 
 
 class Codecs:
@@ -109,4 +117,9 @@ class Codecs:
 
 async def _download(server: ModelServer) -> bytes:
     stream = server.models.GetTokenizer(GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_SECONDS)
-    return b"".join([message.data async for message in answers(stream)])
+    content = bytearray()
+    async for message in answers(stream):
+        content += message.data
+        if len(content) > _MOST_BYTES:
+            raise InternalError(f"{server.name} sends a tokenizer of more than {_MOST_BYTES} bytes")
+    return bytes(content)

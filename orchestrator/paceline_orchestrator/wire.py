@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
-from paceline.errors import ConnectionLostError
+from paceline.errors import ConnectionLostError, InvalidFieldError, OverloadedError
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline_orchestrator.discovery import Role
@@ -17,6 +17,7 @@ from paceline_orchestrator.discovery import Role
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
 
+    from paceline.errors import PacelineError
     from paceline.v1.model_service_pb2 import GetModelInfoResponse
     from paceline.v1.session_pb2 import CallTiming
 
@@ -103,7 +104,7 @@ def _translation() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise decode(error) from error
+        raise _read_error(error) from error
     except grpc.aio.UsageError:
         raise ConnectionLostError("the channel is closed") from None
     except asyncio.CancelledError:
@@ -112,6 +113,20 @@ def _translation() -> Iterator[None]:
         if task is not None and task.cancelling():
             raise
         raise ConnectionLostError("the channel was closed") from None
+
+
+def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
+    """Tell a model server without room from one that refuses what it was asked.
+
+    RESOURCE_EXHAUSTED without more is what gRPC says to a client whose message is too large. What
+    the orchestrator sends is not, so it comes from something in between that is full.
+    """
+    error = decode(rpc_error)
+    if rpc_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(
+        error, InvalidFieldError
+    ):
+        return OverloadedError(error.message)
+    return error
 
 
 def read_timing(timing: CallTiming) -> Timing:

@@ -5,6 +5,7 @@ on the request path, and stays in use while nobody can be asked.
 """
 
 from paceline_orchestrator.discovery.endpoints import Availability, Discovery, Endpoint, Role
+from paceline_orchestrator.discovery.outage import out_of_sight
 from paceline_orchestrator.discovery.services import DEFAULT_PORT, Service, parse_services
 from paceline_orchestrator.discovery.static import StaticDiscovery, parse_endpoints
 
@@ -16,6 +17,7 @@ __all__ = [
     "Role",
     "Service",
     "StaticDiscovery",
+    "out_of_sight",
     "parse_endpoints",
     "parse_services",
 ]

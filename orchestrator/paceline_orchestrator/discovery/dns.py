@@ -3,6 +3,8 @@
 gRPC's own resolver would do it, but does not look again while its connections hold, so that new
 pods are never used. DNS knows neither pods nor their state: a pod that is terminating is simply
 left out. So an address that is gone is taken as terminating for a while, and health tells the rest.
+When all addresses of a role are gone at once, it may well be the nodes' state that was lost, or the
+record: then they are not ready, which is no decision that they shall end.
 """
 
 from __future__ import annotations
@@ -127,7 +129,15 @@ class DnsDiscovery:
             for service, addresses in self._present.items()
             for address in addresses
         )
-        gone = (_endpoint(*it, Availability.TERMINATING) for it in self._gone_at)
+        in_sight = {service.role for service, addresses in self._present.items() if addresses}
+        gone = (
+            _endpoint(
+                service,
+                address,
+                Availability.TERMINATING if service.role in in_sight else Availability.NOT_READY,
+            )
+            for service, address in self._gone_at
+        )
         return frozenset((*present, *gone))
 
 

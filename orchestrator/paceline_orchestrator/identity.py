@@ -1,0 +1,45 @@
+"""Who a client is, as far as its connection tells: what limits and queues are shared fairly by."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from typing import Any
+
+from paceline_serving.security import peer_name
+
+__all__ = ["share_of"]
+
+_DIGITS = 16
+# Who has one IPv6 address has as many as this leaves.
+_IPV6_PREFIX = 64
+
+
+def share_of(context: Any) -> str:
+    """Name the client of a call, by its certificate or else by its address without the port.
+
+    Clients behind one proxy are one client here, unless the proxy passes their certificates on.
+
+    Args:
+        context: The call's; a grpc.aio.ServicerContext.
+
+    Returns:
+        A digest: the same at every orchestrator, and no name in clear for servers and logs.
+    """
+    identity = peer_name(context.auth_context()) or _network(context.peer())
+    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+
+
+def _network(peer: str) -> str:
+    """Return where a peer is, as gRPC writes it: `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT`, `unix:PATH`.
+
+    An IPv6 client is its network.
+    """
+    kind, _, place = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return peer
+    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
+    if kind == "ipv4":
+        return host
+    address = host.partition("%")[0]
+    return str(ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False))
