@@ -23,6 +23,7 @@ const (
 	DefaultTimeout = 120 * time.Second
 
 	maxReceiveBytes = 64 << 20 // room for the timeline of a long request
+	connectTimeout  = 10 * time.Second
 )
 
 // TLS is how to trust the server, and how to be trusted by it (mTLS); the files are PEM.
@@ -52,13 +53,15 @@ func WithTLS(files TLS) DialOption { return func(o *dialOptions) { o.tls = &file
 // WithInsecure allows plaintext to another machine.
 func WithInsecure() DialOption { return func(o *dialOptions) { o.insecure = true } }
 
-// WithTimeout sets the deadline of a call whose context has none. Default DefaultTimeout.
+// WithTimeout sets the deadline of a call whose context has none; more than a week is a week. Default
+// DefaultTimeout.
 func WithTimeout(timeout time.Duration) DialOption {
 	return func(o *dialOptions) { o.timeout = timeout }
 }
 
-// openChannel checks the address and opens a channel; the connection is made in the background.
-func openChannel(address string, options dialOptions) (*grpc.ClientConn, error) {
+// routeTo checks everything that can be checked without connecting, and returns what opens channels.
+// They connect in the background.
+func routeTo(address string, options dialOptions) (func() (*grpc.ClientConn, error), error) {
 	target, local, err := parseAddress(address)
 	if err != nil {
 		return nil, err
@@ -67,22 +70,25 @@ func openChannel(address string, options dialOptions) (*grpc.ClientConn, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Dial and not NewClient, which grpc-go has since 1.63: see README.md.
-	channel, err := grpc.Dial(target, append(channelOptions(), security)...)
-	if err != nil {
-		return nil, invalidField("address", err.Error())
-	}
-	return channel, nil
+	return func() (*grpc.ClientConn, error) {
+		// Dial and not NewClient, which grpc-go has since 1.63: see README.md.
+		channel, err := grpc.Dial(target, append(channelOptions(), security)...)
+		if err != nil {
+			return nil, invalidField("address", err.Error())
+		}
+		return channel, nil
+	}, nil
 }
 
 // channelOptions make a dead peer noticed in about 25 s, and a server that comes back found within half
-// a second. No retries but ours: they would hide errors.
+// a second; one that accepts a connection and says nothing is given up after connectTimeout. No retries
+// but ours: they would hide errors.
 func channelOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
-			MinConnectTimeout: 5 * time.Second,
+			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceiveBytes)),
 		grpc.WithDisableRetry(),

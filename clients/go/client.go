@@ -5,37 +5,42 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
 // A Client is a client of one orchestrator. Any number of goroutines can use it, and any number of
 // generations can run at once.
 type Client struct {
-	channel *grpc.ClientConn
-	stub    pb.OrchestratorServiceClient
-	timeout time.Duration
-	closed  chan struct{}
-	close   sync.Once
+	connection *connection
+	budget     *retryBudget
+	timeout    time.Duration
+	closed     chan struct{}
+	close      sync.Once
 }
 
 // Dial makes a client of the orchestrator at address: HOST:PORT, also as dns:///HOST:PORT, or
 // unix:PATH. It connects in the background.
 //
-// It fails with ErrInvalidField if the address is malformed, a TLS file cannot be read, or plaintext
-// would leave this machine unasked.
+// It fails with ErrInvalidField if the address is malformed, a TLS file is unusable, the timeout is
+// negative, or plaintext would leave this machine unasked.
 func Dial(address string, options ...DialOption) (*Client, error) {
 	chosen := dialOptions{timeout: DefaultTimeout}
 	for _, option := range options {
 		option(&chosen)
 	}
-	channel, err := openChannel(address, chosen)
+	timeout, err := checkTimeout(chosen.timeout)
 	if err != nil {
 		return nil, err
 	}
-	stub := pb.NewOrchestratorServiceClient(channel)
-	return &Client{channel: channel, stub: stub, timeout: chosen.timeout, closed: make(chan struct{})}, nil
+	open, err := routeTo(address, chosen)
+	if err != nil {
+		return nil, err
+	}
+	connection, err := newConnection(open)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{connection: connection, budget: newRetryBudget(), timeout: timeout, closed: make(chan struct{})}, nil
 }
 
 // Generate continues a prompt. The request is sent by the stream's first Next, and the deadline, for
@@ -56,6 +61,9 @@ func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...Generat
 // not be running. Next gives what is missing, Collect and Text give the whole.
 func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOption) (*Stream, error) {
 	g := &generation{}
+	if broken == nil {
+		return nil, invalidField("generation", "must be the stream to go on with, not nil")
+	}
 	for _, option := range options {
 		if err := option.applyTo(g); err != nil {
 			return nil, err
@@ -68,9 +76,14 @@ func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOp
 func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()
-	response, err := c.stub.GetSystemInfo(ctx, &pb.GetSystemInfoRequest{})
+	wire, err := c.connection.lend()
 	if err != nil {
-		return nil, decode(err)
+		return nil, err
+	}
+	defer wire.end()
+	response, err := wire.stub.GetSystemInfo(ctx, &pb.GetSystemInfoRequest{})
+	if err != nil {
+		return nil, wire.decode(err)
 	}
 	return readSystemInfo(response), nil
 }
@@ -78,7 +91,7 @@ func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
 // Close closes the connection, and cancels what runs on it.
 func (c *Client) Close() error {
 	c.close.Do(func() { close(c.closed) })
-	return c.channel.Close()
+	return c.connection.close()
 }
 
 func (c *Client) stream(ctx context.Context, t *transcript, resumeAttempts int) *Stream {
@@ -88,7 +101,7 @@ func (c *Client) stream(ctx context.Context, t *transcript, resumeAttempts int) 
 		cancel:     cancel,
 		client:     c,
 		transcript: t,
-		resumption: newResumption(resumeAttempts),
+		resumption: newResumption(resumeAttempts, c.budget),
 	}
 }
 

@@ -377,3 +377,46 @@ func streamGoroutines() int {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	return strings.Count(string(stacks), "created by google.golang.org/grpc.newClientStream")
 }
+
+func TestASecondReaderIsToldSo(t *testing.T) {
+	stream := generate(t, serve(t, leg{hangs: true, chunks: 1}).dial(t))
+	ended := make(chan error, 2)
+	for count := 0; count < 2; count++ {
+		go func() {
+			for stream.Next() {
+			}
+			ended <- stream.Err()
+		}()
+	}
+	wantKind(t, <-ended, paceline.ErrInvalidField)
+	stream.Close()
+	wantKind(t, <-ended, paceline.ErrInvalidField)
+}
+
+func TestResumingNothingIsAnError(t *testing.T) {
+	_, err := serve(t).dial(t).Resume(context.Background(), nil)
+	wantKind(t, err, paceline.ErrInvalidField)
+}
+
+func TestARefusedRequestConnectsAnewAndRunningStreamsFinishWhereTheyAre(t *testing.T) {
+	leaving, err := status.New(codes.Unavailable, "leaving").WithDetails(&errdetails.ErrorInfo{Reason: "DRAINING", Domain: "paceline"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := serve(t, leg{}, leg{err: leaving.Err(), refuses: true})
+	client := server.dial(t)
+	running := generate(t, client)
+	running.Next()
+	wantText(t, generate(t, client), wholeText)
+	wantText(t, running, wholeText)
+	wantText(t, generate(t, client), wholeText)
+	peers := server.peers
+	if len(peers) != 4 || peers[0] != peers[1] || peers[1] == peers[2] || peers[2] != peers[3] {
+		t.Fatalf("the requests came by %v", peers)
+	}
+}
+
+func TestANegativeTimeIsRefused(t *testing.T) {
+	_, err := paceline.Dial("127.0.0.1:1", paceline.WithTimeout(-time.Second))
+	wantKind(t, err, paceline.ErrInvalidField)
+}

@@ -132,10 +132,16 @@ type Error struct {
 	Violations []FieldViolation
 	// RetryAfter is when a retry makes sense; 0 if the server did not say.
 	RetryAfter time.Duration
+
+	cause error
 }
 
 // Error is the message, with the kind's name before it.
 func (e *Error) Error() string { return e.Kind.Error() + ": " + e.Message }
+
+// Unwrap is what the call failed with, such as a gRPC status or a context's error; nil where this package
+// found the fault itself.
+func (e *Error) Unwrap() error { return e.cause }
 
 // Code is the gRPC status code that belongs to the kind.
 func (e *Error) Code() codes.Code { return factsOf[e.Kind].code }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	paceline "github.com/paceline/paceline/clients/go"
@@ -23,6 +24,7 @@ const (
 // A leg is how one call of Generate goes: normally, or with what is set here.
 type leg struct {
 	err         error // after `chunks` chunks
+	refuses     bool  // says err before anything else
 	chunks      int
 	hangs       bool // after `chunks` chunks
 	fingerprint string
@@ -40,6 +42,7 @@ type orchestrator struct {
 	mutex    sync.Mutex
 	script   []leg
 	requests []*pb.GenerateRequest
+	peers    []string // the connection that each request came by
 }
 
 // serve starts an orchestrator on a free port of this machine, for the time of the test.
@@ -96,6 +99,14 @@ func (o *orchestrator) next(request *pb.GenerateRequest) leg {
 
 func (o *orchestrator) Generate(request *pb.GenerateRequest, stream pb.OrchestratorService_GenerateServer) error {
 	leg := o.next(request)
+	if from, known := peer.FromContext(stream.Context()); known {
+		o.mutex.Lock()
+		o.peers = append(o.peers, from.Addr.String())
+		o.mutex.Unlock()
+	}
+	if leg.refuses {
+		return leg.err
+	}
 	if leg.fingerprint == "" {
 		leg.fingerprint = "model-a"
 	}

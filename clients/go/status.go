@@ -21,7 +21,7 @@ func decode(failure error) *Error {
 	if !isStatus {
 		received = status.FromContextError(failure)
 	}
-	decoded := &Error{Message: received.Message()}
+	decoded := &Error{Message: received.Message(), cause: failure}
 	if decoded.Message == "" {
 		decoded.Message = received.Code().String()
 	}

@@ -74,9 +74,19 @@ func TestTheServersDelayIsToldAndUsed(t *testing.T) {
 	if failure.RetryAfter != 1500*time.Millisecond || !failure.TryAgain() {
 		t.Fatalf("the error is %+v", failure)
 	}
-	delay, worthwhile := newResumption(1).delay(failure, time.Minute)
+	delay, worthwhile := newResumption(1, still()).delay(failure, false, time.Minute)
 	if delay != 1500*time.Millisecond || !worthwhile {
 		t.Fatalf("delay %v, worthwhile %v", delay, worthwhile)
+	}
+}
+
+func TestAnErrorUnwrapsToWhatTheCallFailedWith(t *testing.T) {
+	cause := status.Error(codes.Unavailable, "gone")
+	if failure := decode(cause); !errors.Is(failure, cause) || errors.Unwrap(failure) != cause {
+		t.Fatalf("%v unwraps to %v", failure, errors.Unwrap(failure))
+	}
+	if errors.Unwrap(invalidField("top_p", "is odd")) != nil {
+		t.Fatal("what this package found itself has another cause")
 	}
 }
 
@@ -123,21 +133,5 @@ func TestSlowConsumersAndDeadlinesAreContextErrors(t *testing.T) {
 	}
 	if failure := decode(withReason("DRAINING", codes.Unavailable)); errors.Is(failure, context.Canceled) {
 		t.Fatalf("%v is a cancellation", failure)
-	}
-}
-
-func TestDelaysDoubleUpToTheLongest(t *testing.T) {
-	lost := &Error{Kind: ErrConnectionLost}
-	plan := newResumption(7)
-	for _, want := range []time.Duration{100, 200, 400, 800, 1600, 2000, 2000} {
-		if delay, worthwhile := plan.delay(lost, time.Minute); delay != want*time.Millisecond || !worthwhile {
-			t.Fatalf("delay %v instead of %v ms", delay, int64(want))
-		}
-	}
-	if _, worthwhile := plan.delay(lost, time.Minute); worthwhile {
-		t.Fatal("an eighth attempt is made")
-	}
-	if _, worthwhile := newResumption(1).delay(lost, 100*time.Millisecond); worthwhile {
-		t.Fatal("an attempt is made when the time is over")
 	}
 }

@@ -3,6 +3,8 @@ package paceline
 import (
 	"context"
 	"io"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
@@ -15,7 +17,8 @@ import (
 // What was received stays: Client.Resume goes on from there. A stream that was read to its end needs no
 // Close; any other holds a goroutine until then, or until its deadline.
 //
-// One goroutine at a time may use a Stream, but Close may be called by any.
+// One goroutine at a time may use a Stream, but Close may be called by any. Where a second one calls Next
+// while the first one waits, that is false, and Err is an ErrInvalidField, for both.
 type Stream struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -24,9 +27,16 @@ type Stream struct {
 	resumption *resumption
 
 	call  pb.OrchestratorService_GenerateClient // nil where none is open
+	heard bool                                  // something of it has come
 	event Event
 	over  bool
 	err   error
+
+	readers int32 // in Next now
+	misused int32 // 1 once there were two
+
+	mutex sync.Mutex // guards what follows
+	wire  *lease     // what the call runs on
 }
 
 // Next moves on to the next chunk, and waits for it. It is false at the end, and after an error.
@@ -41,6 +51,13 @@ func (s *Stream) Next() bool {
 
 // NextEvent moves on to the next chunk or, with WithStreamTimeline, to what happens behind them.
 func (s *Stream) NextEvent() bool {
+	if atomic.AddInt32(&s.readers, 1) > 1 {
+		atomic.StoreInt32(&s.misused, 1)
+	}
+	defer atomic.AddInt32(&s.readers, -1)
+	if atomic.LoadInt32(&s.misused) == 1 {
+		return false
+	}
 	s.event = nil
 	for s.event == nil && !s.over {
 		if err := s.step(); err != nil {
@@ -60,7 +77,12 @@ func (s *Stream) Chunk() Chunk {
 func (s *Stream) Event() Event { return s.event }
 
 // Err is why Next was false: nil at the end of the generation, and else an *Error.
-func (s *Stream) Err() error { return s.err }
+func (s *Stream) Err() error {
+	if atomic.LoadInt32(&s.misused) == 1 {
+		return invalidField("generation", "has two readers: let one read it, or give each its own by Resume")
+	}
+	return s.err
+}
 
 // Started is what the generation will be; nil until it is known, which it is before the first chunk.
 func (s *Stream) Started() *Started { return s.transcript.started }
@@ -72,8 +94,8 @@ func (s *Stream) Finished() *Finished { return s.transcript.finished }
 func (s *Stream) Collect() (*Completion, error) {
 	for s.Next() {
 	}
-	if s.err != nil {
-		return nil, s.err
+	if err := s.Err(); err != nil {
+		return nil, err
 	}
 	return s.transcript.completion()
 }
@@ -88,7 +110,19 @@ func (s *Stream) Text() (string, error) {
 }
 
 // Close cancels the RPC, if it is running. It can be called again.
-func (s *Stream) Close() { s.cancel() }
+func (s *Stream) Close() {
+	s.cancel()
+	s.giveBack()
+}
+
+// giveBack lets go of the wire of the call that is over.
+func (s *Stream) giveBack() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.wire != nil {
+		s.wire.end()
+	}
+}
 
 // step takes in one message. io.EOF says that the generation is whole.
 func (s *Stream) step() error {
@@ -98,6 +132,7 @@ func (s *Stream) step() error {
 	response, err := s.receive()
 	switch {
 	case err == nil:
+		s.heard = true
 		s.event, err = s.transcript.add(response)
 		return err
 	case err == io.EOF:
@@ -108,8 +143,10 @@ func (s *Stream) step() error {
 	case s.transcript.finished != nil:
 		return io.EOF
 	}
+	broken := s.decode(err)
 	s.call = nil // it ended with its error
-	return s.wait(decode(err))
+	s.giveBack()
+	return s.wait(broken)
 }
 
 // receive returns nothing more once the stream is closed, not even what has arrived.
@@ -118,13 +155,34 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 		return nil, err
 	}
 	if s.call == nil {
-		call, err := s.client.stub.Generate(s.ctx, s.transcript.nextRequest())
-		if err != nil {
+		if err := s.begin(); err != nil {
 			return nil, err
 		}
-		s.call = call
 	}
 	return s.call.Recv()
+}
+
+// begin asks for what is missing.
+func (s *Stream) begin() error {
+	wire, err := s.client.connection.lend()
+	if err != nil {
+		return err
+	}
+	s.mutex.Lock()
+	s.wire = wire
+	s.mutex.Unlock()
+	s.heard = false
+	s.call, err = wire.stub.Generate(s.ctx, s.transcript.nextRequest())
+	return err
+}
+
+func (s *Stream) decode(failure error) *Error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.wire == nil {
+		return decode(failure)
+	}
+	return s.wire.decode(failure)
 }
 
 // wait returns when it is time to go on after an error, or returns the error if that makes no sense.
@@ -135,7 +193,7 @@ func (s *Stream) wait(broken *Error) error {
 	default:
 	}
 	deadline, _ := s.ctx.Deadline()
-	delay, worthwhile := s.resumption.delay(broken, time.Until(deadline))
+	delay, worthwhile := s.resumption.delay(broken, !s.heard, time.Until(deadline))
 	if !worthwhile {
 		return broken
 	}
@@ -160,5 +218,5 @@ func (s *Stream) end(err error) {
 	if err != io.EOF {
 		s.err = err
 	}
-	s.cancel()
+	s.Close()
 }

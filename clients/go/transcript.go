@@ -2,16 +2,10 @@ package paceline
 
 import (
 	"fmt"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
-)
-
-const (
-	firstDelay   = 100 * time.Millisecond
-	longestDelay = 2 * time.Second
 )
 
 // A transcript is a request and what came back, over as many streams as it took: no I/O here.
@@ -120,31 +114,4 @@ func (t *transcript) finish(finished *Finished) error {
 
 func violated(format string, values ...interface{}) *Error {
 	return &Error{Kind: ErrInvariantViolated, Message: fmt.Sprintf(format, values...)}
-}
-
-// A resumption is how often, and how soon, to go on by itself.
-type resumption struct {
-	attemptsLeft int
-	nextDelay    time.Duration
-}
-
-func newResumption(attempts int) *resumption {
-	return &resumption{attemptsLeft: attempts, nextDelay: firstDelay}
-}
-
-// delay says how long to wait before going on after an error; false if that makes no sense.
-func (r *resumption) delay(broken *Error, remaining time.Duration) (time.Duration, bool) {
-	if !broken.TryAgain() || r.attemptsLeft == 0 {
-		return 0, false
-	}
-	r.attemptsLeft--
-	delay := broken.RetryAfter
-	if delay <= 0 {
-		delay = r.nextDelay
-	}
-	r.nextDelay *= 2
-	if r.nextDelay > longestDelay {
-		r.nextDelay = longestDelay
-	}
-	return delay, delay < remaining
 }

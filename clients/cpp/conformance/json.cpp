@@ -138,6 +138,12 @@ std::optional<std::string> file(const Json& tls, const char* key) {
   return tls[key].get<std::string>();
 }
 
+// Read a number, also "NaN" and "Infinity", which JSON has none for.
+paceline::Seconds seconds(const Json& value) {
+  return paceline::Seconds(value.is_string() ? std::stod(value.get<std::string>())
+                                             : value.get<double>());
+}
+
 }  // namespace
 
 Json told(const paceline::Chunk& chunk) {
@@ -228,6 +234,9 @@ paceline::ClientOptions read_client_options(const Json& request) {
     const auto& tls = request["tls"];
     options.tls = {file(tls, "ca"), file(tls, "certificate"), file(tls, "key"), std::nullopt};
   }
+  if (request.contains("client_timeout_seconds")) {
+    options.timeout = seconds(request["client_timeout_seconds"]);
+  }
   return options;
 }
 
@@ -250,7 +259,7 @@ paceline::GenerateOptions read_options(const Json& options) {
 paceline::CallOptions read_call(const Json& request) {
   paceline::CallOptions call;
   if (request.contains("timeout_seconds") && !request["timeout_seconds"].is_null()) {
-    call.timeout = paceline::Seconds(request["timeout_seconds"].get<double>());
+    call.timeout = seconds(request["timeout_seconds"]);
   }
   call.resume_attempts = request.value("resume_attempts", 0);
   return call;

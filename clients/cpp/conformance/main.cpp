@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <iostream>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,8 +67,18 @@ struct Reading {
   }
 };
 
+Reading read(paceline::Generation& generation, const Json& request);
+
+// Read a generation a second time, and put that behind what the first reader has.
+void read_again(paceline::Generation& generation, Reading& reading) {
+  const auto other = read(generation, Json::object());
+  for (const auto& chunk : other.chunks) reading.chunks.push_back(chunk);
+  reading.text += other.text;
+  reading.error = other.error;
+}
+
 template <class Range>
-void read_range(Range&& range, const Json& request, const Json& cancel, Reading& reading) {
+void read_range(Range&& range, paceline::Generation& generation, const Json& request, const Json& cancel, Reading& reading) {
   const auto began = Clock::now();
   const auto enough = cancel.value("after_chunks", -1);
   const Seconds pause(request.value("pause_seconds", 0.0));
@@ -76,6 +87,9 @@ void read_range(Range&& range, const Json& request, const Json& cancel, Reading&
     if (static_cast<int>(reading.chunks.size()) == enough) {
       reading.cancelled = true;
       break;
+    }
+    if (request.value("second_reader", false) && reading.chunks.size() == 1) {
+      read_again(generation, reading);
     }
     std::this_thread::sleep_for(pause);
   }
@@ -90,9 +104,9 @@ Reading read(paceline::Generation& generation, const Json& request) {
   }
   try {
     if (request.value("events", false)) {
-      read_range(generation.events(), request, cancel, reading);
+      read_range(generation.events(), generation, request, cancel, reading);
     } else {
-      read_range(generation, request, cancel, reading);
+      read_range(generation, generation, request, cancel, reading);
     }
   } catch (const paceline::ClientCancelledError& error) {
     reading.cancelled = !cancel.empty();
@@ -149,6 +163,7 @@ class Driver {
     }
     if (what == "close") {
       clients_.erase(request.at("client"));
+      held_.clear();
       return Json::object();
     }
     throw Unsupported("do " + what);
@@ -156,16 +171,16 @@ class Driver {
 
   Json generate(const Json& request) {
     const auto& client = this->client(request);
-    auto generation =
+    auto& generation = held_.emplace_back(
         client.generate(read_prompt(request.at("prompt")),
-                        read_options(request.value("options", Json::object())), read_call(request));
+                        read_options(request.value("options", Json::object())), read_call(request)));
     const auto reading = read(generation, request);
     auto answer = told(reading, generation);
     answer["events"] = reading.events;
     answer["cancelled"] = reading.cancelled;
     answer["first_chunk_seconds"] = reading.first_chunk_seconds;
     if (request.value("then_resume", false) && (reading.cancelled || !reading.error.is_null())) {
-      auto rest = client.resume(generation);
+      auto& rest = held_.emplace_back(client.resume(generation));
       const auto rest_reading = read(rest, Json::object());
       answer["resumed"] = told(rest_reading, rest);
     }
@@ -181,6 +196,7 @@ class Driver {
   }
 
   std::map<std::string, paceline::Client> clients_;
+  std::list<paceline::Generation> held_;  // a destructor must not be what cancels one
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 #include "paceline/client.hpp"
 
-#include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
+#include "call_plan.hpp"
 #include "connection.hpp"
 #include "request.hpp"
 #include "responses.hpp"
@@ -12,28 +12,28 @@
 
 namespace paceline {
 namespace detail {
-namespace {
-
-// Longer times overflow the clocks on the way.
-constexpr Seconds kLongestTimeout = std::chrono::hours(24 * 365);
-
-Seconds bounded(Seconds timeout) {
-  return std::min(std::max(Seconds(0), timeout), kLongestTimeout);  // NaN is 0, too
-}
-
-}  // namespace
-
 /// What a generation, and whoever reads it, share.
 class GenerationState {
  public:
-  GenerationState(std::shared_ptr<Connection> connection, Transcript so_far, Seconds timeout,
-                  int resume_attempts)
+  GenerationState(std::shared_ptr<Connection> connection, std::shared_ptr<RetryBudget> budget,
+                  Transcript so_far, Seconds timeout, int resume_attempts)
       : transcript(std::move(so_far)),
         connection_(std::move(connection)),
-        timeout_(timeout),
-        resume_attempts_(resume_attempts) {}
+        budget_(std::move(budget)),
+        timeout_(checked_timeout(timeout)),
+        resume_attempts_(checked_attempts(resume_attempts)) {}
 
-  CallPlan plan() const { return {timeout_, resume_attempts_}; }
+  CallPlan plan() const { return {timeout_, resume_attempts_, budget_}; }
+
+  /// Become the reader. Throws InvalidFieldError if there is one.
+  void begin_reading() {
+    if (is_read_.exchange(true)) {
+      throw InvalidFieldError::of(
+          "generation", "has two readers: let one read it, or give each its own by resume()");
+    }
+  }
+
+  void end_reading() noexcept { is_read_ = false; }
 
   /// Send the request for what is missing. Throws ClientCancelledError after cancel().
   std::shared_ptr<Call> open(Seconds timeout) {
@@ -71,8 +71,10 @@ class GenerationState {
   }
 
   const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<RetryBudget> budget_;
   const Seconds timeout_;
   const int resume_attempts_;
+  std::atomic<bool> is_read_{false};
   std::mutex mutex_;  // guards what follows
   std::condition_variable cancelled_changed_;
   bool cancelled_ = false;
@@ -84,13 +86,21 @@ namespace {
 class GenerationReader final : public Reader {
  public:
   explicit GenerationReader(std::shared_ptr<GenerationState> state)
-      : state_(std::move(state)), plan_(state_->plan()) {}
+      : state_(std::move(state)), plan_(state_->plan()) {
+    state_->begin_reading();
+  }
+
+  ~GenerationReader() override {
+    call_.reset();  // the next reader may begin when this one's call is over
+    state_->end_reading();
+  }
 
   bool next() override {
     auto& transcript = state_->transcript;
     while (call_ || !transcript.finished()) {
-      if (!call_) call_ = state_->open(plan_.remaining());
+      if (!call_) open();
       for (v1::GenerateResponse response; call_->read(response);) {
+        was_refused_ = false;
         if (auto event = transcript.add(response)) {
           event_ = std::move(*event);
           return true;
@@ -104,6 +114,11 @@ class GenerationReader final : public Reader {
   const Event& event() const override { return event_; }
 
  private:
+  void open() {
+    call_ = state_->open(plan_.remaining());
+    was_refused_ = true;
+  }
+
   // Go on after the end of a stream: with the next one, if it broke.
   void finish_call() {
     const auto error = call_->finish();
@@ -111,13 +126,14 @@ class GenerationReader final : public Reader {
     if (!error) {
       state_->transcript.check_complete();
     } else if (!state_->transcript.finished()) {
-      state_->wait(plan_.delay(*error));
+      state_->wait(plan_.delay(*error, was_refused_));
     }
   }
 
   std::shared_ptr<GenerationState> state_;
   CallPlan plan_;
   std::shared_ptr<Call> call_;
+  bool was_refused_ = true;  // nothing of it has come
   Event event_;
 };
 
@@ -159,24 +175,26 @@ const std::optional<Finished>& Generation::finished() const {
 const std::vector<Chunk>& Generation::chunks() const { return state_->transcript.chunks(); }
 
 Client::Client(const std::string& address, const ClientOptions& options)
-    : connection_(detail::open_connection(address, options)), timeout_(options.timeout) {}
+    : connection_(detail::open_connection(address, options)),
+      budget_(std::make_shared<detail::RetryBudget>()),
+      timeout_(detail::checked_timeout(options.timeout)) {}
 
 Generation Client::generate(const Prompt& prompt, const GenerateOptions& options,
                             const CallOptions& call) const {
   return Generation(std::make_shared<detail::GenerationState>(
-      connection_, detail::Transcript(detail::build_request(prompt, options)),
-      detail::bounded(call.timeout.value_or(timeout_)), call.resume_attempts));
+      connection_, budget_, detail::Transcript(detail::build_request(prompt, options)),
+      call.timeout.value_or(timeout_), call.resume_attempts));
 }
 
 Generation Client::resume(const Generation& generation, const CallOptions& call) const {
   return Generation(std::make_shared<detail::GenerationState>(
-      connection_, generation.state_->transcript, detail::bounded(call.timeout.value_or(timeout_)),
+      connection_, budget_, generation.state_->transcript, call.timeout.value_or(timeout_),
       call.resume_attempts));
 }
 
 SystemInfo Client::system_info(std::optional<Seconds> timeout) const {
   return detail::read_system_info(
-      connection_->get_system_info(detail::bounded(timeout.value_or(timeout_))));
+      connection_->get_system_info(detail::checked_timeout(timeout.value_or(timeout_))));
 }
 
 std::string Completion::text() const {

@@ -27,7 +27,8 @@ class Call {
   virtual void cancel() noexcept = 0;
 };
 
-/// A channel to one orchestrator. Any number of threads can use it. Timeouts are at least 0, and at
+/// The way to an orchestrator, and to the next one after it has said that it is shutting down. Any
+/// number of threads can use it. Timeouts are at least 0, and at
 /// most what a clock can hold.
 class Connection {
  public:

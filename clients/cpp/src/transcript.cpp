@@ -1,17 +1,11 @@
 #include "transcript.hpp"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "responses.hpp"
 
 namespace paceline::detail {
-namespace {
-
-constexpr Seconds kLongestDelay{2.0};
-
-}  // namespace
 
 v1::GenerateRequest Transcript::next_request() const {
   auto request = request_;
@@ -88,26 +82,6 @@ void Transcript::finish(Finished finished) {
                                  " instead of " + std::to_string(end));
   }
   finished_ = std::move(finished);
-}
-
-CallPlan::CallPlan(Seconds timeout, int resume_attempts, Clock::time_point now)
-    : start_(now), timeout_(timeout), resumptions_left_(resume_attempts) {}
-
-Seconds CallPlan::remaining(Clock::time_point now) const {
-  const Seconds left = timeout_ - (now - start_);
-  return std::max(Seconds(0), left);
-}
-
-Seconds CallPlan::delay(const PacelineError& error, Clock::time_point now) {
-  if (dynamic_cast<const TryAgainError*>(&error) == nullptr || resumptions_left_ <= 0) {
-    error.raise();
-  }
-  --resumptions_left_;
-  const auto told = error.retry_after().value_or(Seconds(0));
-  const auto delay = told > Seconds(0) ? told : next_delay_;
-  next_delay_ = std::min(2 * next_delay_, kLongestDelay);
-  if (delay >= remaining(now)) error.raise();
-  return delay;
 }
 
 }  // namespace paceline::detail

@@ -1,9 +1,8 @@
-// What a generation has received so far, and how it goes on after a broken stream: no I/O here.
+// What a generation has received so far, and what it asks for to go on: no I/O here.
 
 #ifndef PACELINE_SRC_TRANSCRIPT_HPP_
 #define PACELINE_SRC_TRANSCRIPT_HPP_
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -52,27 +51,6 @@ class Transcript {
   std::int64_t next_position_ = 0;
   std::int64_t received_count_ = 0;  // tokens in chunks_
   std::int64_t resumed_count_ = 0;   // tokens that the current stream did not have to send
-};
-
-/// When to give up: one deadline and a number of resumptions for all streams of a generation.
-class CallPlan {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  CallPlan(Seconds timeout, int resume_attempts, Clock::time_point now = Clock::now());
-
-  /// The time left for the next call.
-  Seconds remaining(Clock::time_point now = Clock::now()) const;
-
-  /// How long to wait before going on after an error. Throws that error, if going on makes no
-  /// sense.
-  Seconds delay(const PacelineError& error, Clock::time_point now = Clock::now());
-
- private:
-  Clock::time_point start_;
-  Seconds timeout_;
-  int resumptions_left_;
-  Seconds next_delay_{0.1};
 };
 
 }  // namespace paceline::detail

@@ -128,6 +128,19 @@ TEST(Client, IsCancelledByAnotherThreadInMidStream) {
   EXPECT_EQ(client.resume(generation).text(), kWholeText);
 }
 
+TEST(Client, RefusesASecondReaderAndLetsTheFirstGoOn) {
+  ScriptedServer server({hangs_after(1)});
+  const Client client(server.address());
+  auto generation = client.generate("x");
+  {
+    const auto first = generation.begin();
+    EXPECT_EQ(first->text, "3 ");
+    EXPECT_THROW(generation.text(), InvalidFieldError);
+  }
+  server.wait_for_cancelled(1);
+  EXPECT_EQ(generation.text(), kWholeText);
+}
+
 TEST(Client, IsCancelledWhileItWaitsToGoOn) {
   ScriptedServer server(std::deque<Leg>(1000, breaks_after(0)));
   auto generation = Client(server.address()).generate("x", {}, {Seconds(1000), 1000});
@@ -239,7 +252,8 @@ TEST(Client, GivesUpAtTheDeadline) {
   const Client client(server.address());
   auto generation = client.generate("x", {}, {Seconds(0.2), 9});
   EXPECT_THROW(generation.text(), DeadlineError);
-  EXPECT_THROW(client.generate("x", {}, {Seconds(-1)}).text(), DeadlineError);
+  EXPECT_THROW(client.generate("x", {}, {Seconds(0)}).text(), DeadlineError);
+  EXPECT_THROW(client.generate("x", {}, {Seconds(-1)}), InvalidFieldError);
 }
 
 TEST(Client, DescribesTheSystem) {

@@ -89,35 +89,5 @@ TEST(Transcript, RefusesToGoOnWithAnotherModel) {
   EXPECT_THROW(transcript.add(started("model-b")), ModelMismatchError);
 }
 
-constexpr CallPlan::Clock::time_point kStart{};
-
-TEST(CallPlan, WaitsTwiceAsLongEachTimeUpToTwoSeconds) {
-  CallPlan plan(Seconds(100), 7, kStart);
-  const ConnectionLostError error("broken");
-  for (const double delay : {0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0}) {
-    EXPECT_DOUBLE_EQ(plan.delay(error, kStart).count(), delay);
-  }
-  EXPECT_THROW(plan.delay(error, kStart), ConnectionLostError);
-}
-
-TEST(CallPlan, WaitsAsLongAsTheServerSays) {
-  CallPlan plan(Seconds(100), 2, kStart);
-  EXPECT_EQ(plan.delay(OverloadedError("busy", {{}, {}, Seconds(5)}), kStart), Seconds(5));
-  EXPECT_DOUBLE_EQ(plan.delay(OverloadedError("busy", {{}, {}, Seconds(0)}), kStart).count(), 0.2);
-}
-
-TEST(CallPlan, GivesUpWhereGoingOnMakesNoSense) {
-  CallPlan plan(Seconds(1), 9, kStart);
-  EXPECT_THROW(plan.delay(InternalError("bug"), kStart), InternalError);
-  EXPECT_THROW(plan.delay(LoadingError("later", {{}, {}, Seconds(1)}), kStart), LoadingError);
-  EXPECT_THROW(plan.delay(LoadingError("late"), kStart + std::chrono::seconds(2)), LoadingError);
-}
-
-TEST(CallPlan, HasOneDeadlineForAllStreams) {
-  const CallPlan plan(Seconds(3), 0, kStart);
-  EXPECT_EQ(plan.remaining(kStart + std::chrono::seconds(1)), Seconds(2));
-  EXPECT_EQ(plan.remaining(kStart + std::chrono::seconds(9)), Seconds(0));
-}
-
 }  // namespace
 }  // namespace paceline::detail

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from paceline.channel import Tls, open_async_channel
+from paceline.call_plan import RetryBudget, timeout_seconds
+from paceline.channel import Route, Tls
+from paceline.connection import AsyncConnection
 from paceline.errors import ClientCancelledError, InternalError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_system_info
-from paceline.status import decode
-from paceline.transcript import StreamState, Transcript, check_client_open
+from paceline.stream_state import StreamState
+from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
-from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -26,18 +27,20 @@ if TYPE_CHECKING:
 
     from grpc.aio import UnaryStreamCall
 
+    from paceline.call_plan import CallPlan
+
     _GenerateCall = UnaryStreamCall[
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
     ]
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration"]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration", "parsed"]
 
 _Message = TypeVar("_Message")
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 
 
-class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStub"]):
+class AsyncGeneration(StreamState[AsyncConnection]):
     """A generation as it streams; iterating sends the request.
 
     Cancellation:
@@ -46,7 +49,8 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
         stays: iterating again, or after `aclose` `AsyncClient.resume`, goes on from there.
 
     Raises:
-        PacelineError: From the iteration; its class says what to do.
+        PacelineError: From the iteration; its class says what to do. A second reader beside the
+            first is an InvalidFieldError.
     """
 
     _call: _GenerateCall | None = None
@@ -60,22 +64,37 @@ class AsyncGeneration(StreamState["orchestrator_grpc.OrchestratorServiceAsyncStu
 
     async def events(self) -> AsyncGenerator[Chunk | TimelineEvent, None]:
         """Iterate over chunks and, with `stream_timeline`, what happens behind them."""
-        plan = self._plan()
-        while self.finished is None:
-            self._check_open()
-            call = self._stub.Generate(
-                self._transcript.next_request(), timeout=plan.remaining_seconds
-            )
-            self._call = call
+        plan, reader = self._plan(), self._begin_reading()
+        if self._call is not None:
+            self._call.cancel()  # of the reader before, which may not have been told to end
+        try:
+            while self.finished is None:
+                self._check_open()
+                async with aclosing(self._stream(plan)) as events:
+                    async for event in events:
+                        self._hand_out()
+                        yield event
+                        self._go_on_reading(reader)
+        finally:
+            self._end_reading(reader)
+
+    async def _stream(self, plan: CallPlan) -> AsyncGenerator[Chunk | TimelineEvent, None]:
+        """Read one stream to its end, and wait until it is time for the next one."""
+        async with self._connection.wire() as wire:
+            request = self._transcript.next_request()
+            call = wire.stub.Generate(request, timeout=plan.remaining_seconds)
+            self._call, was_refused = call, True
             try:
                 async for response in call:
-                    event = self._transcript.add(_parsed(response))
+                    was_refused = False
+                    event = self._transcript.add(parsed(response))
                     if event is not None:
                         yield event
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
-                    await self._rest(plan.delay_seconds(decode(broken)))
+                    error = wire.decoded(broken)
+                    await self._rest(plan.delay_seconds(error, was_refused=was_refused))
             except asyncio.CancelledError as cancelled:
                 # grpc.aio also raises it where a close() has cancelled the call under the reader.
                 task = asyncio.current_task()
@@ -137,11 +156,15 @@ class AsyncClient:
         address: HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT.
         tls: How to trust the server. Without it the connection is plaintext.
         insecure: Allow plaintext to another machine.
-        timeout: The default deadline of a call, in seconds.
+        timeout: The default deadline of a call, in seconds; more than a week is a week.
 
     Raises:
-        InvalidFieldError: The address is malformed, a TLS file cannot be read, or plaintext would
-            leave this machine unasked.
+        InvalidFieldError: The address is malformed, a TLS file is unusable, the timeout is
+            negative, or plaintext would leave this machine unasked.
+
+    Concurrency:
+        It can be made anywhere, and used by one event loop after another or by several at once;
+        each has a connection of its own. A generation belongs to the loop that reads it.
     """
 
     def __init__(
@@ -152,10 +175,9 @@ class AsyncClient:
         insecure: bool = False,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
-        self._channel = open_async_channel(address, tls=tls, insecure=insecure)
-        self._stub = orchestrator_grpc.OrchestratorServiceStub(self._channel)
-        self._timeout = timeout
-        self._closed = threading.Event()
+        self._connection = AsyncConnection(Route.to(address, tls=tls, insecure=insecure))
+        self._timeout = timeout_seconds(timeout)
+        self._budget = RetryBudget()
 
     def generate(
         self,
@@ -171,11 +193,13 @@ class AsyncClient:
             prompt: Text, or token ids.
             timeout: The deadline for all of it, in seconds. Default: the client's.
             resume_attempts: How often to go on by itself after a `TryAgainError`, such as a broken
-                connection. The text has no gap and no duplicate.
+                connection. The text has no gap and no duplicate. A request that is refused because
+                the orchestrator is shutting down goes to the next one in any case.
             options: See `GenerateOptions`.
 
         Raises:
-            InvalidFieldError: An option has a value that cannot be sent.
+            InvalidFieldError: An option has a value that cannot be sent, or a time or number of
+                attempts is negative.
         """
         transcript = Transcript(build_request(prompt, options))
         return self._generation(transcript, timeout=timeout, resume_attempts=resume_attempts)
@@ -196,18 +220,17 @@ class AsyncClient:
 
     async def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        check_client_open(self._closed)
-        request = orchestrator_pb.GetSystemInfoRequest()
-        try:
-            response = await self._stub.GetSystemInfo(request, timeout=self._seconds(timeout))
-        except grpc.RpcError as broken:
-            raise decode(broken) from broken
-        return read_system_info(_parsed(response))
+        request, seconds = orchestrator_pb.GetSystemInfoRequest(), self._seconds(timeout)
+        async with self._connection.wire() as wire:
+            try:
+                response = await wire.stub.GetSystemInfo(request, timeout=seconds)
+            except grpc.RpcError as broken:
+                raise wire.decoded(broken) from broken
+        return read_system_info(parsed(response))
 
     async def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
-        self._closed.set()
-        await self._channel.close(grace=None)
+        await self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,19 +247,23 @@ class AsyncClient:
         self, transcript: Transcript, *, timeout: float | None, resume_attempts: int
     ) -> AsyncGeneration:
         return AsyncGeneration(
-            self._stub,
+            self._connection,
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
-            client_closed=self._closed,
+            budget=self._budget,
         )
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return self._timeout if timeout is None else timeout_seconds(timeout)
 
 
-def _parsed(message: _Message | None) -> _Message:
-    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None."""
-    if message is None:
+def parsed(message: _Message | DecodeError | None) -> _Message:
+    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None.
+
+    Raises:
+        InternalError: It is no message.
+    """
+    if message is None or isinstance(message, DecodeError):
         raise InternalError("the server sent bytes that are not the answer's message")
     return message

@@ -198,7 +198,7 @@ class TryAgainError(PacelineError):
 
 
 class CacheExhaustedError(TryAgainError):
-    """No memory for another session."""
+    """No memory for another session, or for a longer text in one."""
 
     code, reason = "RESOURCE_EXHAUSTED", "CACHE_EXHAUSTED"
 

@@ -103,7 +103,7 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
             errors.FieldViolation(violation.field, violation.description)
             for violation in bad_request.field_violations
         ),
-        retry_after_seconds=(retry.retry_delay.ToTimedelta().total_seconds() if may_pass else None),
+        retry_after_seconds=_seconds(retry.retry_delay) if may_pass else None,
     )
 
 
@@ -120,6 +120,10 @@ def _status_of(rpc_error: grpc.RpcError) -> Status:
             with suppress(DecodeError):
                 return Status.FromString(value)
     return Status()
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9  # ToTimedelta refuses what is out of bounds
 
 
 def _duration(seconds: float) -> Duration:

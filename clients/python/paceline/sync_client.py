@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from paceline.channel import Tls, open_channel
-from paceline.client import DEFAULT_TIMEOUT_SECONDS
+from paceline.call_plan import RetryBudget, timeout_seconds
+from paceline.channel import Route, Tls
+from paceline.client import DEFAULT_TIMEOUT_SECONDS, parsed
+from paceline.connection import Connection
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_system_info
-from paceline.status import decode
-from paceline.transcript import StreamState, Transcript, check_client_open
+from paceline.stream_state import StreamState
+from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
-from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from types import TracebackType
     from typing import Unpack
 
+    from paceline.call_plan import CallPlan
+
 __all__ = ["Client", "Generation"]
 
 
-class Generation(StreamState["orchestrator_grpc.OrchestratorServiceStub"]):
+class Generation(StreamState[Connection]):
     """A generation as it streams; see `AsyncGeneration`. `close` may be called by any thread."""
 
     _call: grpc.CallIterator[orchestrator_pb.GenerateResponse] | None = None
@@ -39,23 +41,38 @@ class Generation(StreamState["orchestrator_grpc.OrchestratorServiceStub"]):
 
     def events(self) -> Generator[Chunk | TimelineEvent, None, None]:
         """Iterate over chunks and, with `stream_timeline`, what happens behind them."""
-        plan = self._plan()
-        while self.finished is None:
-            self._check_open()
-            call = self._stub.Generate(
-                self._transcript.next_request(), timeout=plan.remaining_seconds
-            )
-            self._call = call
+        plan, reader = self._plan(), self._begin_reading()
+        if self._call is not None:
+            self._call.cancel()  # type: ignore[no-untyped-call] # of the reader before
+        try:
+            while self.finished is None:
+                self._check_open()
+                with closing(self._stream(plan)) as events:
+                    for event in events:
+                        self._hand_out()
+                        yield event
+                        self._go_on_reading(reader)
+        finally:
+            self._end_reading(reader)
+
+    def _stream(self, plan: CallPlan) -> Generator[Chunk | TimelineEvent, None, None]:
+        """Read one stream to its end, and wait until it is time for the next one."""
+        with self._connection.wire() as wire:
+            request = self._transcript.next_request()
+            call = wire.stub.Generate(request, timeout=plan.remaining_seconds)
+            self._call, was_refused = call, True
             try:
                 self._check_open()  # again: another thread's close() may not have seen this call
                 for response in call:
-                    event = self._transcript.add(response)
+                    was_refused = False
+                    event = self._transcript.add(parsed(response))
                     if event is not None:
                         yield event
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
-                    self._closed.wait(plan.delay_seconds(decode(broken)))
+                    error = wire.decoded(broken)
+                    self._closed.wait(plan.delay_seconds(error, was_refused=was_refused))
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]
 
@@ -103,10 +120,9 @@ class Client:
         insecure: bool = False,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
-        self._channel = open_channel(address, tls=tls, insecure=insecure)
-        self._stub = orchestrator_grpc.OrchestratorServiceStub(self._channel)
-        self._timeout = timeout
-        self._closed = threading.Event()
+        self._connection = Connection(Route.to(address, tls=tls, insecure=insecure))
+        self._timeout = timeout_seconds(timeout)
+        self._budget = RetryBudget()
 
     def generate(
         self,
@@ -129,18 +145,17 @@ class Client:
 
     def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        check_client_open(self._closed)
-        request = orchestrator_pb.GetSystemInfoRequest()
-        try:
-            response = self._stub.GetSystemInfo(request, timeout=self._seconds(timeout))
-        except grpc.RpcError as broken:
-            raise decode(broken) from broken
+        request, seconds = orchestrator_pb.GetSystemInfoRequest(), self._seconds(timeout)
+        with self._connection.wire() as wire:
+            try:
+                response = wire.stub.GetSystemInfo(request, timeout=seconds)
+            except grpc.RpcError as broken:
+                raise wire.decoded(broken) from broken
         return read_system_info(response)
 
     def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
-        self._closed.set()
-        self._channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,12 +172,12 @@ class Client:
         self, transcript: Transcript, *, timeout: float | None, resume_attempts: int
     ) -> Generation:
         return Generation(
-            self._stub,
+            self._connection,
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
-            client_closed=self._closed,
+            budget=self._budget,
         )
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return self._timeout if timeout is None else timeout_seconds(timeout)

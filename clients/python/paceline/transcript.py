@@ -1,31 +1,15 @@
-"""What a generation has received so far, and how it goes on after a broken stream: no I/O here."""
+"""What a generation has received so far, and what it asks for to go on: no I/O here."""
 
 from __future__ import annotations
 
-import threading
-import time
 from copy import copy
-from typing import TYPE_CHECKING, Generic, TypeVar
 
-from paceline.errors import (
-    ClientCancelledError,
-    InvariantViolatedError,
-    ModelMismatchError,
-    PacelineError,
-    TryAgainError,
-)
+from paceline.errors import InvariantViolatedError, ModelMismatchError
 from paceline.generation import Chunk, Completion, Finished, Started, TimelineEvent
 from paceline.responses import read_chunk, read_finished, read_started, read_timeline_event
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["CallPlan", "StreamState", "Transcript", "check_client_open"]
-
-_Stub = TypeVar("_Stub")
-
-_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
+__all__ = ["Transcript"]
 
 
 class Transcript:
@@ -125,88 +109,3 @@ class Transcript:
                 f"the stream ended at position {self._next_position} instead of {end}"
             )
         self.finished = finished
-
-
-class CallPlan:
-    """When to give up: one deadline and a number of resumptions for all streams of a generation."""
-
-    def __init__(
-        self,
-        timeout_seconds: float,
-        *,
-        resume_attempts: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._deadline = clock() + timeout_seconds
-        self._resumptions_left = resume_attempts
-        self._delay_seconds = _FIRST_DELAY_SECONDS
-
-    @property
-    def remaining_seconds(self) -> float:
-        """The time left for the next call."""
-        return max(0.0, self._deadline - self._clock())
-
-    def delay_seconds(self, error: PacelineError) -> float:
-        """How long to wait before going on after an error.
-
-        Raises:
-            PacelineError: The same error, if going on makes no sense.
-        """
-        if not isinstance(error, TryAgainError) or self._resumptions_left == 0:
-            raise error
-        self._resumptions_left -= 1
-        delay = error.retry_after_seconds or self._delay_seconds
-        self._delay_seconds = min(2 * self._delay_seconds, _LONGEST_DELAY_SECONDS)
-        if delay >= self.remaining_seconds:
-            raise error
-        return delay
-
-
-def check_client_open(closed: threading.Event) -> None:
-    """Raise ClientCancelledError once the client is closed: gRPC has errors of its own for that."""
-    if closed.is_set():
-        raise ClientCancelledError("the client was closed")
-
-
-class StreamState(Generic[_Stub]):
-    """What the two faces of a streaming generation share: all of it but the streaming."""
-
-    def __init__(
-        self,
-        stub: _Stub,
-        transcript: Transcript,
-        *,
-        timeout: float,
-        resume_attempts: int,
-        client_closed: threading.Event,
-    ) -> None:
-        self._stub = stub
-        self._transcript = transcript
-        self._timeout = timeout
-        self._resume_attempts = resume_attempts
-        self._client_closed = client_closed
-        self._closed = threading.Event()
-
-    @property
-    def started(self) -> Started | None:
-        """What the generation will be; None until it is known."""
-        return self._transcript.started
-
-    @property
-    def finished(self) -> Finished | None:
-        """How it ended, with statistics; None until it has."""
-        return self._transcript.finished
-
-    @property
-    def transcript(self) -> Transcript:
-        """Everything received so far."""
-        return self._transcript
-
-    def _plan(self) -> CallPlan:
-        return CallPlan(self._timeout, resume_attempts=self._resume_attempts)
-
-    def _check_open(self) -> None:
-        check_client_open(self._client_closed)
-        if self._closed.is_set():
-            raise ClientCancelledError("the generation was closed; resume() goes on with it")

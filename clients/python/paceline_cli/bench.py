@@ -15,6 +15,7 @@ _BENCHMARKS = {
     "table2": "Table 2 of the DSI paper, online, beside what theory allows",
     "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",
     "load": "many streams at once on a fixed set of targets",
+    "soak": "very many requests, and what the processes keep of them",
 }
 
 _HELP = """\

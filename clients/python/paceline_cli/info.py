@@ -12,7 +12,7 @@ from rich.console import Console
 from paceline.errors import UnsupportedError
 from paceline_cli.connection import open_client
 from paceline_cli.options import ConnectionSettings, read_options
-from paceline_cli.screen import table
+from paceline_cli.screen import print_whole, table
 from paceline_cli.server_kind import kind_of_server
 from paceline_serving.settings import option
 
@@ -80,4 +80,4 @@ def _print(info: SystemInfo) -> None:
         for server in info.servers
     ]
     console.print()
-    console.print(table(("server", "role", "address", "state", "ms per token"), rows))
+    print_whole(table(("server", "role", "address", "state", "ms per token"), rows), console)

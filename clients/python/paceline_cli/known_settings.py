@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
-from paceline_cli.check_pair import CheckPairSettings
-from paceline_cli.demo import DemoSettings
-from paceline_cli.generate import GenerateSettings
-from paceline_cli.health import HealthSettings
-from paceline_cli.info import InfoSettings
-from paceline_cli.top import TopSettings
-from paceline_cli.up import UpSettings
-from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.model_settings import ModelServerSettings
+import paceline_cli
+from paceline_orchestrator import settings as orchestrator_settings
+from paceline_serving import model_settings
+from paceline_serving.settings import Settings
 
 if TYPE_CHECKING:
-    from paceline_serving.settings import Settings
+    from collections.abc import Iterator
+    from types import ModuleType
 
 __all__ = ["settings_classes"]
 
 
 def settings_classes() -> tuple[type[Settings], ...]:
-    """Return those of all commands and servers."""
-    return (
-        CheckPairSettings,
-        DemoSettings,
-        GenerateSettings,
-        HealthSettings,
-        InfoSettings,
-        ModelServerSettings,
-        OrchestratorSettings,
-        TopSettings,
-        UpSettings,
-        *_of_the_bench_extra(),
+    """Return those of all commands and servers, found where they are declared.
+
+    Cost: imports every command, about a second.
+    """
+    modules = (orchestrator_settings, model_settings, *_commands())
+    return tuple(
+        declared
+        for module in modules
+        for name, declared in vars(module).items()
+        if isinstance(declared, type)
+        and issubclass(declared, Settings)
+        and declared.__module__ == module.__name__
+        and not name.startswith("_")
     )
 
 
-def _of_the_bench_extra() -> tuple[type[Settings], ...]:
-    """Return those of the commands that need the extra `bench`; none where it is not installed."""
-    try:
-        from paceline_cli.bench_load import LoadSettings
-        from paceline_cli.bench_table2 import Table2Settings
-        from paceline_cli.plan import PlanSettings
-        from paceline_cli.simulate import SimulateSettings
-    except ModuleNotFoundError:
-        return ()
-    return LoadSettings, PlanSettings, SimulateSettings, Table2Settings
+def _commands() -> Iterator[ModuleType]:
+    """Import all modules of the command line but those whose extra is not installed."""
+    for module in pkgutil.iter_modules(paceline_cli.__path__, f"{paceline_cli.__name__}."):
+        if not module.name.endswith("__main__"):
+            try:
+                yield importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("paceline_cli"):
+                    raise

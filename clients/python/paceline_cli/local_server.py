@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -11,6 +12,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline_serving.server_settings import ServerSettings
+from paceline_serving.settings import flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +23,7 @@ __all__ = ["ANY_PORT", "LocalServer", "ServerExitedError"]
 
 ANY_PORT = "127.0.0.1:0"
 _LOG_LINES = 8
+# What a server may take to stop when it has drained.
 _STOP_SECONDS = 10.0
 
 
@@ -151,10 +155,10 @@ class LocalServer:
         await self.wait()
 
     async def stop(self) -> None:
-        """Let it end what it is doing, for a while."""
+        """Let it end what it is doing, for as long as it was told to drain."""
         self.signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_STOP_SECONDS):
+            async with asyncio.timeout(_drain_seconds(self._arguments) + _STOP_SECONDS):
                 await self.wait()
         except TimeoutError:
             await self.kill()
@@ -177,6 +181,16 @@ class LocalServer:
         if isinstance(words, dict) and words.get("event") in self._reached:
             self.addresses = {key: str(value) for key, value in words.items() if "address" in key}
             self._reached[words["event"]].set()
+
+
+def _drain_seconds(arguments: Sequence[str]) -> float:
+    """Return how long a server with these flags goes on after SIGTERM."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name in ("drain_delay_seconds", "drain_seconds"):
+        default = ServerSettings.model_fields[name].default
+        parser.add_argument(flag_of(name), type=float, default=default)
+    known, _ = parser.parse_known_args(arguments)
+    return float(known.drain_delay_seconds + known.drain_seconds)
 
 
 def _environment() -> dict[str, str]:

@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["diagnostics", "progress", "safe", "table"]
+__all__ = ["diagnostics", "print_whole", "progress", "safe", "table"]
 
 # A model's text must not move the cursor or rename the window.
 _UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
+# More than a table of names, addresses and states can take.
+_ANY_WIDTH = 10_000
 _SAFE = {code: text for code, text in _UNSAFE.items() if chr(code) not in "\n\t"}
 
 
@@ -55,3 +58,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str 
     for row in rows:
         laid_out.add_row(*row)
     return laid_out
+
+
+def print_whole(laid_out: Table, console: Console) -> None:
+    """Print a table with a line for each row, however wide: names of pods differ in their ends."""
+    natural = Measurement.get(console, console.options.update(width=_ANY_WIDTH), laid_out).maximum
+    console.width = max(natural, console.width)
+    console.print(laid_out)

@@ -41,7 +41,8 @@ class Totals:
         wasted_share: Both, of all draft tokens.
         cancelled_per_second: Calls that a rejection made worthless.
         repairs_per_second: What did not go as planned, and cost no token.
-        wanted_targets: As an autoscaler is told.
+        asked_targets: That streams can use now, as far as this is known of all orchestrators.
+        wanted_targets: As an autoscaler is told: the most of the last while.
     """
 
     running: int | None = None
@@ -60,6 +61,7 @@ class Totals:
     wasted_share: float | None = None
     cancelled_per_second: float | None = None
     repairs_per_second: float | None = None
+    asked_targets: int | None = None
     wanted_targets: int | None = None
 
 
@@ -169,6 +171,10 @@ def totals(
         ),
         cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
         repairs_per_second=readings.rate("paceline_fallbacks_total"),
+        asked_targets=max(
+            int(now.total("paceline_stream_verifiers")),
+            int(now.total("paceline_verifications_in_flight")),
+        ),
         wanted_targets=max(int(it.now.total("paceline_desired_verifiers")) for it in orchestrators),
     )
 

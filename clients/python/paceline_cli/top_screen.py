@@ -63,8 +63,15 @@ def _facts(view: View, width: int) -> Iterator[tuple[str, str]]:
     yield "waste", _wrapped(_waste(totals), room)
     targets = next((it for it in view.pools if it.role == "target"), None)
     if targets is not None:
-        wanted = _phrase("an autoscaler would have {}", _count(totals.wanted_targets))
-        yield "targets", _wrapped([f"{targets.ready_count} ready", wanted], room)
+        yield "targets", _wrapped([f"{targets.ready_count} ready", *_wanted(totals)], room)
+
+
+def _wanted(totals: Totals) -> Iterator[str]:
+    """Tell what an autoscaler would do; after a burst that is not what the streams ask for."""
+    asked, wanted = totals.asked_targets, totals.wanted_targets
+    yield _phrase("streams ask for {}", _count(asked))
+    lingers = asked is not None and wanted is not None and wanted > asked
+    yield _phrase(f"an autoscaler would {'keep' if lingers else 'have'} {{}}", _count(wanted))
 
 
 def _requests(totals: Totals) -> Iterator[str]:

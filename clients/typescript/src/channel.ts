@@ -1,5 +1,6 @@
 /** Connections to a server: TLS, and transport settings that notice a dead peer. */
 
+import { X509Certificate } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { BlockList, isIP } from "node:net";
 import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
@@ -43,15 +44,15 @@ export interface ChannelSettings {
 }
 
 /**
- * Open a channel; the connection itself is made by the first call.
+ * Check everything that can be checked without connecting, and return what opens channels.
  *
  * @throws InvalidFieldError The address is malformed, a TLS file is unusable, or the connection
  *   would be plaintext off loopback and `insecure` does not allow that.
  */
-export function openChannel(
+export function routeTo(
   address: string,
   { tls, insecure = false }: ChannelSettings,
-): OrchestratorServiceClient {
+): () => OrchestratorServiceClient {
   const local = isLoopback(address);
   if (!(tls || local || insecure)) {
     throw InvalidFieldError.of(
@@ -60,11 +61,13 @@ export function openChannel(
         "give TLS options, or say insecure to allow plaintext",
     );
   }
-  return new OrchestratorServiceClient(address, credentialsOf(tls), {
+  const trust = credentialsOf(tls);
+  const options = {
     ...OPTIONS,
     ...(local && { "grpc.enable_http_proxy": 0 }),
     ...(tls?.serverName && { "grpc.ssl_target_name_override": tls.serverName }),
-  });
+  };
+  return () => new OrchestratorServiceClient(address, trust, options);
 }
 
 /**
@@ -89,15 +92,35 @@ function credentialsOf(tls: Tls | undefined): ChannelCredentials {
   if ((tls.certificateFile === undefined) !== (tls.keyFile === undefined)) {
     throw InvalidFieldError.of("tls", "certificateFile and keyFile belong together");
   }
-  const files = [
-    read("tls.caFile", tls.caFile),
-    read("tls.keyFile", tls.keyFile),
-    read("tls.certificateFile", tls.certificateFile),
-  ] as const;
+  const authorities = read("tls.caFile", tls.caFile);
+  const key = read("tls.keyFile", tls.keyFile);
+  const certificate = read("tls.certificateFile", tls.certificateFile);
+  checkAuthorities(tls, authorities);
   try {
-    return credentials.createSsl(...files);
+    return credentials.createSsl(authorities, key, certificate);
   } catch (error) {
-    throw InvalidFieldError.of("tls", `the files are no usable PEM: ${(error as Error).message}`);
+    const description = `${tls.certificateFile} and ${tls.keyFile}: are no usable certificate and key`;
+    throw InvalidFieldError.of(
+      "tls.certificateFile",
+      `${description}: ${(error as Error).message}`,
+    );
+  }
+}
+
+/** Refuse what has no certificate: Node would trust nobody, and say so at each connection. */
+function checkAuthorities(tls: Tls, authorities: Buffer | null): void {
+  if (authorities === null) {
+    return;
+  }
+  const pem = /-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----/g;
+  const found = authorities.toString().match(pem) ?? [];
+  try {
+    found.map((each) => new X509Certificate(each));
+  } catch {
+    found.length = 0;
+  }
+  if (found.length === 0) {
+    throw InvalidFieldError.of("tls.caFile", `${tls.caFile}: has no usable certificate`);
   }
 }
 

@@ -1,26 +1,24 @@
 /** The client of one orchestrator. */
 
 import { Metadata } from "@grpc/grpc-js";
+import { CallPlan, checkedAttempts, checkedTimeout, RetryBudget } from "./call_plan.js";
 import { Pass } from "./cancellation.js";
-import { type ChannelSettings, openChannel } from "./channel.js";
-import { ClientCancelledError, InvalidFieldError } from "./errors.js";
-import type {
-  GetSystemInfoResponse,
-  OrchestratorServiceClient,
-} from "./generated/paceline/v1/orchestrator_service.js";
+import { type ChannelSettings, routeTo } from "./channel.js";
+import { Connection } from "./connection.js";
+import { ClientCancelledError } from "./errors.js";
+import type { GetSystemInfoResponse } from "./generated/paceline/v1/orchestrator_service.js";
 import type { SystemInfo } from "./generation.js";
 import { buildRequest, type GenerateOptions, type Prompt } from "./request.js";
 import { readSystemInfo } from "./responses.js";
-import { decode } from "./status.js";
 import { deadlineOf, Generation } from "./streaming.js";
-import { CallPlan, Transcript } from "./transcript.js";
+import { Transcript } from "./transcript.js";
 
 /** The default deadline of a call, in seconds. */
 export const DEFAULT_TIMEOUT_SECONDS = 120;
 
 /** How to connect, and how long a call may take. */
 export interface ClientSettings extends ChannelSettings {
-  /** The default deadline of a call, in seconds. Default 120. */
+  /** The default deadline of a call, in seconds; more than a week is a week. Default 120. */
   readonly timeoutSeconds?: number | undefined;
 }
 
@@ -36,7 +34,8 @@ export interface CallSettings {
 export interface GenerateSettings extends CallSettings {
   /**
    * How often to go on by itself after a `TryAgainError`, such as a broken connection. The text has
-   * no gap and no duplicate. Default 0.
+   * no gap and no duplicate. A request that is refused because the orchestrator is shutting down
+   * goes to the next one in any case. Default 0.
    */
   readonly resumeAttempts?: number | undefined;
 }
@@ -51,25 +50,27 @@ export interface GenerateSettings extends CallSettings {
  *     client.close();
  */
 export class Client implements Disposable {
-  readonly #stub: OrchestratorServiceClient;
+  readonly #connection: Connection;
   readonly #timeoutSeconds: number;
+  readonly #budget = new RetryBudget();
   readonly #closing = new AbortController();
 
   /**
    * @param address HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT.
-   * @throws InvalidFieldError The address is malformed, a TLS file is unusable, or plaintext would
-   *   leave this machine unasked.
+   * @throws InvalidFieldError The address is malformed, a TLS file is unusable, the timeout is
+   *   negative, or plaintext would leave this machine unasked.
    */
   constructor(address: string, settings: ClientSettings = {}) {
-    this.#timeoutSeconds = seconds(settings.timeoutSeconds ?? DEFAULT_TIMEOUT_SECONDS);
-    this.#stub = openChannel(address, settings);
+    this.#timeoutSeconds = checkedTimeout(settings.timeoutSeconds ?? DEFAULT_TIMEOUT_SECONDS);
+    this.#connection = new Connection(routeTo(address, settings));
   }
 
   /**
    * Continue a prompt. Nothing is sent before the result is iterated over or awaited.
    *
    * @param prompt Text, or token ids.
-   * @throws InvalidFieldError An option has a value that cannot be sent.
+   * @throws InvalidFieldError An option has a value that cannot be sent, or a time or number of
+   *   attempts is negative.
    */
   generate(prompt: Prompt, options: GenerateOptions & GenerateSettings = {}): Generation {
     const { timeoutSeconds, resumeAttempts, signal, ...rest } = options;
@@ -88,11 +89,11 @@ export class Client implements Disposable {
 
   /** Describe the models and servers the orchestrator works with now. */
   async systemInfo(settings: CallSettings = {}): Promise<SystemInfo> {
-    const plan = new CallPlan(seconds(settings.timeoutSeconds ?? this.#timeoutSeconds));
+    const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds));
     const pass = new Pass([this.#closing.signal, settings.signal]);
     try {
       pass.begin();
-      return readSystemInfo(await getSystemInfo(this.#stub, plan, pass.signal));
+      return readSystemInfo(await getSystemInfo(this.#connection, plan, pass.signal));
     } finally {
       pass.end();
     }
@@ -101,7 +102,7 @@ export class Client implements Disposable {
   /** Close the connection, and cancel what runs on it. */
   close(): void {
     this.#closing.abort(new ClientCancelledError("the client was closed"));
-    this.#stub.close();
+    this.#connection.close();
   }
 
   [Symbol.dispose](): void {
@@ -109,34 +110,31 @@ export class Client implements Disposable {
   }
 
   #generation(transcript: Transcript, settings: GenerateSettings): Generation {
-    const timeoutSeconds = seconds(settings.timeoutSeconds ?? this.#timeoutSeconds);
-    const signals = [this.#closing.signal, settings.signal];
-    return new Generation(this.#stub, transcript, { ...settings, timeoutSeconds, signals });
+    return new Generation(this.#connection, transcript, {
+      timeoutSeconds: checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds),
+      resumeAttempts: checkedAttempts(settings.resumeAttempts ?? 0),
+      budget: this.#budget,
+      signals: [this.#closing.signal, settings.signal],
+    });
   }
 }
 
 async function getSystemInfo(
-  stub: OrchestratorServiceClient,
+  connection: Connection,
   plan: CallPlan,
   signal: AbortSignal,
 ): Promise<GetSystemInfoResponse> {
   signal.throwIfAborted();
+  const { stub } = connection;
   return await new Promise((resolve, reject) => {
     const options = { deadline: deadlineOf(plan) };
     const call = stub.getSystemInfo({}, new Metadata(), options, (error, response) => {
       if (error === null) {
         resolve(response);
       } else {
-        reject(signal.aborted ? signal.reason : decode(error));
+        reject(signal.aborted ? signal.reason : connection.decoded(error, stub));
       }
     });
     signal.addEventListener("abort", () => call.cancel());
   });
-}
-
-function seconds(timeout: number): number {
-  if (!(Number.isFinite(timeout) && timeout >= 0)) {
-    throw InvalidFieldError.of("timeoutSeconds", `must be finite and >= 0, not ${timeout}`);
-  }
-  return timeout;
 }

@@ -28,12 +28,14 @@ interface Request {
   readonly insecure?: boolean | null;
   readonly prompt: { text: string } | { token_ids: number[] };
   readonly options?: Json | null;
-  readonly timeout_seconds?: number | null;
+  readonly timeout_seconds?: number | string | null;
+  readonly client_timeout_seconds?: number | string | null;
   readonly resume_attempts?: number | null;
   readonly cancel?: { after_seconds?: number; after_chunks?: number } | null;
   readonly pause_seconds?: number | null;
   readonly then_resume?: boolean | null;
   readonly events?: boolean | null;
+  readonly second_reader?: boolean | null;
 }
 
 const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
@@ -81,6 +83,12 @@ class Reading {
     this.chunks.push(event);
   }
 
+  /** Put what a second reader of the same generation read behind what the first one did. */
+  extend(other: Reading): void {
+    this.chunks.push(...other.chunks);
+    this.error = other.error;
+  }
+
   told(): Json {
     const { started, finished } = this.generation ?? {};
     return {
@@ -96,6 +104,8 @@ class Reading {
 }
 
 const clients = new Map<string, Client>();
+/** Letting go of a generation must not be what cancels it. */
+const held = new Set<Generation>();
 
 async function answer(request: Request): Promise<Json> {
   const began = performance.now();
@@ -128,6 +138,7 @@ async function act(request: Request): Promise<Json> {
     case "close":
       clients.get(request.client)?.close();
       clients.delete(request.client);
+      held.clear();
       return {};
     default:
       throw new UnsupportedRequest(`do ${request.do}`);
@@ -144,6 +155,7 @@ async function generate(request: Request): Promise<Json> {
     resumeAttempts: request.resume_attempts ?? 0,
     signal: stop.signal,
   });
+  held.add(generation);
   const reading = await read(generation, request, stop);
   const told: Json = {
     ...reading.told(),
@@ -174,13 +186,16 @@ async function read(
         reading.cancelled = true;
         break;
       }
+      if (request.second_reader && reading.chunks.length === 1) {
+        reading.extend(await read(generation, {}));
+      }
       if (request.pause_seconds) {
         await sleep(1000 * request.pause_seconds);
       }
     }
   } catch (error) {
     reading.cancelled = stop.signal.aborted && error instanceof ClientCancelledError;
-    reading.error = reading.cancelled ? undefined : own(error);
+    reading.error = reading.cancelled ? reading.error : own(error);
   } finally {
     clearTimeout(alarm);
   }
@@ -195,6 +210,7 @@ function clientOf(request: Request): Client {
     new Client(request.address, {
       tls: tls ? { caFile: tls.ca, certificateFile: tls.certificate, keyFile: tls.key } : undefined,
       insecure: insecure ?? false,
+      timeoutSeconds: secondsOf(request.client_timeout_seconds),
     });
   clients.set(request.client, client);
   return client;
@@ -222,9 +238,13 @@ function optionsOf(request: Request): GenerateOptions {
 }
 
 function timeoutOf(request: Request): { timeoutSeconds?: number } {
-  return typeof request.timeout_seconds === "number"
-    ? { timeoutSeconds: request.timeout_seconds }
-    : {};
+  const timeoutSeconds = secondsOf(request.timeout_seconds);
+  return timeoutSeconds === undefined ? {} : { timeoutSeconds };
+}
+
+/** Read a number, also "NaN" and "Infinity", which JSON has none for. */
+function secondsOf(value: number | string | null | undefined): number | undefined {
+  return value === null || value === undefined ? undefined : Number(value);
 }
 
 function own(error: unknown): PacelineError {

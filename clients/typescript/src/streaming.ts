@@ -3,22 +3,21 @@
 import { on } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type ClientReadableStream, Metadata } from "@grpc/grpc-js";
+import { CallPlan, type RetryBudget } from "./call_plan.js";
 import { Pass } from "./cancellation.js";
-import { ClientCancelledError } from "./errors.js";
-import type {
-  GenerateResponse,
-  OrchestratorServiceClient,
-} from "./generated/paceline/v1/orchestrator_service.js";
+import type { Connection } from "./connection.js";
+import { ClientCancelledError, InvalidFieldError } from "./errors.js";
+import type { GenerateResponse } from "./generated/paceline/v1/orchestrator_service.js";
 import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./generation.js";
-import { decode } from "./status.js";
-import { CallPlan, type Transcript } from "./transcript.js";
+import type { Transcript } from "./transcript.js";
 
 const BUFFERED_MESSAGES = 128;
 const READING = { close: ["end"], highWaterMark: BUFFERED_MESSAGES, lowWaterMark: 64 };
 
 interface GenerationSettings {
   readonly timeoutSeconds: number;
-  readonly resumeAttempts?: number | undefined;
+  readonly resumeAttempts: number;
+  readonly budget: RetryBudget;
   readonly signals: readonly (AbortSignal | undefined)[];
 }
 
@@ -29,22 +28,21 @@ interface GenerationSettings {
  * the client cancel the RPC, and with it everything the servers do for it. What was received stays:
  * iterating again, or after `close` `Client.resume`, goes on from there.
  *
+ * It has one reader at a time; a second one gets an `InvalidFieldError`.
+ *
  * A consumer that is slower than the servers holds them up: some messages wait here, the rest at
  * the orchestrator.
  */
 export class Generation implements AsyncIterable<Chunk>, Disposable {
-  readonly #stub: OrchestratorServiceClient;
+  readonly #connection: Connection;
   readonly #transcript: Transcript;
   readonly #settings: GenerationSettings;
   readonly #closing = new AbortController();
+  #reading: Pass | undefined;
 
   /** @internal */
-  constructor(
-    stub: OrchestratorServiceClient,
-    transcript: Transcript,
-    settings: GenerationSettings,
-  ) {
-    this.#stub = stub;
+  constructor(connection: Connection, transcript: Transcript, settings: GenerationSettings) {
+    this.#connection = connection;
     this.#transcript = transcript;
     this.#settings = settings;
   }
@@ -104,8 +102,13 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
   }
 
   async *#events(pass: Pass): AsyncGenerator<Chunk | TimelineEvent, void> {
-    const { timeoutSeconds, resumeAttempts = 0 } = this.#settings;
-    const plan = new CallPlan(timeoutSeconds, { resumeAttempts });
+    if (this.#reading && !this.#reading.signal.aborted) {
+      const description = "has two readers: let one read it, or give each its own by resume()";
+      throw InvalidFieldError.of("generation", description);
+    }
+    this.#reading = pass;
+    const { timeoutSeconds, resumeAttempts, budget } = this.#settings;
+    const plan = new CallPlan(timeoutSeconds, { resumeAttempts, budget });
     try {
       pass.begin();
       while (this.finished === undefined) {
@@ -114,23 +117,30 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
       }
     } finally {
       pass.end();
+      if (this.#reading === pass) {
+        this.#reading = undefined;
+      }
     }
   }
 
   async *#stream(plan: CallPlan, signal: AbortSignal): AsyncGenerator<Chunk | TimelineEvent, void> {
     const request = this.#transcript.nextRequest();
-    const call = this.#stub.generate(request, new Metadata(), { deadline: deadlineOf(plan) });
+    const { stub } = this.#connection;
+    const call = stub.generate(request, new Metadata(), { deadline: deadlineOf(plan) });
+    let wasRefused = true;
     try {
       for await (const response of responsesOf(call, signal)) {
+        wasRefused = false;
         const event = this.#transcript.add(response);
         if (event !== undefined) {
           yield event;
         }
       }
       this.#transcript.completion();
-    } catch (error) {
+    } catch (failure) {
       if (this.finished === undefined) {
-        await pause(plan.delaySeconds(error), signal);
+        const error = this.#connection.decoded(failure, stub);
+        await pause(plan.delaySeconds(error, { wasRefused }), signal);
       }
     }
   }
@@ -199,7 +209,7 @@ async function* responsesOf(
     }
   } catch (error) {
     signal.throwIfAborted();
-    throw decode(error);
+    throw error;
   } finally {
     signal.removeEventListener("abort", cancel);
     call.cancel();

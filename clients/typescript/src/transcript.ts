@@ -1,15 +1,12 @@
-/** What a generation has received so far, and how it goes on after a broken stream: no I/O here. */
+/** What a generation has received so far, and what it asks for to go on: no I/O here. */
 
-import { InvariantViolatedError, ModelMismatchError, TryAgainError } from "./errors.js";
+import { InvariantViolatedError, ModelMismatchError } from "./errors.js";
 import type {
   GenerateRequest,
   GenerateResponse,
 } from "./generated/paceline/v1/orchestrator_service.js";
 import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./generation.js";
 import { readChunk, readFinished, readStarted, readTimelineEvent } from "./responses.js";
-
-const FIRST_DELAY_SECONDS = 0.1;
-const LONGEST_DELAY_SECONDS = 2;
 
 /**
  * A request and what came back, over as many streams as it took.
@@ -142,54 +139,6 @@ export class Transcript {
     }
     this.#finished = finished;
   }
-}
-
-/** A monotonic clock, in ms. */
-export type Clock = () => number;
-
-/** When to give up: one deadline and a number of resumptions for all streams of a generation. */
-export class CallPlan {
-  readonly #clock: Clock;
-  readonly #deadline: number;
-  #resumptionsLeft: number;
-  #delaySeconds = FIRST_DELAY_SECONDS;
-
-  constructor(
-    timeoutSeconds: number,
-    { resumeAttempts = 0, clock = () => performance.now() }: CallPlanOptions = {},
-  ) {
-    this.#clock = clock;
-    this.#deadline = clock() + 1000 * timeoutSeconds;
-    this.#resumptionsLeft = resumeAttempts;
-  }
-
-  /** The time left for the next call. */
-  get remainingSeconds(): number {
-    return Math.max(0, (this.#deadline - this.#clock()) / 1000);
-  }
-
-  /**
-   * How long to wait before going on after an error.
-   *
-   * @throws The same error, if going on makes no sense.
-   */
-  delaySeconds(error: unknown): number {
-    if (!(error instanceof TryAgainError) || this.#resumptionsLeft === 0) {
-      throw error;
-    }
-    this.#resumptionsLeft -= 1;
-    const delay = error.retryAfterSeconds || this.#delaySeconds;
-    this.#delaySeconds = Math.min(2 * this.#delaySeconds, LONGEST_DELAY_SECONDS);
-    if (delay >= this.remainingSeconds) {
-      throw error;
-    }
-    return delay;
-  }
-}
-
-interface CallPlanOptions {
-  readonly resumeAttempts?: number;
-  readonly clock?: Clock;
 }
 
 function tokenIdsOf(chunks: readonly Chunk[]): number[] {

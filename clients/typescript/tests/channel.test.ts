@@ -4,6 +4,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { ServerCredentials } from "@grpc/grpc-js";
 import { Client, type ClientSettings, ConnectionLostError, InvalidFieldError } from "paceline";
 import { isLoopback } from "#dist/channel.js";
@@ -44,17 +45,21 @@ test("an address without host or port is refused", () => {
 });
 
 test("a timeout that is no length of time is refused", () => {
-  for (const timeoutSeconds of [-1, Number.NaN, Number.POSITIVE_INFINITY]) {
+  for (const timeoutSeconds of [-1, Number.NaN, Number.NEGATIVE_INFINITY]) {
     assert.equal(refusal("127.0.0.1:1", { timeoutSeconds }), "timeoutSeconds");
+  }
+  for (const timeoutSeconds of [0, Number.MAX_SAFE_INTEGER, Number.POSITIVE_INFINITY]) {
+    assert.equal(refusal("127.0.0.1:1", { timeoutSeconds }), undefined);
   }
 });
 
 test("TLS files that cannot be used are refused", () => {
-  const [caFile, noPem] = ["/nowhere/ca.pem", process.execPath];
+  const [caFile, noPem] = ["/nowhere/ca.pem", fileURLToPath(import.meta.url)];
   assert.equal(refusal("127.0.0.1:1", { tls: { caFile } }), "tls.caFile");
   assert.equal(refusal("127.0.0.1:1", { tls: { certificateFile: caFile } }), "tls");
   const pair = { certificateFile: noPem, keyFile: noPem };
-  assert.equal(refusal("127.0.0.1:1", { tls: pair }), "tls");
+  assert.equal(refusal("127.0.0.1:1", { tls: pair }), "tls.certificateFile");
+  assert.equal(refusal("127.0.0.1:1", { tls: { caFile: noPem } }), "tls.caFile");
 });
 
 test("TLS with the right files reaches the server, and with others does not", async (context) => {

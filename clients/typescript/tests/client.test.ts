@@ -10,6 +10,7 @@ import {
   DeadlineError,
   DrainingError,
   type Generation,
+  InvalidFieldError,
   InvariantViolatedError,
   LoadingError,
   ModelMismatchError,
@@ -376,6 +377,37 @@ test("a slow consumer's abort reaches the server", () =>
     stop.abort();
     await server.cancelled();
     await assert.rejects(chunks.next(), ClientCancelledError);
+  }));
+
+test("a second reader is told so, and the first one goes on", () =>
+  withServer([{ hangs: true, chunks: 1 }], async (client, server) => {
+    const generation = client.generate("x");
+    const chunks = generation[Symbol.asyncIterator]();
+    await chunks.next();
+    await assert.rejects(generation.text(), InvalidFieldError);
+    const waiting = chunks.next();
+    await assert.rejects(generation.text(), InvalidFieldError);
+    await chunks.return?.();
+    assert.deepEqual(await waiting, { done: true, value: undefined });
+    assert.equal(await generation.text(), WHOLE);
+    assert.equal(server.requests.length, 2);
+  }));
+
+test("a refused request connects anew, and running streams finish where they are", () =>
+  withServer([{}, { refusal: new DrainingError("going") }], async (client, server) => {
+    const running = client.generate("x", { maxTokens: 500 });
+    const chunks = running[Symbol.asyncIterator]();
+    await chunks.next();
+    assert.equal(await client.generate("y").text(), WHOLE);
+    let count = 1;
+    for (let next = await chunks.next(); !next.done; next = await chunks.next()) {
+      count += 1;
+    }
+    assert.equal(count, 500);
+    assert.equal(running.finished?.finishReason, "length");
+    const [one, refused, other] = server.peers;
+    assert.equal(one, refused);
+    assert.notEqual(one, other);
   }));
 
 test("systemInfo describes the system", () =>

@@ -28,6 +28,8 @@ type Call = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
 export interface Leg {
   /** Raised after `chunks` chunks. */
   readonly error?: PacelineError;
+  /** Raised before anything else. */
+  readonly refusal?: PacelineError;
   /** After how many chunks the error or the hanging comes. Default 0. */
   readonly chunks?: number;
   /** Says nothing any more after `chunks` chunks. */
@@ -45,6 +47,8 @@ export interface Leg {
 /** Serves Generate by its script, one leg for each call, and remembers what it was asked. */
 export class ScriptedServer implements AsyncDisposable {
   readonly requests: wire.GenerateRequest[] = [];
+  /** The connection that each request came by. */
+  readonly peers: string[] = [];
   readonly #events = new EventEmitter();
   readonly #server = new Server();
   readonly #script: Leg[];
@@ -100,8 +104,13 @@ export class ScriptedServer implements AsyncDisposable {
       this.#events.emit("cancelled");
     });
     this.requests.push(call.request);
+    this.peers.push(call.getPeer());
     this.#events.emit("called");
     if (leg.silent) {
+      return;
+    }
+    if (leg.refusal) {
+      call.emit("error", { code: codeOf(leg.refusal), metadata: trailersOf(leg.refusal) });
       return;
     }
     for (const event of answerOf(call.request, leg)) {

@@ -23,6 +23,7 @@ namespace detail {
 
 class Connection;
 class GenerationState;
+class RetryBudget;
 
 // One pass over a generation's stream. Destroying it cancels the RPC and waits for its end.
 class Reader {
@@ -98,7 +99,8 @@ class EventRange {
 /// end, and with it ends everything the servers do for it. So does the destructor. What was
 /// received stays: iterating again, or after cancel() Client::resume, goes on from there.
 ///
-/// Concurrency: one thread reads; cancel() may be called by any.
+/// Concurrency: one reader at a time, and a second one gets an InvalidFieldError; cancel() may be
+/// called by any thread.
 ///
 /// Iterating throws PacelineError; the class says what to do.
 class Generation {
@@ -145,12 +147,13 @@ class Generation {
 class Client {
  public:
   /// `address` is HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT. Throws
-  /// InvalidFieldError if it is malformed, if a TLS file cannot be read, or if plaintext would
-  /// leave this machine unasked. The connection itself is made by the first call.
+  /// InvalidFieldError if it is malformed, if a TLS file is unusable, if the timeout is negative,
+  /// or if plaintext would leave this machine unasked. The connection itself is made by the first call.
   explicit Client(const std::string& address, const ClientOptions& options = {});
 
   /// Continue a prompt. Nothing is sent before the result is iterated over or collected. Throws
-  /// InvalidFieldError if an option has a value that cannot be sent.
+  /// InvalidFieldError if an option has a value that cannot be sent, or a time or number of attempts
+  /// is negative.
   Generation generate(const Prompt& prompt, const GenerateOptions& options = {},
                       const CallOptions& call = {}) const;
 
@@ -163,6 +166,7 @@ class Client {
 
  private:
   std::shared_ptr<detail::Connection> connection_;
+  std::shared_ptr<detail::RetryBudget> budget_;
   Seconds timeout_;
 };
 

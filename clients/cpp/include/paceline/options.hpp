@@ -31,14 +31,15 @@ struct Tls {
 struct ClientOptions {
   std::optional<Tls> tls;  ///< Without it the connection is plaintext.
   bool insecure = false;   ///< Allow plaintext to another machine.
-  Seconds timeout{120};    ///< The default deadline of a call.
+  Seconds timeout{120};    ///< The default deadline of a call; more than a week is a week.
 };
 
 /// How long and how often to try.
 struct CallOptions {
   std::optional<Seconds> timeout;  ///< The deadline for all of it. Default: the client's.
   /// How often to go on by itself after a TryAgainError, such as a broken connection. The text has
-  /// no gap and no duplicate.
+  /// no gap and no duplicate. A request that is refused because the orchestrator is shutting down
+  /// goes to the next one in any case.
   int resume_attempts = 0;
 };
 

@@ -29,6 +29,7 @@ func main() {
 // A driver answers requests, and keeps the clients that they name.
 type driver struct {
 	clients map[string]*paceline.Client
+	cancels []context.CancelFunc // called at the end: that must not be what cancels a stream
 }
 
 func (d *driver) serve(input io.Reader, output io.Writer) error {
@@ -72,7 +73,7 @@ func (d *driver) do(asked *request, told *answer) error {
 	}
 	switch asked.Do {
 	case "generate":
-		return generate(client, asked, told)
+		return d.generate(client, asked, told)
 	case "system_info":
 		info, err := client.SystemInfo(context.Background())
 		if err == nil {
@@ -89,6 +90,10 @@ func (d *driver) close(name string) error {
 		return nil
 	}
 	delete(d.clients, name)
+	for _, cancel := range d.cancels {
+		cancel()
+	}
+	d.cancels = nil
 	return client.Close()
 }
 
@@ -96,14 +101,21 @@ func (d *driver) client(asked *request) (*paceline.Client, error) {
 	if client, open := d.clients[asked.Client]; open {
 		return client, nil
 	}
-	client, err := paceline.Dial(asked.Address, asked.dialOptions()...)
+	options, err := asked.dialOptions()
+	if err != nil {
+		return nil, err
+	}
+	client, err := paceline.Dial(asked.Address, options...)
 	if err == nil {
 		d.clients[asked.Client] = client
 	}
 	return client, err
 }
 
-func generate(client *paceline.Client, asked *request, told *answer) error {
+func (d *driver) generate(client *paceline.Client, asked *request, told *answer) error {
+	if asked.SecondReader {
+		return unsupported("a stream is its own reader in Go: whoever calls Next goes on")
+	}
 	prompt, err := asked.prompt()
 	if err != nil {
 		return err
@@ -112,8 +124,11 @@ func generate(client *paceline.Client, asked *request, told *answer) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := asked.context()
-	defer cancel()
+	ctx, cancel, err := asked.context()
+	d.cancels = append(d.cancels, cancel)
+	if err != nil {
+		return err
+	}
 	stream, err := client.Generate(ctx, prompt, options...)
 	if err != nil {
 		return err
@@ -134,7 +149,6 @@ func generate(client *paceline.Client, asked *request, told *answer) error {
 
 // read reads a stream to its end, or cancels it where it was asked to.
 func read(stream *paceline.Stream, asked *request, told *answer) {
-	defer stream.Close()
 	began := time.Now()
 	if asked.Cancel.AfterSeconds != nil {
 		alarm := time.AfterFunc(seconds(*asked.Cancel.AfterSeconds), stream.Close)

@@ -34,7 +34,9 @@ type request struct {
 		TokenIDs []float64 `json:"token_ids"`
 	} `json:"prompt"`
 	Options        map[string]json.RawMessage `json:"options"`
-	TimeoutSeconds *float64                   `json:"timeout_seconds"`
+	TimeoutSeconds json.RawMessage            `json:"timeout_seconds"`
+	ClientTimeout  json.RawMessage            `json:"client_timeout_seconds"`
+	SecondReader   bool                       `json:"second_reader"`
 	ResumeAttempts int                        `json:"resume_attempts"`
 	Cancel         cancellation               `json:"cancel"`
 	PauseSeconds   float64                    `json:"pause_seconds"`
@@ -47,7 +49,7 @@ type cancellation struct {
 	AfterChunks  int      `json:"after_chunks"`
 }
 
-func (r *request) dialOptions() []paceline.DialOption {
+func (r *request) dialOptions() ([]paceline.DialOption, error) {
 	var options []paceline.DialOption
 	if r.TLS != nil {
 		files := paceline.TLS{CAFile: r.TLS.CA, CertificateFile: r.TLS.Certificate, KeyFile: r.TLS.Key}
@@ -56,14 +58,39 @@ func (r *request) dialOptions() []paceline.DialOption {
 	if r.Insecure {
 		options = append(options, paceline.WithInsecure())
 	}
-	return options
+	if r.ClientTimeout != nil {
+		timeout, err := readTimeout(r.ClientTimeout)
+		if err != nil {
+			return nil, err
+		}
+		options = append(options, paceline.WithTimeout(timeout))
+	}
+	return options, nil
 }
 
-func (r *request) context() (context.Context, context.CancelFunc) {
+func (r *request) context() (context.Context, context.CancelFunc, error) {
 	if r.TimeoutSeconds == nil {
-		return context.WithCancel(context.Background())
+		ctx, cancel := context.WithCancel(context.Background())
+		return ctx, cancel, nil
 	}
-	return context.WithTimeout(context.Background(), seconds(*r.TimeoutSeconds))
+	timeout, err := readTimeout(r.TimeoutSeconds)
+	if err == nil && timeout < 0 {
+		err = unsupported("a context in Go whose deadline has passed is just that")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	return ctx, cancel, err
+}
+
+// readTimeout reads seconds; the longest time.Duration stands for all that is longer.
+func readTimeout(value json.RawMessage) (time.Duration, error) {
+	var count float64
+	if json.Unmarshal(value, &count) != nil {
+		return 0, unsupported(fmt.Sprintf("a time.Duration cannot hold %s", value))
+	}
+	if count > math.MaxInt64/1e9 {
+		return math.MaxInt64, nil
+	}
+	return seconds(count), nil
 }
 
 func (r *request) prompt() (paceline.Prompt, error) {

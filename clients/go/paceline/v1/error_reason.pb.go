@@ -51,7 +51,8 @@ const (
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 9
 	// FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models.
 	ErrorReason_ERROR_REASON_TOKENIZER_MISMATCH ErrorReason = 10
-	// RESOURCE_EXHAUSTED. No memory for another session. Retry after RetryInfo, or elsewhere.
+	// RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
+	// the caller's already. Retry after RetryInfo, or elsewhere.
 	ErrorReason_ERROR_REASON_CACHE_EXHAUSTED ErrorReason = 11
 	// RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo.
 	ErrorReason_ERROR_REASON_OVERLOADED ErrorReason = 12

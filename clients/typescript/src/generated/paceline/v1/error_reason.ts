@@ -47,7 +47,10 @@ export enum ErrorReason {
   ERROR_REASON_MODEL_MISMATCH = 9,
   /** ERROR_REASON_TOKENIZER_MISMATCH - FAILED_PRECONDITION. Drafter and target have different tokenizers. Pair other models. */
   ERROR_REASON_TOKENIZER_MISMATCH = 10,
-  /** ERROR_REASON_CACHE_EXHAUSTED - RESOURCE_EXHAUSTED. No memory for another session. Retry after RetryInfo, or elsewhere. */
+  /**
+   * ERROR_REASON_CACHE_EXHAUSTED - RESOURCE_EXHAUSTED. No memory for another session or a longer text, or too much of it is
+   * the caller's already. Retry after RetryInfo, or elsewhere.
+   */
   ERROR_REASON_CACHE_EXHAUSTED = 11,
   /** ERROR_REASON_OVERLOADED - RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo. */
   ERROR_REASON_OVERLOADED = 12,

@@ -1,0 +1,113 @@
+#include "call_plan.hpp"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+
+namespace paceline::detail {
+namespace {
+
+constexpr Seconds kFirstDelay{0.1};
+constexpr Seconds kLongestDelay{2.0};
+
+// A wait is longer by a random part: up to half of it, and up to a second. Clients that were
+// refused together do not come back together.
+constexpr Seconds kLongestJitter{1.0};
+
+// More than any generation takes. Much longer times overflow the clocks on the way.
+constexpr Seconds kLongestTimeout = std::chrono::hours(24 * 7);
+
+// An orchestrator that drains answers so for moments, until its name leads elsewhere.
+constexpr int kRefusals = 3;
+
+// As many streams as one connection carries can break at once and all go on at once. After that a
+// client knocks at most ten times a second, however many of its generations want to.
+constexpr int kRetriesAtOnce = 100;
+constexpr std::chrono::milliseconds kRetryInterval{100};
+
+}  // namespace
+
+Seconds checked_timeout(Seconds timeout) {
+  if (!(timeout.count() >= 0)) {  // NaN, too, of which a duration says that it is not less
+    throw InvalidFieldError::of("timeout", "must be a number of seconds >= 0, not " +
+                                               std::to_string(timeout.count()));
+  }
+  return std::min(timeout, kLongestTimeout);
+}
+
+int checked_attempts(int resume_attempts) {
+  if (resume_attempts < 0) {
+    throw InvalidFieldError::of("resume_attempts",
+                                "must be >= 0, not " + std::to_string(resume_attempts));
+  }
+  return resume_attempts;
+}
+
+RetryBudget::RetryBudget(std::function<double()> chance) : chance_(std::move(chance)) {}
+
+RetryBudget::RetryBudget()
+    : RetryBudget([engine = std::mt19937(std::random_device()())]() mutable {
+        return std::uniform_real_distribution<double>()(engine);
+      }) {}
+
+std::optional<Seconds> RetryBudget::take(Seconds within, SteadyClock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  const auto earliest = now - (kRetriesAtOnce - 1) * kRetryInterval;
+  const auto at = std::max(next_.value_or(earliest), earliest);
+  const auto wait = std::max(Seconds(0), Seconds(at - now));
+  if (wait >= within) return std::nullopt;
+  next_ = at + kRetryInterval;
+  return wait;
+}
+
+Seconds RetryBudget::jittered(Seconds delay) {
+  const std::lock_guard lock(mutex_);
+  return delay + chance_() * std::min(delay / 2, kLongestJitter);
+}
+
+CallPlan::CallPlan(Seconds timeout, int resume_attempts, std::shared_ptr<RetryBudget> budget,
+                   Clock::time_point now)
+    : start_(now),
+      timeout_(timeout),
+      resumptions_left_(resume_attempts),
+      budget_(std::move(budget)),
+      refusals_left_(kRefusals),
+      next_delay_(kFirstDelay) {}
+
+Seconds CallPlan::remaining(Clock::time_point now) const {
+  const Seconds left = timeout_ - (now - start_);
+  return std::max(Seconds(0), left);
+}
+
+Seconds CallPlan::delay(const PacelineError& error, bool was_refused, Clock::time_point now) {
+  if (!may_go_on(error, was_refused)) error.raise();
+  const auto delay = budget_->jittered(next_delay(error));
+  const auto left = remaining(now);
+  const auto wait = delay < left ? budget_->take(left, now) : std::nullopt;
+  if (!wait) error.raise();
+  return std::max(delay, *wait);
+}
+
+bool CallPlan::may_go_on(const PacelineError& error, bool was_refused) {
+  const bool is_draining = dynamic_cast<const DrainingError*>(&error) != nullptr;
+  if (is_draining && was_refused && refusals_left_ > 0) {
+    --refusals_left_;
+    return true;
+  }
+  if (dynamic_cast<const TryAgainError*>(&error) != nullptr && resumptions_left_ > 0) {
+    --resumptions_left_;
+    return true;
+  }
+  return false;
+}
+
+// As long as the server says; else longer each time.
+Seconds CallPlan::next_delay(const PacelineError& error) {
+  const auto own = next_delay_;
+  next_delay_ = std::min(2 * own, kLongestDelay);
+  const auto told = error.retry_after().value_or(Seconds(0));
+  return told > Seconds(0) ? told : own;
+}
+
+}  // namespace paceline::detail

@@ -1,0 +1,79 @@
+// When to give up and when to try again: times, delays and their budget, without I/O.
+
+#ifndef PACELINE_SRC_CALL_PLAN_HPP_
+#define PACELINE_SRC_CALL_PLAN_HPP_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "paceline/errors.hpp"
+
+namespace paceline::detail {
+
+using SteadyClock = std::chrono::steady_clock;
+
+/// A timeout of 0 or more, of which more than a week is a week. Throws InvalidFieldError if it is
+/// negative or no number.
+Seconds checked_timeout(Seconds timeout);
+
+/// Throws InvalidFieldError if it is negative.
+int checked_attempts(int resume_attempts);
+
+/// How often a client may try again, all its generations together.
+///
+/// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
+/// go on elsewhere, but not to knock at a closed door in chorus. Any thread may use it.
+class RetryBudget {
+ public:
+  /// `chance` draws from [0, 1).
+  explicit RetryBudget(std::function<double()> chance);
+  RetryBudget();
+
+  /// Take the next place, and return how long until it; nothing, and no place, if that is too long.
+  std::optional<Seconds> take(Seconds within, SteadyClock::time_point now);
+
+  /// A delay, longer by chance.
+  Seconds jittered(Seconds delay);
+
+ private:
+  std::mutex mutex_;  // guards what follows
+  std::function<double()> chance_;
+  std::optional<SteadyClock::time_point> next_;  // when one a time, without pause, would be due
+};
+
+/// One deadline and a number of tries for all streams of a generation.
+class CallPlan {
+ public:
+  using Clock = SteadyClock;
+
+  CallPlan(Seconds timeout, int resume_attempts, std::shared_ptr<RetryBudget> budget,
+           Clock::time_point now = Clock::now());
+
+  /// The time left for the next call.
+  Seconds remaining(Clock::time_point now = Clock::now()) const;
+
+  /// How long to wait before going on after an error. Throws that error, if going on makes no
+  /// sense.
+  ///
+  /// `was_refused`: nothing had come. If the orchestrator is shutting down, asking another one is
+  /// then no resumption, and not counted as one.
+  Seconds delay(const PacelineError& error, bool was_refused, Clock::time_point now = Clock::now());
+
+ private:
+  bool may_go_on(const PacelineError& error, bool was_refused);
+  Seconds next_delay(const PacelineError& error);
+
+  Clock::time_point start_;
+  Seconds timeout_;
+  int resumptions_left_;
+  std::shared_ptr<RetryBudget> budget_;
+  int refusals_left_;
+  Seconds next_delay_;
+};
+
+}  // namespace paceline::detail
+
+#endif  // PACELINE_SRC_CALL_PLAN_HPP_

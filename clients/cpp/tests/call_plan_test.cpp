@@ -1,0 +1,108 @@
+#include "call_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+namespace paceline::detail {
+namespace {
+
+constexpr CallPlan::Clock::time_point kStart{};
+
+std::shared_ptr<RetryBudget> budget(double chance = 0) {
+  return std::make_shared<RetryBudget>([chance] { return chance; });
+}
+
+CallPlan plan(Seconds timeout, int attempts, double chance = 0) {
+  return {timeout, attempts, budget(chance), kStart};
+}
+
+TEST(CallPlan, WaitsTwiceAsLongEachTimeUpToTwoSeconds) {
+  auto calls = plan(Seconds(100), 7);
+  const ConnectionLostError error("broken");
+  for (const double delay : {0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0}) {
+    EXPECT_DOUBLE_EQ(calls.delay(error, false, kStart).count(), delay);
+  }
+  EXPECT_THROW(calls.delay(error, false, kStart), ConnectionLostError);
+}
+
+TEST(CallPlan, WaitsLongerByChanceUpToHalfAndUpToASecond) {
+  auto calls = plan(Seconds(100), 2, 0.5);
+  EXPECT_DOUBLE_EQ(calls.delay(LoadingError("later"), false, kStart).count(), 0.125);
+  const OverloadedError full("full", {{}, {}, Seconds(30)});
+  EXPECT_DOUBLE_EQ(calls.delay(full, false, kStart).count(), 30.5);
+}
+
+TEST(CallPlan, WaitsDifferently) {
+  std::set<double> drawn;
+  for (int count = 0; count < 10; ++count) {
+    CallPlan calls(Seconds(100), 1, std::make_shared<RetryBudget>(), kStart);
+    drawn.insert(calls.delay(LoadingError("later"), false, kStart).count());
+  }
+  EXPECT_GT(drawn.size(), 1u);
+  EXPECT_GE(*drawn.begin(), 0.1);
+  EXPECT_LE(*drawn.rbegin(), 0.15);
+}
+
+TEST(CallPlan, WaitsAsLongAsTheServerSays) {
+  auto calls = plan(Seconds(100), 3);
+  const auto wait = [&](double told) {
+    return calls.delay(OverloadedError("busy", {{}, {}, Seconds(told)}), false, kStart).count();
+  };
+  EXPECT_EQ(wait(5), 5);
+  EXPECT_DOUBLE_EQ(wait(0), 0.2);
+  EXPECT_DOUBLE_EQ(wait(-1), 0.4);
+}
+
+TEST(CallPlan, GivesUpWhereGoingOnMakesNoSense) {
+  auto calls = plan(Seconds(1), 9);
+  EXPECT_THROW(calls.delay(InternalError("bug"), false, kStart), InternalError);
+  const LoadingError later("later", {{}, {}, Seconds(1)});
+  EXPECT_THROW(calls.delay(later, false, kStart), LoadingError);
+  const auto late = kStart + std::chrono::seconds(2);
+  EXPECT_THROW(calls.delay(LoadingError("late"), false, late), LoadingError);
+}
+
+TEST(CallPlan, CountsThreeRefusalsOfADrainingOrchestratorAsNoResumptions) {
+  auto calls = plan(Seconds(100), 1);
+  const DrainingError leaving("leaving");
+  for (int count = 0; count < 4; ++count) EXPECT_NO_THROW(calls.delay(leaving, true, kStart));
+  EXPECT_THROW(calls.delay(leaving, true, kStart), DrainingError);
+  EXPECT_THROW(plan(Seconds(100), 0).delay(leaving, false, kStart), DrainingError);
+}
+
+TEST(CallPlan, HasOneDeadlineForAllStreams) {
+  const auto calls = plan(Seconds(3), 0);
+  EXPECT_EQ(calls.remaining(kStart + std::chrono::seconds(1)), Seconds(2));
+  EXPECT_EQ(calls.remaining(kStart + std::chrono::seconds(9)), Seconds(0));
+}
+
+TEST(RetryBudget, LetsAHundredGoOnAtOnceAndThenTenASecond) {
+  RetryBudget budget;
+  const Seconds enough(60);
+  for (int count = 0; count < 100; ++count) EXPECT_EQ(*budget.take(enough, kStart), Seconds(0));
+  for (int count = 1; count <= 30; ++count) {
+    EXPECT_NEAR(budget.take(enough, kStart)->count(), 0.1 * count, 1e-6);
+  }
+  EXPECT_FALSE(budget.take(Seconds(1), kStart));  // and takes no place
+  EXPECT_NEAR(budget.take(enough, kStart)->count(), 3.1, 1e-6);
+  EXPECT_EQ(*budget.take(enough, kStart + std::chrono::seconds(20)), Seconds(0));
+}
+
+TEST(Timeout, IsAWeekAtMostAndNeverNegative) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double count : {0.0, 0.5, 604800.0}) {
+    EXPECT_EQ(checked_timeout(Seconds(count)).count(), count);
+  }
+  for (const double count : {1e10, 1e300, infinity}) {
+    EXPECT_EQ(checked_timeout(Seconds(count)).count(), 604800);
+  }
+  for (const double count : {-1.0, -infinity, std::nan("")}) {
+    EXPECT_THROW(checked_timeout(Seconds(count)), InvalidFieldError);
+  }
+}
+
+}  // namespace
+}  // namespace paceline::detail

@@ -1,0 +1,137 @@
+package paceline
+
+import (
+	"fmt"
+	"math/rand"
+	"sync"
+	"time"
+)
+
+const (
+	firstDelay   = 100 * time.Millisecond
+	longestDelay = 2 * time.Second
+
+	// A wait is longer by a random part: up to half of it, and up to a second. Clients that were
+	// refused together do not come back together.
+	longestJitter = time.Second
+
+	// More than any generation takes.
+	longestTimeout = 7 * 24 * time.Hour
+
+	// An orchestrator that drains answers so for moments, until its name leads elsewhere.
+	refusals = 3
+
+	// As many streams as one connection carries can break at once and all go on at once. After that a
+	// client knocks at most ten times a second, however many of its generations want to.
+	retriesAtOnce = 100
+	retryInterval = 100 * time.Millisecond
+)
+
+// checkTimeout cuts a timeout to a week, and fails with ErrInvalidField if it is negative.
+func checkTimeout(timeout time.Duration) (time.Duration, error) {
+	if timeout < 0 {
+		return 0, invalidField("timeout", fmt.Sprintf("must not be negative, as %v is", timeout))
+	}
+	if timeout > longestTimeout {
+		return longestTimeout, nil
+	}
+	return timeout, nil
+}
+
+// A retryBudget is how often a client may try again, all its generations together.
+//
+// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
+// on elsewhere, but not to knock at a closed door in chorus. Any goroutine may use it.
+type retryBudget struct {
+	now    func() time.Time
+	mutex  sync.Mutex
+	nextAt time.Time      // when one retry a time, without pause, would be due
+	chance func() float64 // from [0, 1)
+}
+
+func newRetryBudget() *retryBudget {
+	// A source of its own: before Go 1.20 the package's is the same in every process.
+	source := rand.New(rand.NewSource(time.Now().UnixNano()))
+	return &retryBudget{now: time.Now, chance: source.Float64}
+}
+
+// take takes the next place, and returns how long until it; false, and no place, if that is too long.
+func (b *retryBudget) take(within time.Duration) (time.Duration, bool) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	now := b.now()
+	at := now.Add(-(retriesAtOnce - 1) * retryInterval)
+	if b.nextAt.After(at) {
+		at = b.nextAt
+	}
+	wait := at.Sub(now)
+	if wait < 0 {
+		wait = 0
+	}
+	if wait >= within {
+		return 0, false
+	}
+	b.nextAt = at.Add(retryInterval)
+	return wait, true
+}
+
+// jittered lengthens a delay by chance.
+func (b *retryBudget) jittered(delay time.Duration) time.Duration {
+	most := delay / 2
+	if most > longestJitter {
+		most = longestJitter
+	}
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return delay + time.Duration(b.chance()*float64(most))
+}
+
+// A resumption is how often, and how soon, to go on by itself.
+type resumption struct {
+	attemptsLeft int
+	refusalsLeft int
+	nextDelay    time.Duration
+	budget       *retryBudget
+}
+
+func newResumption(attempts int, budget *retryBudget) *resumption {
+	return &resumption{attemptsLeft: attempts, refusalsLeft: refusals, nextDelay: firstDelay, budget: budget}
+}
+
+// delay says how long to wait before going on after an error; false if that makes no sense. A call was
+// refused if nothing of it had come: asking another orchestrator than one that is shutting down is then
+// no resumption, and not counted as one.
+func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration) (time.Duration, bool) {
+	if !r.mayGoOn(broken, refused) {
+		return 0, false
+	}
+	delay := broken.RetryAfter
+	if delay <= 0 {
+		delay = r.nextDelay
+	}
+	r.nextDelay *= 2
+	if r.nextDelay > longestDelay {
+		r.nextDelay = longestDelay
+	}
+	if delay >= remaining { // also where jitter would overflow
+		return 0, false
+	}
+	delay = r.budget.jittered(delay)
+	wait, inTime := r.budget.take(remaining)
+	if wait > delay {
+		delay = wait
+	}
+	return delay, inTime && delay < remaining
+}
+
+func (r *resumption) mayGoOn(broken *Error, refused bool) bool {
+	switch {
+	case broken.Kind == ErrDraining && refused && r.refusalsLeft > 0:
+		r.refusalsLeft--
+	case broken.TryAgain() && r.attemptsLeft > 0:
+		r.attemptsLeft--
+	default:
+		return false
+	}
+	return true
+}

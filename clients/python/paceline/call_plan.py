@@ -1,0 +1,153 @@
+"""When to give up and when to try again: times, delays and their budget, without I/O."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import DrainingError, InvalidFieldError, PacelineError, TryAgainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CallPlan", "RetryBudget", "attempt_count", "timeout_seconds"]
+
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
+
+# A wait is longer by a random part: up to half of it, and up to a second. Clients that were refused
+# together do not come back together.
+_LONGEST_JITTER_SECONDS = 1.0
+
+# More than any generation takes, and little enough for every timer: Node's end at 24.8 days.
+_LONGEST_TIMEOUT_SECONDS = 7 * 86400.0
+
+# An orchestrator that drains answers so for moments, until its name leads elsewhere.
+_REFUSALS = 3
+
+# As many streams as one connection carries can break at once and all go on at once. After that a
+# client knocks at most ten times a second, however many of its generations want to.
+_RETRIES_AT_ONCE, _RETRIES_PER_SECOND = 100, 10.0
+
+
+def timeout_seconds(timeout: float) -> float:
+    """Check a timeout: any number from 0 on, of which more than a week is a week.
+
+    Raises:
+        InvalidFieldError: It is negative, or no number.
+    """
+    if not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidFieldError.of("timeout", f"must be a number of seconds >= 0, not {timeout!r}")
+    return float(min(timeout, _LONGEST_TIMEOUT_SECONDS))
+
+
+def attempt_count(resume_attempts: int) -> int:
+    """Check a number of attempts.
+
+    Raises:
+        InvalidFieldError: It is no whole number from 0 on.
+    """
+    if not (isinstance(resume_attempts, int) and resume_attempts >= 0):
+        raise InvalidFieldError.of(
+            "resume_attempts", f"must be a whole number >= 0, not {resume_attempts!r}"
+        )
+    return resume_attempts
+
+
+class RetryBudget:
+    """How often a client may try again, all its generations together.
+
+    It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
+    go on elsewhere, but not to knock at a closed door in chorus.
+
+    Concurrency: any thread may use it.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_at = float("-inf")  # when one retry a time, without pause, would be due
+
+    def take(self, *, within_seconds: float) -> float | None:
+        """Take the next place, and return how long until it; None, and no place, if too long."""
+        with self._lock:
+            now = self._clock()
+            earliest = now - (_RETRIES_AT_ONCE - 1) / _RETRIES_PER_SECOND
+            at = max(self._next_at, earliest)
+            wait_seconds = max(0.0, at - now)
+            if wait_seconds >= within_seconds:
+                return None
+            self._next_at = at + 1 / _RETRIES_PER_SECOND
+            return wait_seconds
+
+
+class CallPlan:
+    """One deadline and a number of tries for all streams of a generation.
+
+    Args:
+        timeout_seconds: The time for all of it.
+        resume_attempts: How often to go on after an error that may pass.
+        budget: The client's.
+        clock: A monotonic clock, in seconds.
+        chance: Draws from [0, 1).
+    """
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        *,
+        resume_attempts: int = 0,
+        budget: RetryBudget,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._chance = chance
+        self._budget = budget
+        self._deadline = clock() + timeout_seconds
+        self._resumptions_left = resume_attempts
+        self._refusals_left = _REFUSALS
+        self._delay_seconds = _FIRST_DELAY_SECONDS
+
+    @property
+    def remaining_seconds(self) -> float:
+        """The time left for the next call."""
+        return max(0.0, self._deadline - self._clock())
+
+    def delay_seconds(self, error: PacelineError, *, was_refused: bool) -> float:
+        """How long to wait before going on after an error.
+
+        Args:
+            error: Why the call ended.
+            was_refused: Nothing had come. If the orchestrator is shutting down, asking another one
+                is then no resumption, and not counted as one.
+
+        Raises:
+            PacelineError: The same error, if going on makes no sense.
+        """
+        if not self._may_go_on(error, was_refused=was_refused):
+            raise error
+        delay = self._next_delay(error)
+        delay += self._chance() * min(delay / 2, _LONGEST_JITTER_SECONDS)
+        remaining = self.remaining_seconds
+        wait = self._budget.take(within_seconds=remaining) if delay < remaining else None
+        if wait is None:
+            raise error
+        return max(delay, wait)
+
+    def _may_go_on(self, error: PacelineError, *, was_refused: bool) -> bool:
+        if isinstance(error, DrainingError) and was_refused and self._refusals_left > 0:
+            self._refusals_left -= 1
+            return True
+        if isinstance(error, TryAgainError) and self._resumptions_left > 0:
+            self._resumptions_left -= 1
+            return True
+        return False
+
+    def _next_delay(self, error: PacelineError) -> float:
+        """As long as the server says; else longer each time."""
+        own = self._delay_seconds
+        self._delay_seconds = min(2 * own, _LONGEST_DELAY_SECONDS)
+        told = error.retry_after_seconds
+        return told if told is not None and told > 0 else own

@@ -1,0 +1,178 @@
+"""A client's way to its orchestrator, which can be taken anew while calls run on the old one.
+
+An orchestrator that shuts down lets running calls finish and refuses new ones. Its clients leave it
+for the one that its name leads to then; gRPC does so by itself only if the old connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from paceline.errors import ClientCancelledError, DrainingError
+from paceline.status import decode
+from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
+from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from paceline.channel import Route
+    from paceline.errors import PacelineError
+
+__all__ = ["AsyncConnection", "Connection", "Wire"]
+
+_Channel = TypeVar("_Channel")
+_Stub = TypeVar("_Stub")
+
+
+class Wire(Generic[_Channel, _Stub]):
+    """One channel, and how many calls run on it.
+
+    Attributes:
+        stub: What makes calls on it.
+    """
+
+    def __init__(self, channel: _Channel, stub: _Stub) -> None:
+        self.channel = channel
+        self.stub = stub
+        self.call_count = 0
+        self.is_left = False
+
+    def decoded(self, broken: grpc.RpcError) -> PacelineError:
+        """Say why a call on it ended; after DRAINING the next call connects anew."""
+        error = decode(broken)
+        self.is_left |= isinstance(error, DrainingError)
+        return error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing will come over it any more."""
+        return self.is_left and not self.call_count
+
+
+_GENERATE = "/paceline.v1.OrchestratorService/Generate"
+
+
+def _parse(content: bytes) -> orchestrator_pb.GenerateResponse | DecodeError:
+    try:
+        return orchestrator_pb.GenerateResponse.FromString(content)
+    except DecodeError as error:
+        return error
+
+
+_BlockingWire = Wire[grpc.Channel, orchestrator_grpc.OrchestratorServiceStub]
+_AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsyncStub"]
+
+
+class Connection:
+    """The connection of a blocking client. Any thread may use it."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._lock = threading.Lock()
+        self._wires: list[_BlockingWire] = []  # the last one is for new calls, if it was not left
+        self.closed = threading.Event()
+
+    @contextmanager
+    def wire(self) -> Iterator[_BlockingWire]:
+        """Lend the wire for new calls; it stays open for so long.
+
+        Raises:
+            ClientCancelledError: `close` was called.
+        """
+        with self._lock:
+            _check_open(self.closed)
+            wire = self._current()
+            wire.call_count += 1
+        try:
+            yield wire
+        finally:
+            with self._lock:
+                wire.call_count -= 1
+                self._drop_if_idle(wire)
+
+    def close(self) -> None:
+        """Close all, and cancel what runs."""
+        with self._lock:
+            self.closed.set()
+            wires, self._wires = self._wires, []
+        for wire in wires:
+            wire.channel.close()
+
+    def _current(self) -> _BlockingWire:
+        if not self._wires or self._wires[-1].is_left:
+            channel = self._route.open()
+            stub = orchestrator_grpc.OrchestratorServiceStub(channel)
+            # gRPC's own parsing would end the call here and leave it running at the server.
+            stub.Generate = channel.unary_stream(
+                _GENERATE,
+                request_serializer=orchestrator_pb.GenerateRequest.SerializeToString,
+                response_deserializer=_parse,
+            )
+            self._wires.append(Wire(channel, stub))
+        return self._wires[-1]
+
+    def _drop_if_idle(self, wire: _BlockingWire) -> None:
+        if wire.is_idle and wire in self._wires:
+            self._wires.remove(wire)
+            wire.channel.close()
+
+
+class AsyncConnection:
+    """The connection of an asyncio client: one for each event loop that it is used on.
+
+    gRPC binds a channel to the loop that runs when it is opened, and a client may be made before
+    any does, or outlive it.
+    """
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._wires: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_AsyncWire]]
+        self._wires = WeakKeyDictionary()
+        self.closed = threading.Event()
+
+    @asynccontextmanager
+    async def wire(self) -> AsyncIterator[_AsyncWire]:
+        """Lend the wire for new calls of this loop; it stays open for so long.
+
+        Raises:
+            ClientCancelledError: `close` was called.
+        """
+        _check_open(self.closed)
+        wires = self._wires.setdefault(asyncio.get_running_loop(), [])
+        if not wires or wires[-1].is_left:
+            channel = self._route.open_async()
+            wires.append(Wire(channel, orchestrator_grpc.OrchestratorServiceStub(channel)))
+        wire = wires[-1]
+        wire.call_count += 1
+        try:
+            yield wire
+        finally:
+            wire.call_count -= 1
+            if wire.is_idle and wire in wires:
+                wires.remove(wire)
+                await wire.channel.close(grace=None)
+
+    async def close(self) -> None:
+        """Close all, and cancel what runs."""
+        self.closed.set()
+        for loop, wires in self._wires.items():
+            for wire in wires:
+                if loop is asyncio.get_running_loop():
+                    await wire.channel.close(grace=None)
+                elif not loop.is_closed():
+                    asyncio.run_coroutine_threadsafe(wire.channel.close(grace=None), loop)
+            wires.clear()
+
+
+def _check_open(closed: threading.Event) -> None:
+    """Say it in our own words: gRPC has errors of its own for a closed channel."""
+    if closed.is_set():
+        raise ClientCancelledError("the client was closed")

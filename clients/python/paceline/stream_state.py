@@ -1,0 +1,100 @@
+"""What the two faces of a streaming generation share: all of it but the streaming."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from paceline.call_plan import CallPlan, RetryBudget, attempt_count
+from paceline.connection import AsyncConnection, Connection
+from paceline.errors import ClientCancelledError, InvalidFieldError
+
+if TYPE_CHECKING:
+    from paceline.generation import Finished, Started
+    from paceline.transcript import Transcript
+
+__all__ = ["StreamState"]
+
+
+_Link = TypeVar("_Link", Connection, AsyncConnection)
+
+
+class StreamState(Generic[_Link]):
+    """A generation's transcript, its connection, and who reads it.
+
+    Invariants:
+        There is one reader at a time. Who begins to read while another waits for a message is
+        refused; who begins between two of its messages takes over, as after a `break`, of whose
+        iterator nobody hears; if the other goes on all the same, it is refused.
+    """
+
+    def __init__(
+        self,
+        connection: _Link,
+        transcript: Transcript,
+        *,
+        timeout: float,
+        resume_attempts: int,
+        budget: RetryBudget,
+    ) -> None:
+        self._connection: _Link = connection
+        self._transcript = transcript
+        self._timeout = timeout
+        self._resume_attempts = attempt_count(resume_attempts)
+        self._budget = budget
+        self._closed = threading.Event()
+        self._reading = threading.Lock()  # guards the two that follow
+        self._reader: object | None = None
+        self._is_awaited = False
+
+    @property
+    def started(self) -> Started | None:
+        """What the generation will be; None until it is known."""
+        return self._transcript.started
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended, with statistics; None until it has."""
+        return self._transcript.finished
+
+    @property
+    def transcript(self) -> Transcript:
+        """Everything received so far."""
+        return self._transcript
+
+    def _plan(self) -> CallPlan:
+        return CallPlan(self._timeout, resume_attempts=self._resume_attempts, budget=self._budget)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ClientCancelledError("the generation was closed; resume() goes on with it")
+
+    def _begin_reading(self) -> object:
+        """Become the reader."""
+        with self._reading:
+            if self._is_awaited:
+                raise _second_reader()
+            self._reader, self._is_awaited = object(), True
+            return self._reader
+
+    def _hand_out(self) -> None:
+        """The reader is away with a message."""
+        with self._reading:
+            self._is_awaited = False
+
+    def _go_on_reading(self, reader: object) -> None:
+        with self._reading:
+            if self._reader is not reader:
+                raise _second_reader()
+            self._is_awaited = True
+
+    def _end_reading(self, reader: object) -> None:
+        with self._reading:
+            if self._reader is reader:
+                self._reader, self._is_awaited = None, False
+
+
+def _second_reader() -> InvalidFieldError:
+    return InvalidFieldError.of(
+        "generation", "has two readers: let one read it, or give each its own by resume()"
+    )

@@ -1,0 +1,154 @@
+/** When to give up and when to try again: times, delays and their budget, without I/O. */
+
+import { DrainingError, InvalidFieldError, TryAgainError } from "./errors.js";
+
+const FIRST_DELAY_SECONDS = 0.1;
+const LONGEST_DELAY_SECONDS = 2;
+
+/**
+ * A wait is longer by a random part: up to half of it, and up to a second. Clients that were refused
+ * together do not come back together.
+ */
+const LONGEST_JITTER_SECONDS = 1;
+
+/** More than any generation takes, and little enough for Node's timers, which end at 24.8 days. */
+const LONGEST_TIMEOUT_SECONDS = 7 * 86_400;
+
+/** An orchestrator that drains answers so for moments, until its name leads elsewhere. */
+const REFUSALS = 3;
+
+/**
+ * As many streams as one connection carries can break at once and all go on at once. After that a
+ * client knocks at most ten times a second, however many of its generations want to.
+ */
+const RETRIES_AT_ONCE = 100;
+const RETRIES_PER_SECOND = 10;
+
+/** A monotonic clock, in ms. */
+export type Clock = () => number;
+
+/**
+ * Check a timeout: any number from 0 on, of which more than a week is a week.
+ *
+ * @throws InvalidFieldError It is negative, or no number.
+ */
+export function checkedTimeout(timeout: number): number {
+  if (!(typeof timeout === "number" && timeout >= 0)) {
+    const description = `must be a number of seconds >= 0, not ${String(timeout)}`;
+    throw InvalidFieldError.of("timeoutSeconds", description);
+  }
+  return Math.min(timeout, LONGEST_TIMEOUT_SECONDS);
+}
+
+/**
+ * Check a number of attempts.
+ *
+ * @throws InvalidFieldError It is no whole number from 0 on.
+ */
+export function checkedAttempts(attempts: number): number {
+  if (!(Number.isInteger(attempts) && attempts >= 0)) {
+    const description = `must be a whole number >= 0, not ${String(attempts)}`;
+    throw InvalidFieldError.of("resumeAttempts", description);
+  }
+  return attempts;
+}
+
+/**
+ * How often a client may try again, all its generations together.
+ *
+ * It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to go
+ * on elsewhere, but not to knock at a closed door in chorus.
+ */
+export class RetryBudget {
+  readonly #clock: Clock;
+  #nextAt = Number.NEGATIVE_INFINITY; // when one retry a time, without pause, would be due
+
+  constructor(clock: Clock = () => performance.now()) {
+    this.#clock = clock;
+  }
+
+  /** Take the next place, and return how long until it; undefined, and no place, if too long. */
+  take(withinSeconds: number): number | undefined {
+    const now = this.#clock() / 1000;
+    const at = Math.max(this.#nextAt, now - (RETRIES_AT_ONCE - 1) / RETRIES_PER_SECOND);
+    const waitSeconds = Math.max(0, at - now);
+    if (waitSeconds >= withinSeconds) {
+      return undefined;
+    }
+    this.#nextAt = at + 1 / RETRIES_PER_SECOND;
+    return waitSeconds;
+  }
+}
+
+/** One deadline and a number of tries for all streams of a generation. */
+export class CallPlan {
+  readonly #clock: Clock;
+  readonly #chance: () => number;
+  readonly #budget: RetryBudget;
+  readonly #deadline: number;
+  #resumptionsLeft: number;
+  #refusalsLeft = REFUSALS;
+  #delaySeconds = FIRST_DELAY_SECONDS;
+
+  constructor(timeoutSeconds: number, options: CallPlanOptions = {}) {
+    this.#clock = options.clock ?? (() => performance.now());
+    this.#chance = options.chance ?? Math.random;
+    this.#budget = options.budget ?? new RetryBudget(this.#clock);
+    this.#deadline = this.#clock() + 1000 * timeoutSeconds;
+    this.#resumptionsLeft = options.resumeAttempts ?? 0;
+  }
+
+  /** The time left for the next call. */
+  get remainingSeconds(): number {
+    return Math.max(0, (this.#deadline - this.#clock()) / 1000);
+  }
+
+  /**
+   * How long to wait before going on after an error.
+   *
+   * @param wasRefused Nothing had come. If the orchestrator is shutting down, asking another one is
+   *   then no resumption, and not counted as one.
+   * @throws The same error, if going on makes no sense.
+   */
+  delaySeconds(error: unknown, { wasRefused }: { readonly wasRefused: boolean }): number {
+    if (!(error instanceof TryAgainError && this.#mayGoOn(error, wasRefused))) {
+      throw error;
+    }
+    const own = this.#nextDelay(error);
+    const delay = own + this.#chance() * Math.min(own / 2, LONGEST_JITTER_SECONDS);
+    const remaining = this.remainingSeconds;
+    const wait = delay < remaining ? this.#budget.take(remaining) : undefined;
+    if (wait === undefined) {
+      throw error;
+    }
+    return Math.max(delay, wait);
+  }
+
+  #mayGoOn(error: TryAgainError, wasRefused: boolean): boolean {
+    if (error instanceof DrainingError && wasRefused && this.#refusalsLeft > 0) {
+      this.#refusalsLeft -= 1;
+      return true;
+    }
+    if (this.#resumptionsLeft > 0) {
+      this.#resumptionsLeft -= 1;
+      return true;
+    }
+    return false;
+  }
+
+  /** As long as the server says; else longer each time. */
+  #nextDelay({ retryAfterSeconds = 0 }: TryAgainError): number {
+    const own = this.#delaySeconds;
+    this.#delaySeconds = Math.min(2 * own, LONGEST_DELAY_SECONDS);
+    return retryAfterSeconds > 0 ? retryAfterSeconds : own;
+  }
+}
+
+interface CallPlanOptions {
+  readonly resumeAttempts?: number;
+  /** The client's. */
+  readonly budget?: RetryBudget;
+  readonly clock?: Clock;
+  /** Draws from [0, 1). */
+  readonly chance?: () => number;
+}
