@@ -1,13 +1,34 @@
 #!/bin/sh
 # install.sh EXTRA VENV
 #
-# Install this checkout with one extra into a virtual environment without pip, every dependency as
-# constraints.txt has it. PIP_ARGS is passed on, for another index.
+# Install this checkout with one extra (cli or server) into a virtual environment without pip. Every
+# package must have a hash that requirements/ lists, and so must what builds ours. TORCH says which
+# torch a server gets: cuda, or cpu from an index that has it. PIP_ARGS is passed on, for an index.
 set -eu
 cd "$(dirname "$0")/../.."
+lists=k8s/images/requirements
+work=$(mktemp -d)
+
+install() { # VENV WHAT...
+  venv=$1
+  shift
+  # shellcheck disable=SC2086  # several words
+  python3 -m pip --python "$venv/bin/python" install \
+    --quiet --no-cache-dir --disable-pip-version-check --root-user-action ignore \
+    ${PIP_ARGS:-} "$@"
+}
+
+cp "$lists/orchestrator.txt" "$work/requirements.txt"
+if [ "$1" = server ]; then
+  cat "$lists/server.txt" "$lists/torch-${TORCH:-cuda}.txt" >>"$work/requirements.txt"
+fi
 python3 -m venv --without-pip "$2"
-# shellcheck disable=SC2086  # several words
-python3 -m pip --python "$2/bin/python" install \
-  --quiet --no-cache-dir --disable-pip-version-check --root-user-action ignore \
-  ${PIP_ARGS:-} --constraint constraints.txt ".[$1]"
+install "$2" --require-hashes --requirement "$work/requirements.txt"
+
+python3 -m venv --without-pip "$work/builder"
+install "$work/builder" --require-hashes --requirement "$lists/build.txt"
+"$work/builder/bin/python" -m hatchling build --target wheel --directory "$work/wheel"
+install "$2" --no-deps "$work"/wheel/*.whl
+
+rm -rf "$work"
 python3 -m pip --python "$2/bin/python" check

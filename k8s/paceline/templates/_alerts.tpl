@@ -43,12 +43,12 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     summary: One call in twenty waits more than {{ $values.queueSeconds }} s for a target
     description: Too few targets for the load. Add some, or raise autoscaling.maxReplicas.
 - alert: PacelineTargetMemoryFull
-  expr: max(paceline_kv_cache_usage_perc{{ "{" }}{{ $scope }}}) > 0.9
+  expr: max(paceline_kv_cache_usage_perc{{ "{" }}{{ $scope }}}) > 0.75
   for: 10m
   labels: {severity: warning}
   annotations:
-    summary: A model server has reserved nine tenths of its token budget
-    description: New sessions will be refused there. Add servers, or raise token_budget if they have memory left.
+    summary: A model server has reserved three quarters of its token budget
+    description: One client alone gets four fifths, and new sessions are refused then. Add servers, or raise token_budget if they have memory left.
 - alert: PacelineLowAcceptance
   expr: |-
     sum(rate(paceline_spec_decode_num_accepted_tokens_total{role="target", {{ $scope }}}[30m]))
@@ -81,6 +81,22 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   annotations:
     summary: '{{ "{{ $labels.pod }}" }} has heard nothing of the model servers for ten minutes'
     description: It goes on with those it knows, and finds no new ones. Look whether the Kubernetes API answers it, and at networkPolicy.apiServer.
+- alert: PacelineNotScraped
+  expr: max by (pod) (up{{ "{" }}{{ $scope }}}) == 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: '{{ "{{ $labels.pod }}" }} gives Prometheus no metrics'
+    description: If no pod does, look at networkPolicy.metrics, which has to name the namespace of your Prometheus; else at that pod.
+{{- if eq .root.Values.autoscaling.mode "keda" }}
+- alert: PacelineScalerNotAsked
+  expr: min(paceline_scaler_asked_age_seconds{{ "{" }}{{ $scope }}}) > 300
+  for: 5m
+  labels: {severity: warning}
+  annotations:
+    summary: KEDA has not asked for the number of targets in five minutes
+    description: The number stays as it is. Look at networkPolicy.keda, which has to name the namespace of KEDA, at the ScaledObject's conditions, and at the log of KEDA's operator.
+{{- end }}
 {{- if ne .root.Values.autoscaling.mode "none" }}
 - alert: PacelineWantsMoreTargets
   expr: max(paceline_desired_verifiers{{ "{" }}{{ $scope }}}) >= {{ int64 .root.Values.autoscaling.maxReplicas }}

@@ -19,6 +19,10 @@ apiVersion: apps/v1
 kind: Deployment
 metadata:
   {{- include "paceline.metadata" . | nindent 2 }}
+  {{- with $config.deploymentAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   {{- if ne (toString .replicas) "" }}
   replicas: {{ .replicas }}
@@ -47,7 +51,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      serviceAccountName: {{ include "paceline.name" (list $root .role) }}
+      serviceAccountName: {{ include "paceline.serviceAccountName" . }}
       automountServiceAccountToken: {{ .token }}
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $config }}
@@ -62,7 +66,7 @@ spec:
         - name: {{ . }}
         {{- end }}
       {{- end }}
-      {{- with .initContainers }}
+      {{- with concat $config.extraInitContainers (.initContainers | default list) }}
       initContainers:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -93,7 +97,7 @@ spec:
           resources:
             {{- include "paceline.resources" . | nindent 12 }}
           securityContext:
-            {{- include "paceline.securityContext" . | nindent 12 }}
+            {{- include "paceline.securityContext" $config.containerSecurityContext | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
           volumeMounts:
             - name: tmp
@@ -106,9 +110,12 @@ spec:
             {{- with concat .mounts $config.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
+        {{- with $config.extraContainers }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       volumes:
         - name: tmp
-          emptyDir: {}
+          emptyDir: {{ include "paceline.emptyDir" $config.temporarySizeLimit }}
         {{- if $root.Values.tls.enabled }}
         - name: tls
           secret:
@@ -136,11 +143,14 @@ maxUnavailable: {{ include "paceline.count" .maxUnavailable }}
 
 {{/* And of a container. */}}
 {{- define "paceline.securityContext" -}}
-allowPrivilegeEscalation: false
-capabilities:
-  drop: [ALL]
-readOnlyRootFilesystem: true
-runAsNonRoot: true
+{{- $strict := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "runAsNonRoot" true -}}
+{{- $_ := set $strict "capabilities" (dict "drop" (list "ALL")) -}}
+{{- mustMergeOverwrite $strict (deepCopy .) | toYaml -}}
+{{- end }}
+
+{{/* A directory as long as the pod, with room for so much if that is said. */}}
+{{- define "paceline.emptyDir" -}}
+{{- ternary (dict "sizeLimit" .) dict (ne . "") | toJson -}}
 {{- end }}
 
 {{- define "paceline.scheduling" -}}

@@ -19,7 +19,7 @@
     readOnly: true
 {{- else if eq .source "download" }}
 - name: model
-  emptyDir: {{ if .download.sizeLimit }}{sizeLimit: {{ .download.sizeLimit | quote }}}{{ else }}{}{{ end }}
+  emptyDir: {{ include "paceline.emptyDir" .download.sizeLimit }}
 {{- with .download.tokenSecret }}
 - name: hub
   secret:
@@ -64,10 +64,13 @@
     - name: HF_TOKEN_PATH
       value: /hub/token
     {{- end }}
+    {{- with .config.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   resources:
     {{- toYaml .config.resources | nindent 4 }}
   securityContext:
-    {{- include "paceline.securityContext" . | nindent 4 }}
+    {{- include "paceline.securityContext" .config.containerSecurityContext | nindent 4 }}
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
     - name: tmp
@@ -78,6 +81,9 @@
     - name: hub
       mountPath: /hub
       readOnly: true
+    {{- end }}
+    {{- with .config.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
 {{- end }}

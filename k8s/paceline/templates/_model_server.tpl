@@ -28,8 +28,10 @@ spec:
       {{- end }}
 {{ include "paceline.podDisruptionBudget" $id }}
 {{- end }}
-{{- if $pools }}
----
+{{- /* One for the role, if some pool of it has none of the operator's. */}}
+{{- $own := "" }}
+{{- range $pools }}{{ if not .serviceAccountName }}{{ $own = "yes" }}{{ end }}{{ end }}
+{{- if $own }}
 {{ include "paceline.serviceAccount" (dict "root" $root "role" $role "config" (index $root.Values $role)) }}
 {{- end }}
 {{- end }}

@@ -18,7 +18,13 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* Whose rights a pod has: paceline.serviceAccountName (dict "root" $ "role" … "config" …) */}}
+{{- define "paceline.serviceAccountName" -}}
+{{- .config.serviceAccountName | default (include "paceline.name" (list .root .role)) -}}
+{{- end }}
+
 {{- define "paceline.serviceAccount" -}}
+---
 apiVersion: v1
 kind: ServiceAccount
 metadata:

@@ -1,0 +1,114 @@
+"""Write the images' requirements: every package at its pinned version, with the hashes it may have.
+
+`make lock` runs it after it wrote constraints.txt. Needs uv, and asks the index that uv is told of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "k8s" / "images" / "requirements"
+_CONSTRAINTS = ROOT / "constraints.txt"
+# What torch brings on GPUs alone, and no wheel for CPUs asks for.
+_CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
+_MACHINES = ("aarch64", "x86_64")
+_HEAD = "# Written by `make lock`.\n"
+
+
+def compiled(requirements: str, *, arguments: Sequence[str]) -> dict[str, str]:
+    """Return package name to its requirement with hashes, of all that some requirements need.
+
+    Hashes are of all files of a version, so that they hold for every architecture.
+    """
+    ran = subprocess.run(  # noqa: S603 - nothing from outside
+        [
+            *("uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"),
+            *("--generate-hashes", "--python-version", "3.11", "--python-platform", "linux"),
+            *("--constraint", str(_CONSTRAINTS), *arguments),
+        ],
+        input=requirements,
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return blocks(ran.stdout)
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Split a file into its requirements, by name."""
+    found = re.findall(r"^[A-Za-z0-9].*(?:\n[ \t]+.*)*", text, re.MULTILINE)
+    return {each.partition("==")[0].strip(): each for each in found}
+
+
+def lists(*, uv_arguments: Sequence[str], pip_arguments: Sequence[str]) -> dict[str, str]:
+    """Return file name to text; of torch for CPUs only if pip is told of an index that has it."""
+    orchestrator = compiled(".[cli]", arguments=uv_arguments)
+    server = compiled(".[server]", arguments=uv_arguments)
+    cuda = {name: each for name, each in server.items() if _CUDA.fullmatch(name)}
+    beyond = {name: server[name] for name in server.keys() - orchestrator.keys() - cuda.keys()}
+    found = {
+        "build.txt": compiled("hatchling", arguments=uv_arguments),
+        "orchestrator.txt": orchestrator,
+        "server.txt": beyond,
+        "torch-cuda.txt": cuda,
+        "torch-cpu.txt": torch_for_cpus(arguments=pip_arguments),
+    }
+    return {name: _text(each) for name, each in found.items() if each}
+
+
+def torch_for_cpus(*, arguments: Sequence[str]) -> dict[str, str]:
+    """Return torch with the hashes of its wheels for CPUs: only pip knows where they are."""
+    (version,) = re.findall(r"^torch==(\S+)$", _CONSTRAINTS.read_text(), re.MULTILINE)
+    hashes = [it for machine in _MACHINES if (it := _cpu_hash(version, machine, arguments))]
+    lines = (f" \\\n    --hash=sha256:{each}" for each in hashes)
+    return {"torch": "".join((f"torch=={version}", *lines))} if hashes else {}
+
+
+def _cpu_hash(version: str, machine: str, arguments: Sequence[str]) -> str:
+    """Return the hash of the wheel for one kind of machine; empty if pip finds none."""
+    ran = subprocess.run(  # noqa: S603 - nothing from outside
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"),
+            *("--ignore-installed", "--report=-", "--only-binary=:all:", "--target=unused"),
+            *("--python-version=3.11", f"--platform=manylinux_2_28_{machine}", *arguments),
+            f"torch=={version}",
+        ],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    found = json.loads(ran.stdout)["install"] if ran.returncode == 0 else []
+    cpu = [it for it in found if it["metadata"]["version"] == f"{version}+cpu"]
+    return cpu[0]["download_info"]["archive_info"]["hashes"]["sha256"] if cpu else ""
+
+
+def _text(requirements: Mapping[str, str]) -> str:
+    return _HEAD + "".join(f"{requirements[name]}\n" for name in sorted(requirements))
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--uv-args", default="", help="passed on to uv, such as another index")
+    parser.add_argument("--pip-args", default="", help="passed on to pip, for torch for CPUs")
+    options = parser.parse_args()
+    texts = lists(uv_arguments=options.uv_args.split(), pip_arguments=options.pip_args.split())
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (FOLDER / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
