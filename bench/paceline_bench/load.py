@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import statistics
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ from itertools import cycle, groupby, islice, pairwise
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
+from paceline_bench.lines import fitted_slope
 from paceline_bench.processes import counters, metered, quiet
 from paceline_bench.throttle import throttled
 
@@ -308,7 +308,7 @@ def stream_memories(rows: Iterable[LoadRow]) -> list[StreamMemory]:
     for (orchestrator_count, strategy), own in groupby(sorted(rows, key=kind), kind):
         points = [(float(row.stream_count), row.memory_peak_mib) for row in own]
         if len({x for x, _ in points}) > 2:
-            slope, error = _line(points)
+            slope, error = fitted_slope(points)
             mib = slope if slope > _ERRORS * error else None
             memories.append(
                 StreamMemory(strategy=strategy, orchestrator_count=orchestrator_count, mib=mib)
@@ -388,12 +388,3 @@ def _forwards(system: LoadedSystem) -> tuple[float, float]:
     pages = [counters(address) for address in system.target_metrics]
     given_up = sum(page["paceline_forwards_interrupted_total"] for page in pages)
     return given_up + sum(page["paceline_forwards_total"] for page in pages), given_up
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the slope of the line of least squares, and its standard error."""
-    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
-    mean = statistics.fmean(x for x, _ in points)
-    width = sum((x - mean) ** 2 for x, _ in points)
-    residue = sum((y - intercept - slope * x) ** 2 for x, y in points)
-    return slope, math.sqrt(residue / (len(points) - 2) / width)
