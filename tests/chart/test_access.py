@@ -110,6 +110,87 @@ def test_an_empty_list_of_peers_means_nobody():
     assert edges(release, "ingress") == edges(release, "egress") == ours
 
 
+def test_what_a_load_balancer_lets_in_the_policy_lets_in_and_nothing_else():
+    ranges = ["198.51.100.0/24", "2001:db8::/32"]
+    service = {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
+    release = install({"orchestrator": {"service": service}, "networkPolicy": {"clients": []}})
+    spec = release.one("Service", "-orchestrator")["spec"]
+    assert spec["loadBalancerSourceRanges"] == ranges
+    rule = release.one("NetworkPolicy", "-orchestrator")["spec"]["ingress"][0]
+    assert [peer["ipBlock"]["cidr"] for peer in rule["from"] if "ipBlock" in peer] == ranges
+    assert [port["port"] for port in rule["ports"]] == ["grpc"]
+
+
+def test_a_service_is_exposed_as_the_operator_says():
+    service = values_of("everything-else-values.yaml")["orchestrator"]["service"]
+    release = install(values_of("everything-else-values.yaml"))
+    spec = release.one("Service", "-orchestrator")["spec"]
+    assert spec["ports"][0]["nodePort"] == service["nodePort"]
+    for name in ("type", "loadBalancerClass", "externalTrafficPolicy"):
+        assert spec[name] == service[name]
+    assert not {"loadBalancerClass", "externalTrafficPolicy"} & set(
+        install().one("Service", "-orchestrator")["spec"]
+    )
+
+
+def dns_rules(release):
+    return [
+        [(port["port"], port["protocol"]) for port in rule["ports"]]
+        for policy in release.of("NetworkPolicy")
+        for rule in policy["spec"]["egress"]
+        if any("openshift-dns" in str(peer) for peer in rule["to"])
+    ]
+
+
+def test_dns_is_asked_where_and_at_the_ports_that_the_operator_says():
+    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
+    policy = {"dns": [there], "dnsPorts": [5353]}
+    rules = dns_rules(install({"networkPolicy": policy, **LOADING}))
+    assert rules == [[(5353, "UDP"), (5353, "TCP")]] * 3, "orchestrator, download and test"
+
+
+def test_a_download_may_go_where_the_proxy_is_and_nowhere_else():
+    release = install(values_of("every-model-source-values.yaml"))
+    rules = release.one("NetworkPolicy", "-target-fetched-download")["spec"]["egress"]
+    (rule,) = (rule for rule in rules if "ipBlock" in rule["to"][0])
+    assert rule == {
+        "to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}],
+        "ports": [{"port": 3128, "protocol": "TCP"}],
+    }
+
+
+def test_service_accounts_and_roles_are_the_operators_own_where_that_is_said():
+    values = {"common": {"serviceAccountName": "theirs"}, "target": {"serviceAccountName": "other"}}
+    release = install({**values, "rbac": {"create": False}})
+    assert not [*release.of("ServiceAccount"), *release.of("Role"), *release.of("RoleBinding")]
+    accounts = {pod.role: pod.spec.get("serviceAccountName") for pod in release.pods}
+    assert accounts == {
+        "orchestrator": "theirs",
+        "target": "other",
+        "drafter": "theirs",
+        "test": None,
+    }
+    assert release.pod("-orchestrator").spec["automountServiceAccountToken"] is True
+
+
+def test_the_role_of_the_chart_is_bound_to_an_account_of_the_operators():
+    release = install({"orchestrator": {"serviceAccountName": "theirs"}})
+    (binding,) = release.of("RoleBinding")
+    assert [subject["name"] for subject in binding["subjects"]] == ["theirs"]
+    assert {each["metadata"]["name"] for each in release.of("ServiceAccount")} == {
+        "demo-target",
+        "demo-drafter",
+    }
+
+
+def test_a_role_whose_pools_differ_in_their_accounts_has_the_charts_for_the_rest():
+    pools = {"a": {"serviceAccountName": "theirs"}, "b": {}}
+    release = install({"target": {"pools": pools}})
+    assert release.pod("-target-a").spec["serviceAccountName"] == "theirs"
+    assert release.pod("-target-b").spec["serviceAccountName"] == "demo-target"
+    assert release.one("ServiceAccount", "-target")
+
+
 def test_orchestrators_may_look_at_endpoint_slices_of_their_namespace_and_nothing_else():
     release = install()
     (role,), (binding,) = release.of("Role"), release.of("RoleBinding")

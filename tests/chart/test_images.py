@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def instructions(stage, keyword):
     return [rest for each, rest in stages()[stage] if each == keyword]
 
 
-def install_image(name, folder):
+def install_image(name, folder, *, requirements=None):
     """Do what the stages of an image do, in a folder: copy the sources, install; return it."""
     source, opt = folder / "src", folder / "opt"
     for copied in instructions("source", "COPY"):
@@ -49,9 +50,13 @@ def install_image(name, folder):
             to = source / target / Path(file).name if target.endswith("/") else source / target
             to.parent.mkdir(parents=True, exist_ok=True)
             copy_tree(ROOT / file, to)
+    if requirements is not None:
+        shutil.rmtree(source / "k8s" / "images" / "requirements")
+        shutil.copytree(requirements, source / "k8s" / "images" / "requirements")
     (command,) = instructions(f"install-{name}", "RUN")
     words = command.replace("/opt/paceline", str(opt)).split()
-    environment = {**os.environ, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
+    torch = "cpu" if "+cpu" in version("torch") else "cuda"  # as this machine can have it
+    environment = {**os.environ, "TORCH": torch, "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(words, cwd=source, env=environment, check=True)
     shutil.rmtree(source)
     return opt
@@ -158,6 +163,15 @@ def test_the_orchestrators_image_has_the_pinned_versions_and_nothing_beside(orch
     installed.pop("paceline")
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     assert installed.items() <= pins.items()
+
+
+def test_a_package_with_another_hash_is_not_installed(tmp_path):
+    requirements = tmp_path / "requirements"
+    shutil.copytree(ROOT / "k8s" / "images" / "requirements", requirements)
+    listed = requirements / "orchestrator.txt"
+    listed.write_text(re.sub("sha256:[0-9a-f]{8}", "sha256:00000000", listed.read_text()))
+    with pytest.raises(subprocess.CalledProcessError):
+        install_image("orchestrator", tmp_path / "image", requirements=requirements)
 
 
 def test_the_orchestrators_image_starts_and_names_what_is_wrong(orchestrator):

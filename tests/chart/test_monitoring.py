@@ -12,7 +12,10 @@ from support.manifests import install, values_of
 
 # What Prometheus itself adds to every series.
 SCRAPE_LABELS = {"job", "le", "namespace", "pod"}
+SCRAPE_SERIES = {"up": set()}
 EXAMPLE = values_of("hpa.yaml")
+# All alerts there are: KEDA has one of its own.
+ALERTS = values_of("keda.yaml")
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 
 
@@ -30,11 +33,11 @@ def series(system):
             found |= {name + suffix: found.get(name + suffix, set()) for suffix in suffixes}
         for name, labels in re.findall(r"^(\w+)\{(.*)\} ", page, re.MULTILINE):
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
-    return found
+    return found | SCRAPE_SERIES
 
 
 def alerts():
-    release = install(EXAMPLE)
+    release = install(ALERTS)
     (rule,) = release.of("PrometheusRule")
     (group,) = rule["spec"]["groups"]
     return group["rules"]

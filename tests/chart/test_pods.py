@@ -1,5 +1,6 @@
 """What pods run, and how: the command line, probes, drains, limits, security, volumes."""
 
+import json
 import re
 
 import pytest
@@ -16,6 +17,12 @@ SETTINGS = {
     "orchestrator": OrchestratorSettings,
     "drafter": ModelServerSettings,
     "target": ModelServerSettings,
+}
+STRICT = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
 }
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -112,6 +119,15 @@ def test_the_model_is_where_it_was_put(model, path):
     assert mounted == ([] if model.get("source", "bundled") == "bundled" else ["/models"])
 
 
+def test_a_download_has_the_environment_and_the_mounts_of_its_server():
+    pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
+    (download,) = pod.spec["initContainers"]
+    for name in ("env", "volumeMounts"):
+        own = [each for each in pod.server[name] if each["name"] not in {"tmp", "model"}]
+        assert own
+        assert all(each in download[name] for each in own)
+
+
 def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest():
     pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
     (download,) = pod.spec["initContainers"]
@@ -192,6 +208,72 @@ def test_a_new_version_of_the_chart_restarts_no_pod_by_itself():
         assert version not in str(pod)
 
 
+# --- what operators add ---------------------------------------------------------------------------
+
+
+def test_containers_of_the_operators_own_run_beside_the_server_and_before_the_download():
+    sidecar, proxy = {"name": "logs", "image": "logs:1"}, {"name": "proxy", "image": "proxy:1"}
+    values = {"extraContainers": [sidecar], "extraInitContainers": [proxy]}
+    model = {"source": "download", "download": {"repository": "a/b"}}
+    release = install({"common": values, "target": {"model": model}})
+    for pod in release.pods:
+        if pod.role != "test":
+            assert [each["name"] for each in pod.spec["containers"]] == [pod.role, "logs"]
+            assert pod.spec["containers"][1] == sidecar
+            assert pod.spec["initContainers"][0] == proxy
+    target = release.pod("-target-default")
+    assert [each["name"] for each in target.spec["initContainers"]] == ["proxy", "download"]
+
+
+def test_annotations_are_where_they_were_meant_to_be():
+    values = {"deploymentAnnotations": {"a": "1"}, "podAnnotations": {"b": "2"}}
+    release = install({"common": values})
+    for deployment in release.of("Deployment"):
+        assert deployment["metadata"]["annotations"] == {"a": "1"}
+    for pod in release.pods:
+        assert pod.metadata["annotations"]["b"] == "2"
+        assert "a" not in pod.metadata["annotations"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_pod_of_a_test_that_succeeded_goes_unless_it_shall_stay(keep):
+    annotations = install({"test": {"keepPod": keep}}).pod("-test").metadata["annotations"]
+    policies = annotations["helm.sh/hook-delete-policy"].split(",")
+    assert policies == ["before-hook-creation", *([] if keep else ["hook-succeeded"])]
+
+
+def test_a_containers_security_is_added_to_and_can_be_overruled():
+    context = {"runAsUser": 1234, "readOnlyRootFilesystem": False}
+    model = {"source": "download", "download": {"repository": "a/b"}}
+    release = install({"common": {"containerSecurityContext": context}, "target": {"model": model}})
+    for pod in release.pods:
+        for container in pod.containers:
+            assert container["securityContext"] == STRICT | context
+
+
+def test_a_directory_of_a_pod_has_the_room_that_was_said():
+    release = install({"common": {"temporarySizeLimit": "1Gi"}})
+    for pod in release.pods:
+        (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "tmp")
+        assert volume["emptyDir"] == {"sizeLimit": "1Gi"}
+
+
+def test_the_view_that_the_readme_starts_in_a_pod_is_let_in_at_the_level_restricted():
+    readme = (CHART / "README.md").read_text()
+    (text,) = re.findall(r"--overrides='(.*?)'", readme, re.DOTALL)
+    spec = json.loads(text)["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    (container,) = spec["containers"]
+    assert f"run {container['name']} " in readme
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
 # --- limits and security --------------------------------------------------------------------------
 
 
@@ -211,12 +293,7 @@ def test_the_pod_security_level_restricted_accepts_every_pod_hooks_included():
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
             assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod.spec)
             for container in pod.containers:
-                assert container["securityContext"] == {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                    "readOnlyRootFilesystem": True,
-                    "runAsNonRoot": True,
-                }
+                assert container["securityContext"].items() >= STRICT.items()
                 assert not any("hostPort" in port for port in container.get("ports", ()))
             allowed = {"configMap", "emptyDir", "image", "persistentVolumeClaim", "secret"}
             for volume in pod.spec["volumes"]:

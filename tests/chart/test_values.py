@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import re
+import shlex
 
 import pytest
 import yaml
 
+from paceline_cli.generate import GenerateSettings
+from paceline_serving.command_line import parse
 from support.helm import CHART, RefusedError
-from support.manifests import install, load_yaml
+from support.manifests import install, load_yaml, values_of
 
 VALUES = (CHART / "values.yaml").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -126,6 +129,11 @@ def test_no_object_that_is_ours_takes_unknown_keys():
         ({"common": {"podDisruptionBudget": {"maxUnavailable": "many"}}}, "maxUnavailable"),
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "ports"),
+        ({"networkPolicy": {"dnsPorts": ["dns"]}}, "dnsPorts"),
+        ({"orchestrator": {"service": {"externalTrafficPolicy": "local"}}}, "'Cluster', 'Local'"),
+        ({"orchestrator": {"service": {"loadBalancerSourceRanges": ["here"]}}}, "SourceRanges"),
+        ({"common": {"extraContainers": [{"image": "a"}]}}, "extraContainers"),
+        ({"common": {"temporarySizeLimit": "lots"}}, "temporarySizeLimit"),
     ],
 )
 def test_the_schema_refuses_a_typo_and_names_it(values, message):
@@ -193,6 +201,22 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
             {"orchestrator": {"service": {"headless": True, "type": "NodePort"}}},
             "headless goes with type ClusterIP",
         ),
+        (
+            {"orchestrator": {"service": {"type": "LoadBalancer"}}},
+            "the network policy drops them: say their addresses in networkPolicy.clients",
+        ),
+        (
+            {"orchestrator": {"service": {"type": "NodePort"}}},
+            "or set networkPolicy.enabled=false",
+        ),
+        (
+            {"orchestrator": {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}},
+            "loadBalancerSourceRanges goes with type LoadBalancer, not ClusterIP",
+        ),
+        (
+            {"orchestrator": {"service": {"nodePort": 30050}}},
+            "nodePort goes with type NodePort or LoadBalancer, not ClusterIP",
+        ),
         ({"fullnameOverride": "1st"}, "set fullnameOverride"),
     ],
 )
@@ -217,7 +241,7 @@ def test_without_drafters_their_secret_is_not_asked_for():
 
 def test_the_notes_tell_the_next_commands():
     notes = install().notes
-    assert "helm -n serving test demo --logs" in notes
+    assert "helm -n serving test demo\n" in notes
     assert "port-forward service/demo-orchestrator 50050:50050" in notes
     assert "--set target.replicas=4" in notes
     assert "plaintext" in notes
@@ -231,6 +255,33 @@ def test_the_notes_tell_how_many_targets_equation_1_asks_for():
     scaled = install({"target": {"latency": latency}, "autoscaling": {"mode": "keda"}})
     assert "demo-target-default: 5 to 8, by keda" in scaled.notes
     assert "kubectl scale" not in scaled.notes
+
+
+def test_the_notes_get_the_certificates_that_their_command_needs():
+    one_sided = {"enabled": True, "secrets": {"orchestrator": "o", "target": "t", "drafter": "d"}}
+    notes = install({"tls": one_sided}).notes
+    assert "get secret o " in notes
+    assert "for file in ca.crt;" in notes
+    assert notes.count("--tls-") == 1
+    notes = install(values_of("tls.yaml")).notes
+    assert "get secret paceline-client-tls " in notes
+    assert "for file in ca.crt tls.crt tls.key;" in notes
+    (command,) = (line for line in notes.splitlines() if "paceline generate" in line)
+    arguments = shlex.split(command)[2:]
+    settings = parse(GenerateSettings, arguments, program="test", environment={})
+    assert settings.tls_certificate is not None
+
+
+def test_the_notes_name_the_namespaces_that_are_let_in_where_that_matters():
+    scraped = {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    keda = {"autoscaling": {"mode": "keda"}}
+    assert "get namespace" not in install().notes
+    assert "kubectl get namespace monitoring\n" in install(scraped).notes
+    assert "kubectl get namespace monitoring keda\n" in install({**scraped, **keda}).notes
+    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "autoscaling"}}}
+    notes = install({**keda, "networkPolicy": {"keda": [there]}}).notes
+    assert "kubectl get namespace autoscaling\n" in notes
+    assert "get namespace" not in install({**keda, "networkPolicy": {"enabled": False}}).notes
 
 
 def test_the_notes_name_the_pool_that_can_be_scaled():

@@ -41,14 +41,31 @@ def words(certificates, tmp_path_factory):
     """What stands for the words with a $ in the vectors' requests."""
     client = certificates.issue("client.invalid")
     stranger = Certificates(tmp_path_factory.mktemp("stranger"))
+    unusable = unusable_files(tmp_path_factory.mktemp("unusable"), certificates.authority)
     with refusing_address() as nobody:
         yield {
+            **unusable,
             "$nobody": nobody,
             "$authority": str(certificates.authority),
             "$strange_authority": str(stranger.authority),
             "$certificate": str(client.certificate),
             "$key": str(client.key),
+            "$strange_key": str(stranger.issue("client.invalid").key),
         }
+
+
+def unusable_files(folder, authority):
+    """Files that TLS can do nothing with, by the words that stand for them."""
+    pem = authority.read_text()
+    contents = {
+        "no_pem": "no PEM\n",
+        "empty": "",
+        "cut_off": pem[: len(pem) // 2],
+        "damaged": pem.replace(pem.splitlines()[1], "!" * 64),
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    return {f"${name}": str(folder / name) for name in contents}
 
 
 @pytest.fixture(scope="session")

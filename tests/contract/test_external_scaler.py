@@ -16,7 +16,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.autoscaler import Autoscaler
 from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.external_scaler import ScalerServer
+from paceline_orchestrator.external_scaler import REPLICA_DEMAND, ScalerServer
 from paceline_orchestrator.externalscaler import externalscaler_pb2 as keda
 from paceline_orchestrator.externalscaler.externalscaler_pb2_grpc import ExternalScalerStub
 from paceline_orchestrator.peers import Peers
@@ -94,6 +94,21 @@ async def test_each_stream_counts_and_the_limits_hold():
         assert await until_desired(system, stub, {2}) == 2
         for stream in streams:
             stream.cancel()
+
+
+async def test_it_is_known_when_keda_last_asked_and_a_replica_that_asks_is_not_taken_for_it():
+    async with scaled() as (system, stub):
+        autoscaler = system.application._autoscaler
+
+        def age():
+            return autoscaler._asked_age.collect()[0].samples[0].value
+
+        await until(lambda: age() > 0, what="nobody has asked since the start")
+        asked_at = autoscaler._asked_at
+        await stub.GetMetrics(keda.GetMetricsRequest(metric_name=REPLICA_DEMAND), timeout=10)
+        assert autoscaler._asked_at == asked_at
+        await desired(stub)
+        assert autoscaler._asked_at > asked_at
 
 
 async def test_a_metric_of_another_name_is_refused():

@@ -129,6 +129,48 @@ async def test_a_stream_that_asked_for_a_number_of_targets_takes_no_more():
         await stream.end()
 
 
+@pytest.mark.parametrize("strategy", [1, 2, 3])
+async def test_a_session_that_opens_at_a_target_about_to_end_moves_on(strategy):
+    first, second, third = (a_target() for _ in range(3))
+    servers = {"targets": [first, second, third], "drafters": [a_drafter()]}
+    async with a_system(**servers) as (system, cluster):
+        stream = Stream(system, strategy=strategy, target_count=1)
+        await stream.more()
+        second.opens.clear()
+        cluster.add(second)
+        await until(lambda: _is_ready(system, second), what="it is known")
+        cluster.mark(first, TERMINATING)
+        await until(lambda: second.waiting, what="its session is being opened")
+        cluster.mark(second, TERMINATING)
+        cluster.add(third)
+        await until(lambda: _is_ready(system, third), what="it is known")
+        second.opens.set()
+        await until(lambda: third.sessions and not second.sessions, what="it has moved on")
+        await stream.more()
+        await stream.end()
+
+
+def _is_ready(system, target):
+    servers = system.application._pool.servers
+    return any(it.ready for it in servers if it.endpoint.address == target.address)
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+async def test_a_server_that_is_removed_in_mid_stream_ends_nothing_else(role):
+    """As when its node's object is deleted: without notice, and with sessions open."""
+    targets, drafters = [a_target() for _ in range(2)], [a_drafter() for _ in range(2)]
+    async with a_system(targets=targets, drafters=drafters) as (system, cluster):
+        cluster.add(*targets)
+        streams = [Stream(system, strategy=strategy) for strategy in (1, 2, 3) * 2]
+        for stream in streams:
+            await stream.more()
+        cluster.remove({"target": targets, "drafter": drafters}[role][0])
+        for stream in streams:
+            await stream.more()
+            await stream.end()
+        assert (await system.generate(max_tokens=4)).finished
+
+
 @pytest.mark.parametrize("strategy", [pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE])
 async def test_streams_that_share_a_target_divide_over_a_new_one(strategy):
     targets = [a_target() for _ in range(2)]
@@ -238,3 +280,20 @@ async def test_a_pod_that_is_not_ready_yet_gets_nothing_though_it_says_that_it_s
         cluster.mark(targets[1], Availability.READY)
         await until(lambda: targets[1].calls, what="it verifies")
         await stream.end()
+
+
+async def test_a_cluster_that_loses_sight_of_every_server_costs_nothing():
+    targets, drafters = [a_target() for _ in range(2)], [a_drafter()]
+    async with a_system(targets=targets, drafters=drafters) as (system, cluster):
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        await stream.more()
+        cluster.add(targets[1])
+        await until(lambda: targets[1].calls, what="both verify")
+        for server in (*targets, *drafters):
+            cluster.remove(server)
+        pool = system.application._pool
+        await until(lambda: len(pool._unlisted) == 3, what="the orchestrator heard of it")
+        newcomer = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED)
+        for each in (stream, newcomer):
+            await each.more(50)
+            await each.end()

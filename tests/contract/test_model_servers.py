@@ -11,20 +11,24 @@ import asyncio
 import hashlib
 import json
 import math
+import tracemalloc
 import urllib.request
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import (
     CacheExhaustedError,
     DrainingError,
     InvalidFieldError,
     LoadingError,
+    MalformedRequestError,
     ModelMismatchError,
     OverloadedError,
     PacelineError,
@@ -44,8 +48,10 @@ from paceline.v1 import (
 )
 from paceline_engine.backends.base import TokenMemory
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.calls import SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_model_server import loading
+from paceline_model_server.records import CallRecorder
 from paceline_serving.model_settings import ModelServerSettings
 from support.fake_host import FakeHost
 from support.model_servers import DRAFTER, TARGET, ModelClient, decoded, serving
@@ -401,6 +407,57 @@ async def test_a_full_server_says_when_to_come_back(new_host):
         assert error.retry_after_seconds > 0
 
 
+async def test_a_session_grows_with_its_text_up_to_its_limit(target):
+    session = await target.open(reserve_length=4, limit_length=40)
+    await target.verify(target.call(session, 1, new=PROMPT), [1] * 36)
+    call = target.call(session, 2, new=PROMPT)
+    error = await target.error_of(target.verify(call, [1] * 37))
+    assert isinstance(error, InvalidFieldError)
+    assert "may have 40" in error.violations[0].description
+
+
+async def test_a_window_grows_its_session(drafter):
+    session = await drafter.open(reserve_length=4, limit_length=40)
+    assert len(await drafter.draft(drafter.call(session, 1, new=PROMPT), 36)) == 36
+
+
+async def test_without_a_limit_a_session_has_what_it_reserved(target):
+    session = await target.open(reserve_length=40)
+    error = await target.error_of(target.verify(target.call(session, 1, new=PROMPT), [1] * 37))
+    assert isinstance(error, InvalidFieldError)
+
+
+async def test_a_session_that_finds_no_room_is_as_it_was(new_host):
+    async with connected(TARGET, new_host(token_budget=100)) as target:
+        # The other's limit is what it has, so no room is kept for it.
+        other = await target.open(reserve_length=50, share="another")
+        session = await target.open(reserve_length=30, limit_length=90)
+        first = await target.verify(target.call(session, 1, new=PROMPT))
+        call = target.call(session, 2, held=PROMPT)
+        error = await target.error_of(target.verify(call, [1] * 60))
+        assert isinstance(error, CacheExhaustedError)
+        assert error.retry_after_seconds > 0
+        # Its sequence was not taken, and its tokens are held.
+        assert (await target.verify(call)).next_token_id == first.next_token_id
+        await target.close(other)
+        await target.verify(target.call(session, 3, held=PROMPT), [1] * 60)
+
+
+@pytest.mark.parametrize("limits", [{"session_limit": 20}, {"token_budget": 20 * 64}])
+async def test_a_share_that_takes_all_it_can_leaves_a_session_to_another(new_host, limits):
+    async with connected(TARGET, new_host(**limits)) as target:
+        error = None
+        while error is None:
+            try:
+                await target.open(share="greedy")
+            except CacheExhaustedError as refusal:
+                error = refusal
+        assert len(target.opened) == 16
+        assert error.retry_after_seconds > 0
+        session = await target.open(share="modest")
+        await target.verify(target.call(session, 1, new=PROMPT))
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
@@ -439,9 +496,11 @@ SPEC_FIELDS = [
     ("seed", [0, 2**53 - 1], [2**53, 2**64 - 1]),
     ("verification_rule", [0, 1], [3, 99]),
     ("reserve_length", [1, CONTEXT], [0, Told("context_length", 1), 2**32 - 1]),
+    ("limit_length", [64, CONTEXT], [0, 63, Told("context_length", 1), 2**32 - 1]),
     ("lease.seconds", [1, 300], [0, 301, -1, 2**63 - 1, -(2**63)]),
     ("lease.nanos", [], [999_999_999, -1]),
     ("request_id", ["", "a.b_c-9", "x" * 64], ["x" * 65, "a b", "ü", "a/b"]),
+    ("share", ["", "a.b_c-9", "x" * 64], ["x" * 65, "a b", "ü", "a/b"]),
     ("expected_model_fingerprint", [], [""]),
 ]
 
@@ -642,6 +701,81 @@ async def test_another_model_is_refused_by_every_call(new_host):
         assert isinstance(await drafter.error_of(drafter.draft(call, 1)), ModelMismatchError)
 
 
+def varint(value: int) -> bytes:
+    low = b""
+    while value > 0x7F:
+        low, value = low + bytes([value & 0x7F | 0x80]), value >> 7
+    return low + bytes([value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
+LARGE = 2 << 20
+NO_SESSION = field(1, field(1, b"nobody's"))
+LARGE_REQUESTS = {
+    "two million token ids": field(1, field(1, b"nobody's") + field(5, b"\x01" * LARGE)),
+    "a million empty distributions": NO_SESSION + field(4, b"") * (LARGE // 2),
+    "a call that is not the first field": field(4, b"") * (LARGE // 2) + NO_SESSION,
+    "a length that has no end": b"\x0a" + b"\xff" * LARGE,
+    "a call that is cut off": b"\x0a" + varint(70_000) + b"\x0a" * 69_000,
+    "bytes that are no call": field(1, b"\xff" * 70_000),
+}
+
+
+@pytest.mark.parametrize("raw", LARGE_REQUESTS.values(), ids=LARGE_REQUESTS)
+async def test_a_large_message_without_a_session_is_refused(target, raw):
+    verify = target.channel.unary_unary("/paceline.v1.TargetService/Verify")
+    with pytest.raises(grpc.RpcError) as caught:
+        await verify(raw, timeout=60)
+    error = decode(caught.value)
+    assert isinstance(error, InvalidFieldError | MalformedRequestError | SessionNotFoundError)
+
+
+async def test_a_message_that_is_too_large_for_its_session_is_refused(target):
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT).SerializeToString()
+    verify = target.channel.unary_unary("/paceline.v1.TargetService/Verify")
+    with pytest.raises(grpc.RpcError) as caught:
+        await verify(field(1, call) + field(4, b"") * (LARGE // 2), timeout=60)
+    error = decode(caught.value)
+    assert isinstance(error, InvalidFieldError)
+    assert "at most" in error.message
+
+
+async def test_the_longest_prompt_there_can_be_is_taken(target):
+    length = target.info.context_length
+    session = await target.open(reserve_length=length)
+    prompt = [target.info.vocabulary_size - 1] * length
+    answer = await target.verify(target.call(session, 1, new=prompt))
+    assert answer.prefix_length == length
+
+
+@pytest.mark.parametrize("session", ["nobody's", ""])
+async def test_nothing_is_made_of_a_message_before_its_session_is_found(session):
+    """Unless its lists lie in the message as they came, they take 30 times as much."""
+    host = FakeHost()
+    await host.start()
+    servicer = TARGET.servicer(host, CallRecorder(CollectorRegistry(), role="target"))
+    session = session or host.open_session(SessionSpec(9)).session_id
+    request = target_service_pb2.VerifyRequest(draft_token_ids=range(300_000))
+    request.call.expected_model_fingerprint = host.description.fingerprint
+    request.call.session_id, request.call.sequence = session, 1
+    request.call.token_ids.extend(range(300_000))
+    for _ in range(1024):
+        request.draft_distributions.add(token_ids=range(1000), probabilities=[0.001] * 1000)
+    context = SimpleNamespace(auth_context=dict)
+    tracemalloc.start()
+    try:
+        with pytest.raises((SessionNotFoundError, InvalidFieldError)):
+            await servicer.Verify(request, context)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 200_000
+
+
 @pytest.mark.parametrize("method", ["Verify", "OpenSession", "RenewSession", "CloseSession"])
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x7f", b"\x00", b"secret prompt"], ids=repr)
 async def test_malformed_bytes_are_the_clients_fault(target, method, raw):
@@ -832,6 +966,57 @@ async def observed(role: Any, host: Any) -> AsyncIterator[tuple[ModelClient, Cal
             yield client, lambda path: asyncio.to_thread(page, path)
         finally:
             await client.channel.close()
+
+
+async def test_health_says_no_while_the_model_hangs(caplog):
+    host = FakeHost()
+    async with (
+        serving(TARGET, host) as process,
+        grpc.aio.insecure_channel(process.addresses["address"]) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="paceline.v1.TargetService")
+        watch = health.Watch(request, timeout=60)
+        states = [(await watch.read()).status]
+        host.overdue = 12.0
+        states.append((await watch.read()).status)
+        alive = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
+        host.overdue = 0.0
+        states.append((await watch.read()).status)
+        watch.cancel()
+    yes, no = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert states == [yes, no, yes]
+    assert alive.status == yes
+    assert "a forward has taken 12 s" in caplog.text
+    assert "answers again" in caplog.text
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+
+
+async def test_connections_that_never_call_leave_descriptors_to_probes_and_scrapers(monkeypatch):
+    monkeypatch.setattr("paceline_serving.lifecycle._MOST_CONNECTIONS", 6)
+    async with serving(TARGET, FakeHost(), metrics_listen="127.0.0.1:0") as process:
+        host, port = process.addresses["address"].split(":")
+        idle = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE)
+            idle.append((reader, writer))
+            try:
+                greeting = await reader.read(9)
+            except ConnectionError:
+                greeting = b""
+            assert bool(greeting) == (len(idle) <= 3)  # half of six
+        async with grpc.aio.insecure_channel(process.addresses["health_address"]) as channel:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=60
+            )
+        page = f"http://{process.addresses['metrics_address']}/metrics"
+        metrics = await asyncio.to_thread(lambda: urllib.request.urlopen(page, timeout=60).read())
+        assert b"process_open_fds" in metrics
+        for _, writer in idle:
+            writer.close()
 
 
 async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):

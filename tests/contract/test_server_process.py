@@ -23,7 +23,7 @@ from support.model_servers import TARGET, ModelClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-END_SECONDS = 20
+END_SECONDS = 60
 GRPC_LOG = re.compile(r"[EIW]\d{4} ")  # what gRPC's core prints by itself
 QUICK = ("--backend=simulated", "--simulated-ttft-seconds=0", "--simulated-tpot-seconds=0")
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.errors import ConnectionLostError, PermissionDeniedError
+from paceline.errors import ConnectionLostError, PermissionDeniedError, SessionNotFoundError
 from paceline_serving.security import (
     AccessPolicy,
     TlsFiles,
@@ -82,10 +82,44 @@ async def test_with_mtls_nobody_without_a_certificate_gets_past_the_handshake(ce
                 await ask(process, files)
 
 
-async def test_with_mtls_and_no_roles_every_client_certificate_may_call(certificates):
+@pytest.mark.parametrize("roles", [True, False])
+async def test_with_mtls_and_no_roles_every_client_certificate_may_call(
+    certificates, caplog, roles
+):
+    settings = server_settings(certificates.issue("localhost"), mutual=True)
+    if not roles:
+        settings["peer_roles"] = ()
+    async with serving(TARGET, FakeHost(), **settings) as process:
+        assert ("--peer-roles" in caplog.text) == (not roles)
+        if not roles:
+            assert await ask(process, certificates.issue("spiffe://paceline/nobody")) == "fake"
+
+
+@pytest.mark.parametrize(
+    ("owner", "stranger"),
+    [("spiffe://paceline/a", "spiffe://paceline/b"), ("a.invalid", "b.invalid")],
+)
+async def test_a_session_is_not_found_by_another_certificate(certificates, owner, stranger):
     settings = server_settings(certificates.issue("localhost"), mutual=True) | {"peer_roles": ()}
     async with serving(TARGET, FakeHost(), **settings) as process:
-        assert await ask(process, certificates.issue("spiffe://paceline/nobody")) == "fake"
+        own, own_renewed, other = [
+            await ModelClient(
+                TARGET,
+                process.addresses["address"],
+                credentials=channel_credentials(certificates.issue(name)),
+            ).learn()
+            for name in (owner, owner, stranger)
+        ]
+        session = await own.open()
+        for call in (other.verify(other.call(session, 1, new=(5,))), other.renew(session)):
+            assert isinstance(await other.error_of(call), SessionNotFoundError)
+        await other.close(session)
+        await own.verify(own.call(session, 1, new=(5,)))
+        await own_renewed.verify(own.call(session, 2, new=(5,)))
+        assert await own_renewed.renew(session) > 0
+        await own_renewed.close(session)
+        for client in (own, own_renewed, other):
+            await client.channel.close()
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart(certificates, tmp_path):

@@ -32,15 +32,19 @@ def test_up_serves_generate_and_leaves_no_process_behind(up):
     for strategy in ("non-si", "si", "dsi"):
         command = (*PACELINE, "generate", "x", "--address", address, "--strategy", strategy)
         ran = subprocess.run(
-            (*command, "--max-tokens", "20"), capture_output=True, check=True, text=True, timeout=60
+            (*command, "--max-tokens", "20"),
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=180,
         )
         outputs.add(ran.stdout)
         assert "20 tokens" in ran.stderr
     assert len(outputs) == 1
 
     process.terminate()
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(servers, timeout=20)
+    process.communicate(timeout=180)
+    _, alive = psutil.wait_procs(servers, timeout=90)
     assert process.returncode == 0
     assert len(servers) == 4
     assert not alive
@@ -51,8 +55,8 @@ def test_up_ends_with_the_last_words_of_a_server_that_died(up):
     servers = psutil.Process(process.pid).children(recursive=True)
     target = next(each for each in servers if "paceline_target" in each.cmdline())
     target.kill()
-    _, err = process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(servers, timeout=20)
+    _, err = process.communicate(timeout=180)
+    _, alive = psutil.wait_procs(servers, timeout=90)
     assert process.returncode == 1
     assert "was killed by SIGKILL; its last log lines:" in err
     assert not alive

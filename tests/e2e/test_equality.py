@@ -21,6 +21,16 @@ CELLS = [
         (Strategy.SPECULATIVE, Strategy.DISTRIBUTED), (1, 2, 5, 10), (1, 2, 3), SAMPLINGS
     )
 ]
+# So few that every two of lookahead, targets and sampling meet; in SI only one target has work.
+SHORT = [
+    *(Cell(Strategy.SPECULATIVE, it, 3, sampling) for it in (1, 10) for sampling in SAMPLINGS),
+    *(
+        Cell(Strategy.DISTRIBUTED, lookahead, target_count, tuple(SAMPLINGS)[(row + column) % 3])
+        for row, lookahead in enumerate((1, 2, 5, 10))
+        for column, target_count in enumerate((1, 2, 3))
+    ),
+]
+LONG = [cell for cell in CELLS if cell not in SHORT]
 FEW_PROMPTS, ROUNDS = 4, 4
 MANY_PROMPTS = int(os.environ.get("EQUALITY_PROMPTS", "100"))
 
@@ -47,7 +57,11 @@ def test_plain_decoding_over_the_wire_is_the_oracles(sampling, proof, prompts):
     check_rarity(ties, position_count=FEW_PROMPTS * TOKENS)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, asdict(cell).values())))
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[] if cell in SHORT else pytest.mark.long) for cell in CELLS],
+    ids=lambda cell: "-".join(map(str, asdict(cell).values())),
+)
 def test_every_strategy_gives_the_tokens_of_plain_decoding(cell, proof, prompts, outcomes):
     outcomes[cell] = outcome = Outcome()
     # What a strategy leaves behind depends on timing: on a busy machine more prompts may be needed.
@@ -59,12 +73,13 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(cell, proof, prompts,
     assert outcome.positions >= FEW_PROMPTS * TOKENS
 
 
-def test_rejections_happened_and_near_ties_are_rare(outcomes):
-    if outcomes.keys() != set(CELLS):
-        pytest.skip(f"this is about all {len(CELLS)} cells, and {len(outcomes)} have run")
+@pytest.mark.parametrize("cells", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
+def test_rejections_happened_and_near_ties_are_rare(cells, outcomes):
+    if outcomes.keys() < set(cells):
+        pytest.skip(f"this is about {len(cells)} cells, and {len(outcomes)} have run")
     assert sum(outcome.rejected for outcome in outcomes.values()) > 0
     # Prompts that a busy machine took more excuse nothing.
-    check_rarity(all_ties(outcomes), position_count=len(CELLS) * FEW_PROMPTS * TOKENS)
+    check_rarity(all_ties(outcomes), position_count=len(outcomes) * FEW_PROMPTS * TOKENS)
 
 
 @pytest.mark.parametrize(

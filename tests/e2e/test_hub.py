@@ -34,7 +34,7 @@ def hub(tiny_pair, tmp_path, monkeypatch):
 def test_a_model_is_served_by_its_hub_id_and_of_its_repository_only_data_is_fetched(hub):
     target = ServerProcess("target", f"--model={ID}", *FLAGS)
     with running(target), grpc.insecure_channel(target.address) as channel:
-        info = ModelServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
+        info = ModelServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=120)
     assert (info.model_name, info.model_revision) == (ID, COMMIT)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(hub.fetched)
     assert not {"modeling.py", "pytorch_model.bin"} & set(hub.fetched)

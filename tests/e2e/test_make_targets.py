@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from paceline_bench.soak_report import LOG_MARK
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +46,53 @@ def test_the_benchmarks_keep_their_results_where_the_pages_look_for_them():
             in shown.replace("\\\n  ", "")
         )
     assert shown.rstrip().endswith("bench/publish.py")
+
+
+PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14", "python3", "python")
+
+
+@pytest.fixture
+def asked_to_install(tmp_path):
+    """Return what `make install` says in a fresh checkout where only some Pythons will do."""
+
+    def ask(*arguments, that_will_do=()):
+        for name in PYTHONS:
+            stub = tmp_path / name
+            stub.write_text(f"#!/bin/sh\nexit {int(name not in that_will_do)}\n")
+            stub.chmod(0o755)
+        return subprocess.run(
+            ("make", "--no-print-directory", f"VENV={tmp_path}/venv", *arguments, "install"),
+            cwd=ROOT,
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return ask
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_any_python_that_is_new_enough_is_taken(name, asked_to_install):
+    shown = asked_to_install("--dry-run", that_will_do=(name,)).stdout
+    assert f"|| {name} -m venv" in shown
+
+
+def test_a_python_that_is_named_is_taken(asked_to_install):
+    shown = asked_to_install(
+        "--dry-run", "PYTHON=python3.13", that_will_do=("python3.11", "python3.13")
+    ).stdout
+    assert "|| python3.13 -m venv" in shown
+
+
+@pytest.mark.parametrize("arguments", [(), ("PYTHON=python3.11",), ("PYTHON=no-such-python",)])
+def test_where_no_python_is_new_enough_it_says_so(arguments, asked_to_install):
+    done = asked_to_install(*arguments)
+    assert done.returncode != 0
+    assert done.stdout.startswith("Python 3.11 or newer is needed")
+
+
+def test_a_soak_keeps_its_results_and_adds_its_slope_to_the_log():
+    shown = make("--dry-run", "soak")
+    assert shown.rstrip().endswith("bench soak --json bench/results/soak.json --log bench/LOG.md")
+    assert LOG_MARK in (ROOT / "bench/LOG.md").read_text()

@@ -7,7 +7,6 @@ import pytest
 from support.streams import plain
 from support.system import simulated_system
 from support.tiny_models import tiny_pair
-from support.waiting import eventually
 
 __all__ = ["tiny_pair"]
 
@@ -21,9 +20,9 @@ def system():
 @pytest.fixture
 def whole(system):
     """The system, with every server in use before and after the test."""
-    mend(system)
+    system.mend()
     yield system
-    mend(system)
+    system.mend()
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,3 @@ def text(system):
     """The tokens that every test is to get."""
     with system.client() as client:
         return plain(client, max_tokens=400)
-
-
-def mend(system):
-    for server in (*system.models, *system.orchestrators):
-        server.revive()
-    with system.client() as client:
-        eventually(
-            lambda: all(server.ready for server in client.info().servers),
-            what="the orchestrator uses every server",
-        )

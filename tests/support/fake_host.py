@@ -18,6 +18,7 @@ from paceline.errors import (
     SupersededError,
 )
 from paceline.prefix import prefix_digest
+from paceline.shares import FairShares
 from paceline_engine import fields
 from paceline_engine.calls import (
     CallTiming,
@@ -44,6 +45,7 @@ _ONE_FORWARD = CallTiming(queue_ns=1000, forward_ns=2000, forward_count=1, row_c
 @dataclass
 class _Session:
     spec: SessionSpec
+    reserved_length: int
     held: list[int] = field(default_factory=list)
     sequence: int = 0
     waiting: asyncio.Future[None] | None = None
@@ -64,6 +66,7 @@ class FakeHost:
         self.incarnation = "fake"
         self.limits = limits or HostLimits()
         self.tokenizer: bytes | None = json.dumps({"model": {"vocab": {}}}).encode()
+        self.overdue = 0.0
         self.finish_loading = asyncio.Event()
         if loads:
             self.finish_loading.set()
@@ -71,6 +74,8 @@ class FakeHost:
         self._stalls = stalls
         self._sessions: dict[str, _Session] = {}
         self._counts = HostStatistics()
+        self._places = FairShares(self.limits.session_limit)
+        self._tokens = FairShares(self.limits.token_budget)
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -89,9 +94,12 @@ class FakeHost:
     async def settled(self) -> None:
         await self._empty.wait()
 
+    def end_sessions(self) -> None:
+        for session_id, session in tuple(self._sessions.items()):
+            self.close_session(session_id, caller=session.spec.owner)
+
     async def stop(self) -> None:
-        for session_id in tuple(self._sessions):
-            self.close_session(session_id)
+        self.end_sessions()
 
     @property
     def description(self) -> ModelDescription:
@@ -119,44 +127,61 @@ class FakeHost:
     def latencies(self) -> ModelLatencies:
         return ModelLatencies((ForwardLatency(1, 1000),), 10, 20)
 
+    def overdue_seconds(self) -> float:
+        return self.overdue
+
     def statistics(self) -> HostStatistics:
         self._counts.sessions_open = len(self._sessions)
         return self._counts
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
         fields.check_spec(spec, self.description)
-        if len(self._sessions) >= self.limits.session_limit:
+        if not self._places.allows(spec.share):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
+        self._reserve(spec.share, spec.reserve_length)
+        self._places.take(spec.share)
         self._counts.sessions_opened += 1
         session_id = f"{self.incarnation}.{self._counts.sessions_opened}"
-        self._sessions[session_id] = _Session(spec)
+        self._sessions[session_id] = _Session(spec, spec.reserve_length)
         self._empty.clear()
         return SessionGrant(session_id, spec.lease_seconds, spec.reserve_length)
 
-    def renew_session(self, session_id: str) -> float:
-        return self._find(session_id).spec.lease_seconds
+    def renew_session(self, session_id: str, *, caller: str = "") -> float:
+        return self._find(session_id, caller).spec.lease_seconds
 
-    def close_session(self, session_id: str) -> None:
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
+    def live_sequence(self, session_id: str, *, caller: str = "") -> int:
+        session = self._find(session_id, caller)
+        is_live = session.waiting is not None and not session.waiting.done()
+        return session.sequence if is_live else 0
+
+    def close_session(self, session_id: str, *, caller: str = "") -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.spec.owner == caller:
+            del self._sessions[session_id]
+            self._places.give_back(session.spec.share)
+            self._tokens.give_back(session.spec.share, session.reserved_length)
             self._counts.sessions_released += 1
             self._supersede(session)
         if not self._sessions:
             self._empty.set()
 
+    def spec_of(self, session_id: str, *, caller: str) -> SessionSpec:
+        return self._find(session_id, caller).spec
+
     async def verify(
         self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
     ) -> Verdict:
-        session = self._find(call.session_id)
+        session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
-        fields.check_call(call, reserved_length=spec.reserve_length, vocabulary_size=size)
+        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
         fields.check_block(call, draft_token_ids, options=options, spec=spec, vocabulary_size=size)
         fields.check_distributions(
             draft_token_ids[: len(options.distributions)],
             options.distributions,
             vocabulary_size=size,
         )
+        self._grow(session, call.prefix_length + len(draft_token_ids))
         prefix = await self._forward(session, call)
         accepted = 0
         for token in draft_token_ids:
@@ -176,16 +201,17 @@ class FakeHost:
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
     ) -> AsyncGenerator[DraftedTokens]:
-        session = self._find(call.session_id)
+        session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
-        fields.check_call(call, reserved_length=spec.reserve_length, vocabulary_size=size)
+        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
         fields.check_window(
             call,
             max_tokens=max_tokens,
             chunk_tokens=chunk_tokens,
-            reserved_length=spec.reserve_length,
+            limit_length=spec.longest_length,
         )
+        self._grow(session, call.prefix_length + max_tokens)
         text = await self._forward(session, call)
         drafted = 0
         while drafted < max_tokens:
@@ -229,10 +255,21 @@ class FakeHost:
         if session.waiting is not None and not session.waiting.done():
             session.waiting.set_exception(SupersededError("a newer call replaced this one"))
 
-    def _find(self, session_id: str) -> _Session:
-        if session_id not in self._sessions:
+    def _find(self, session_id: str, caller: str) -> _Session:
+        session = self._sessions.get(session_id)
+        if session is None or session.spec.owner != caller:
             raise SessionNotFoundError("there is no such session")
-        return self._sessions[session_id]
+        return session
+
+    def _grow(self, session: _Session, length: int) -> None:
+        if length > session.reserved_length:
+            self._reserve(session.spec.share, length - session.reserved_length)
+            session.reserved_length = length
+
+    def _reserve(self, share: str, token_count: int) -> None:
+        if not self._tokens.allows(share, token_count):
+            raise CacheExhaustedError("full", retry_after_seconds=1.0)
+        self._tokens.take(share, token_count)
 
     def _next(self, text: Sequence[int]) -> int:
         digest = hashlib.sha256(repr(list(text)).encode()).digest()

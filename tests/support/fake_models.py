@@ -90,7 +90,7 @@ def _tokenizer_bytes() -> bytes:
 
 @dataclass
 class _Session:
-    reserve_length: int
+    limit_length: int
     tokens: list[int] = field(default_factory=list)
     sequence: int = 0
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,6 +113,10 @@ class FakeModelServer:
             "lose_tokens", "tamper", "overload", "wrong_answer".
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
+        opens: Set while OpenSession answers.
+        specs: What sessions were opened for.
+        waiting: Sessions that wait to be opened.
+        refused: Sessions refused with `open_error`.
         opened: Sessions opened.
         closed: Sessions closed.
         calls: Verify and Draft requests, in the order of their arrival.
@@ -132,6 +136,10 @@ class FakeModelServer:
     faults: deque[str] = field(default_factory=deque)
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
+    opens: asyncio.Event = field(default_factory=asyncio.Event)
+    specs: list[session_pb2.SessionSpec] = field(default_factory=list)
+    waiting: int = 0
+    refused: int = 0
     opened: int = 0
     closed: int = 0
     renewed: int = 0
@@ -146,6 +154,7 @@ class FakeModelServer:
 
     def __post_init__(self) -> None:
         self.fingerprint = self.fingerprint or f"{self.role}-model"
+        self.opens.set()
 
     async def start(self) -> None:
         """Listen, on the same port as before if there was one."""
@@ -194,14 +203,20 @@ class FakeModelServer:
         async with self.changed:
             self.changed.notify_all()
 
-    def open(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+    async def open(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
         """Open a session."""
+        self.waiting += 1
+        await self.opens.wait()
+        self.waiting -= 1
         if self.open_error is not None:
+            self.refused += 1
+            await self.note()
             raise self.open_error
         self._expect_model(spec.expected_model_fingerprint)
         self.opened += 1
+        self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
-        self.sessions[session_id] = _Session(spec.reserve_length)
+        self.sessions[session_id] = _Session(spec.limit_length or spec.reserve_length)
         return session_pb2.SessionGrant(session_id=session_id, reserved_length=spec.reserve_length)
 
     def close(self, session_id: str) -> None:
@@ -241,7 +256,7 @@ class FakeModelServer:
         try:
             prefix = [*base, *call.token_ids]
             assert prefix, "an empty prefix"
-            assert len(prefix) <= session.reserve_length, "longer than reserved"
+            assert len(prefix) <= session.limit_length, "longer than it may grow"
             session.tokens = prefix if self.role == "drafter" else base
             yield session, fault
         except (asyncio.CancelledError, GeneratorExit, errors.SupersededError):
@@ -320,7 +335,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
         self._fake = fake
 
     async def OpenSession(self, request, context):  # noqa: N802
-        grant = self._fake.open(request.spec)
+        grant = await self._fake.open(request.spec)
         return target_service_pb2.TargetServiceOpenSessionResponse(grant=grant)
 
     async def RenewSession(self, request, context):  # noqa: N802
@@ -372,7 +387,7 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
         self._fake = fake
 
     async def OpenSession(self, request, context):  # noqa: N802
-        grant = self._fake.open(request.spec)
+        grant = await self._fake.open(request.spec)
         return drafter_service_pb2.DrafterServiceOpenSessionResponse(grant=grant)
 
     async def RenewSession(self, request, context):  # noqa: N802

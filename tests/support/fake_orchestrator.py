@@ -30,6 +30,7 @@ class Leg:
     error: PacelineError | None = None  # raised after `chunks` chunks
     chunks: int = 0
     hangs: bool = False  # after `chunks` chunks
+    refuses: bool = False  # raises the error before anything else
     fingerprint: str = "model-a"
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
@@ -43,10 +44,12 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     script: list[Leg] = field(default_factory=list)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    peers: list[str] = field(default_factory=list)  # the connection that each request came by
     address: str = ""
 
     async def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
+        self.peers.append(context.peer())
         leg = self.script.pop(0) if self.script else Leg()
         try:
             async for response in self._answer(request, leg):
@@ -59,6 +62,8 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             await context.abort_with_status(rpc_status.to_status(encode(leg.error)))
 
     async def _answer(self, request, leg):
+        if leg.refuses:
+            return
         yield pb.GenerateResponse(started=_started(request, leg))
         received, total = len(request.resume_token_ids), request.max_tokens or 5
         for count, index in enumerate(range(received, total)):

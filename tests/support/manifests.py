@@ -68,9 +68,8 @@ class Pod:
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """Return its only container beside those that run before it."""
-        (container,) = self.spec["containers"]
-        server: Mapping[str, Any] = container
+        """Return the container that it is for: the first one."""
+        server: Mapping[str, Any] = self.spec["containers"][0]
         return server
 
     @property

@@ -44,7 +44,14 @@ async def serving(
     """Run a model server in this process; with `begin=False` the caller begins it."""
     registry = new_registry()
     process = ServerProcess(
-        lambda _: ModelApplication(role, host, registry=registry, debug_calls=True),
+        lambda process: ModelApplication(
+            role,
+            host,
+            process=process,
+            registry=registry,
+            debug_calls=True,
+            look_seconds=0.01,
+        ),
         ServerSettings.model_validate({"listen": "127.0.0.1:0", **settings}),
         registry=registry,
     )

@@ -69,6 +69,7 @@ class System:
     targets: list[FakeModelServer]
     channel: grpc.aio.Channel
     stub: OrchestratorServiceStub
+    address: str
     application: OrchestratorApplication
 
     @property
@@ -76,12 +77,14 @@ class System:
         return [*self.drafters, *self.targets]
 
     def call(self, **request: Any) -> Any:
-        """Begin to generate; by default 24 tokens after the usual prompt."""
+        """Begin to generate; by default 24 tokens after the usual prompt, over our channel."""
         if not {"text", "token_ids"} & request.keys():
             request["token_ids"] = pb.TokenIds(ids=PROMPT)
         request.setdefault("max_tokens", 24)
         timeout = request.pop("timeout", 20)
-        return self.stub.Generate(pb.GenerateRequest(**request), timeout=timeout)
+        channel = request.pop("channel", None)
+        stub = self.stub if channel is None else OrchestratorServiceStub(channel)
+        return stub.Generate(pb.GenerateRequest(**request), timeout=timeout)
 
     async def generate(self, **request: Any) -> Received:
         """Generate; raises the typed error."""
@@ -115,6 +118,7 @@ async def orchestrating(
     drafters: list[FakeModelServer] | None = None,
     targets: list[FakeModelServer],
     discovery: Discovery | None = None,
+    listen: str = "127.0.0.1:0",
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Run fake models and an orchestrator; in the end nothing of a request may be left.
@@ -123,12 +127,13 @@ async def orchestrating(
         drafters: All there are.
         targets: All there are.
         discovery: Which of them the orchestrator knows; None is all.
+        listen: Where the orchestrator listens.
         settings: The orchestrator's.
     """
     drafters = drafters or []
     async with serving(*drafters, *targets):
         values = OrchestratorSettings(
-            listen="127.0.0.1:0",
+            listen=listen,
             health_listen="",
             drafters=tuple(it.address for it in drafters),
             targets=tuple(it.address for it in targets),
@@ -150,7 +155,8 @@ async def orchestrating(
         await process.begin()
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
             stub = OrchestratorServiceStub(channel)
-            yield System(drafters, targets, channel, stub, made[0])
+            address = process.addresses["address"]
+            yield System(drafters, targets, channel, stub, address, made[0])
         await process.finish()
         leftovers = [
             task

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -12,7 +14,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
@@ -28,6 +32,7 @@ __all__ = ["RUN_VARIABLE", "ServerProcess", "leftovers", "running"]
 # that it is gone: a child of a killed child is found, too.
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
+_PORTS = range(20_000, 32_000)
 _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
 
 
@@ -48,15 +53,16 @@ class ServerProcess:
         self.role = role
         self.name = name or role
         self.address = _free_address()
-        self._metrics_address = _free_address()
+        self.metrics_address = _free_address()
         self._health_address = _free_address() if tls else self.address
         self._command = [
             *(sys.executable, "-m", f"paceline_{role}"),
-            *(f"--listen={self.address}", f"--metrics-listen={self._metrics_address}"),
+            *(f"--listen={self.address}", f"--metrics-listen={self.metrics_address}"),
             f"--health-listen={self._health_address if tls else ''}",
             *("--exit-with-parent", "--log-level=info", *flags),
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._taken: tuple[int, tuple[int, int]] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
 
     def __repr__(self) -> str:
@@ -92,8 +98,9 @@ class ServerProcess:
         raise AssertionError(f"{self} is not ready after {_READY_SECONDS:g} s:\n{self.log}")
 
     def revive(self) -> None:
-        """Start it again if it has ended, let it run if it is frozen, and wait until it serves."""
+        """Start it again if it has ended, let it run if it cannot, and wait until it serves."""
         self.thaw()
+        self.give_descriptors_back()
         if self._process is None or self._process.poll() is not None:
             self.start()
         self.wait_until_ready()
@@ -102,7 +109,7 @@ class ServerProcess:
         """End it as a crash does: nothing is said, nothing is closed."""
         self._signal(signal.SIGKILL)
         assert self._process is not None
-        self._process.wait(10)
+        self._process.wait(60)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -110,11 +117,35 @@ class ServerProcess:
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def take_descriptors(self) -> None:
+        """Let it open nothing more: no file, no connection; until it closes one of those it has."""
+        used = {int(it.name) for it in Path(f"/proc/{self.pid}/fd").iterdir()}
+        first_free = next(number for number in count() if number not in used)
+        soft, hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+        if self._taken is None or self._taken[0] != self.pid:
+            self._taken = self.pid, (soft, hard)
+
+    def give_descriptors_back(self) -> None:
+        """Undo `take_descriptors`, if that was done to the process that runs now."""
+        if self._taken is not None and self._taken[0] == self.pid:
+            with suppress(ProcessLookupError):
+                resource.prlimit(self.pid, resource.RLIMIT_NOFILE, self._taken[1])
+        self._taken = None
+
+    @property
+    def descriptor_count(self) -> int:
+        return psutil.Process(self.pid).num_fds()
+
+    @property
+    def thread_count(self) -> int:
+        return psutil.Process(self.pid).num_threads()
+
     def terminate(self) -> None:
         """Ask it to finish its work and end."""
         self._signal(signal.SIGTERM)
 
-    def wait(self, timeout_seconds: float = 60.0) -> int:
+    def wait(self, timeout_seconds: float = 180.0) -> int:
         """Wait for its end and return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_seconds)
@@ -154,7 +185,7 @@ class ServerProcess:
 
     def page(self, path: str) -> str:
         """Return what its metrics port shows there."""
-        with urllib.request.urlopen(f"http://{self._metrics_address}{path}", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.metrics_address}{path}", timeout=60) as page:
             return page.read().decode()
 
 
@@ -201,6 +232,12 @@ def _is_serving(address: str) -> bool:
 
 
 def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Find a port below those that the system gives to connections.
+
+    A server that is started again wants its port back, which a connection may have got meanwhile.
+    """
+    for port in random.SystemRandom().sample(_PORTS, k=1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise AssertionError("no port is free")

@@ -12,7 +12,7 @@ from support.processes import ServerProcess, running
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "MODELS",
@@ -27,7 +27,15 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 class System:
-    """Drafters, targets and orchestrators, each a process; every orchestrator uses all of them."""
+    """Drafters, targets and orchestrators, each a process; every orchestrator uses all of them.
+
+    Args:
+        drafters: Model servers.
+        targets: Model servers.
+        orchestrator_count: How many.
+        orchestrator_flags: More of their flags.
+        relayed: Where orchestrators find a server instead of at its own address, by its name.
+    """
 
     def __init__(
         self,
@@ -36,12 +44,13 @@ class System:
         targets: list[ServerProcess],
         orchestrator_count: int = 1,
         orchestrator_flags: tuple[str, ...] = (),
+        relayed: Mapping[str, str] | None = None,
     ) -> None:
         self.drafters = drafters
         self.targets = targets
-        flags = [f"--targets={_endpoints(targets)}", *orchestrator_flags]
+        flags = [f"--targets={_endpoints(targets, relayed or {})}", *orchestrator_flags]
         if drafters:
-            flags.append(f"--drafters={_endpoints(drafters)}")
+            flags.append(f"--drafters={_endpoints(drafters, relayed or {})}")
         self.orchestrators = [
             ServerProcess("orchestrator", *flags, name=f"orchestrator-{index}")
             for index in range(orchestrator_count)
@@ -67,6 +76,12 @@ class System:
                     lambda client=client: all(server.ready for server in client.info().servers),
                     what=f"{orchestrator.name} uses every server",
                 )
+
+    def mend(self) -> None:
+        """Start what has ended, let run what is frozen, and wait until all of it is used."""
+        for server in (*self.models, *self.orchestrators):
+            server.revive()
+        self.wait_until_whole()
 
     def watch(self) -> Evidence:
         return Evidence(targets=self.targets, drafters=self.drafters)
@@ -114,5 +129,5 @@ def simulated_system(
     )
 
 
-def _endpoints(servers: list[ServerProcess]) -> str:
-    return ",".join(f"{server.name}={server.address}" for server in servers)
+def _endpoints(servers: list[ServerProcess], relayed: Mapping[str, str]) -> str:
+    return ",".join(f"{it.name}={relayed.get(it.name, it.address)}" for it in servers)

@@ -14,7 +14,7 @@ __all__ = ["eventually", "until"]
 _LOOK_AGAIN_SECONDS = 0.01
 
 
-def eventually(condition: Callable[[], Any], *, what: str, within_seconds: float = 30.0) -> Any:
+def eventually(condition: Callable[[], Any], *, what: str, within_seconds: float = 90.0) -> Any:
     """Wait until a condition holds, and return its value; an OSError counts as not yet."""
     ends = time.monotonic() + within_seconds
     while True:
@@ -28,7 +28,7 @@ def eventually(condition: Callable[[], Any], *, what: str, within_seconds: float
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-async def until(condition: Callable[[], Any], *, what: str, within_seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], Any], *, what: str, within_seconds: float = 90.0) -> None:
     """Wait until a condition holds that the same event loop brings about."""
     ends = time.monotonic() + within_seconds
     while not condition():

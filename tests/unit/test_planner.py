@@ -11,7 +11,7 @@ from paceline_orchestrator.estimates import (
     needed_target_count,
     smallest_lookahead,
 )
-from paceline_orchestrator.planner import Planner
+from paceline_orchestrator.planner import _MOST_REHEARSED, Planner
 from paceline_orchestrator.protocol.strategy import Strategy
 
 MS = 1_000_000
@@ -185,6 +185,43 @@ def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
     planner.refine()
     planner.refine()
     assert list(dict.fromkeys(settings)) == [7, 6, 5, 4]
+
+
+def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeypatch):
+    planner = Planner()
+    lookaheads = []
+
+    def rehearse(_setting, *, lookahead):
+        lookaheads.append(lookahead)
+        planner.choose(VICUNA)  # as a request does meanwhile, on another thread
+        return [1]
+
+    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    planner.choose(VICUNA)
+    planner.refine()
+    assert len(lookaheads) == len(set(lookaheads)) > 0
+
+
+def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
+    settings = []
+    monkeypatch.setattr(
+        "paceline_orchestrator.planner.rehearse",
+        lambda setting, **_: settings.append(setting.target_count) or [1],
+    )
+    planner = Planner()
+
+    def simulated(target_count):
+        settings.clear()
+        planner.choose(replace(VICUNA, target_count=target_count))
+        planner.refine()
+        return bool(settings)
+
+    every = range(3, 3 + 3 * _MOST_REHEARSED)
+    assert all(map(simulated, every))
+    assert not simulated(every[-_MOST_REHEARSED])  # used, so the next one is older now
+    assert simulated(every[0])
+    assert not simulated(every[-_MOST_REHEARSED])
+    assert simulated(every[-_MOST_REHEARSED + 1])
 
 
 # --- what a call costs -------------------------------------------------------------------------

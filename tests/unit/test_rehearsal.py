@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import product
 
 import pytest
 
@@ -40,8 +41,17 @@ def test_a_call_delays_every_token_but_the_first_which_needs_no_draft():
     assert [later - sooner for sooner, later in zip(near, far, strict=True)] == [0] + 49 * [700]
 
 
-@pytest.mark.parametrize("lookahead", [1, 3, 10])
-@pytest.mark.parametrize("acceptance_rate", [0.0, 0.3, 0.6, 0.8])
+# What takes least.
+SHORT = ((0.0, 10), (0.3, 1), (0.8, 3))
+
+
+@pytest.mark.parametrize(
+    ("acceptance_rate", "lookahead"),
+    [
+        pytest.param(*case, marks=[] if case in SHORT else pytest.mark.long)
+        for case in product((0.0, 0.3, 0.6, 0.8), (1, 3, 10))
+    ],
+)
 def test_the_expectation_is_what_the_protocol_takes_on_average(acceptance_rate, lookahead):
     """20 x 400 tokens, drawn from fixed seeds, so there is no false alarm.
 

@@ -159,7 +159,7 @@ def test_dsi_is_never_slower_than_plain_decoding(
         assert time <= prefill + (index + 1) * target
 
 
-@pytest.mark.parametrize("acceptance_rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("acceptance_rate", [pytest.param(0.1, marks=pytest.mark.long), 0.5, 0.9])
 def test_the_mean_time_keeps_the_bound_of_proposition_1(acceptance_rate):
     """30 means of 100 tokens; false alarm: the bound is an expectation, 4 standard errors."""
     times = [
@@ -228,7 +228,7 @@ def check_expectation(drafter: int, acceptance_rate: float, target_count: int) -
 
 @pytest.mark.parametrize("target_count", [2, 7])
 @pytest.mark.parametrize("acceptance_rate", [0.3, 0.8, 0.95])
-@pytest.mark.parametrize("drafter", [50, 200, 700])
+@pytest.mark.parametrize("drafter", [pytest.param(50, marks=pytest.mark.long), 200, 700])
 def test_dsi_is_no_slower_than_the_better_of_si_and_plain_decoding(
     drafter, acceptance_rate, target_count
 ):

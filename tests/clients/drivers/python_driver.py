@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
 import threading
 import time
@@ -46,6 +45,11 @@ class Reading:
             self.first_chunk_seconds = seconds
         self.chunks.append(event)
 
+    def extend(self, other: Reading) -> None:
+        """Put what a second reader of the same generation read behind what the first one did."""
+        self.chunks += other.chunks
+        self.error = other.error
+
     def fail(self, error: PacelineError, *, cancelled: bool = False) -> None:
         if cancelled and isinstance(error, ClientCancelledError):
             self.cancelled = True
@@ -82,6 +86,8 @@ class Blocking:
                     if len(reading.chunks) == cancel.get("after_chunks"):
                         reading.cancelled = True
                         break
+                    if request.get("second_reader") and len(reading.chunks) == 1:
+                        reading.extend(self.read(generation, {}))
                     time.sleep(request.get("pause_seconds", 0))
         except PacelineError as error:
             reading.fail(error, cancelled=bool(cancel))
@@ -125,6 +131,8 @@ class Asyncio:
                     if len(reading.chunks) == cancel.get("after_chunks"):
                         reading.cancelled = True
                         break
+                    if request.get("second_reader") and len(reading.chunks) == 1:
+                        reading.extend(await self._read(generation, {}))
                     await asyncio.sleep(request.get("pause_seconds", 0))
         except TimeoutError:
             reading.cancelled = True
@@ -151,6 +159,7 @@ class Driver:
     def __init__(self, runner: asyncio.Runner | None) -> None:
         self._runner = runner
         self._clients: dict[str, Blocking | Asyncio] = {}
+        self._held: list[Any] = []  # generations: letting go of one must not be what cancels it
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
@@ -181,19 +190,23 @@ class Driver:
                 client = self._clients.pop(request["client"], None)
                 if client is not None:
                     client.close()
+                self._held.clear()
                 return {}
             case other:
                 raise UnsupportedError(f"do {other!r}")
 
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
         client = self._client(request)
-        reading = client.read(client.generate(request), request)
+        generation = client.generate(request)
+        self._held.append(generation)
+        reading = client.read(generation, request)
         told = reading.told()
         told["events"] = [_plain(event) for event in reading.events]
         told["cancelled"] = reading.cancelled
         told["first_chunk_seconds"] = reading.first_chunk_seconds
         if request.get("then_resume") and (reading.error or reading.cancelled):
-            rest = client.read(client.resume(reading.generation), {})
+            self._held.append(client.resume(generation))
+            rest = client.read(self._held[-1], {})
             told["resumed"] = rest.told()
         return told
 
@@ -211,13 +224,11 @@ class Driver:
             key_file=files.get("key"),
         )
         settings = {"tls": tls, "insecure": request.get("insecure", False)}
+        if "client_timeout_seconds" in request:
+            settings["timeout"] = _number(request["client_timeout_seconds"])
         if self._runner is None:
             return Blocking(Client(request["address"], **settings))
-        return Asyncio(self._runner.run(_open(request["address"], settings)), self._runner)
-
-
-async def _open(address: str, settings: dict[str, Any]) -> AsyncClient:
-    return AsyncClient(address, **settings)  # on the loop that it is used on
+        return Asyncio(AsyncClient(request["address"], **settings), self._runner)
 
 
 def _events(generation: Any, request: dict[str, Any]) -> Any:
@@ -232,16 +243,21 @@ def _call(request: dict[str, Any]) -> dict[str, Any]:
     unknown = options.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise UnsupportedError(f"options {', '.join(sorted(unknown))}")
-    options = {name: math.nan if value == "NaN" else value for name, value in options.items()}
+    options = {name: _number(value) for name, value in options.items()}
     if isinstance(options.get("seed"), str):
         options["seed"] = int(options["seed"])
     prompt = request["prompt"]
     return {
         "prompt": prompt["text"] if "text" in prompt else prompt["token_ids"],
-        "timeout": request.get("timeout_seconds"),
+        "timeout": _number(request.get("timeout_seconds")),
         "resume_attempts": request.get("resume_attempts", 0),
         **options,
     }
+
+
+def _number(value: Any) -> Any:
+    """Read what JSON has no number for."""
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _plain(record: Any) -> Any:

@@ -1,18 +1,31 @@
-"""A TCP relay in front of a server, to cut connections as a broken network does."""
+"""A TCP relay in front of a server: connections that are cut, slow, or lead nowhere."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 __all__ = ["Relay"]
 
+_Line: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"  # when it is due, and what
+
 
 class Relay:
-    """Passes bytes on both ways, until it is told to cut."""
+    """Passes bytes on both ways, until it is told to cut.
 
-    def __init__(self) -> None:
+    Args:
+        delay_seconds: How long each byte is under way, as on a long line: half a round trip.
+        silent_connections: So many connections are accepted first, and never answered.
+    """
+
+    def __init__(self, *, delay_seconds: float = 0.0, silent_connections: int = 0) -> None:
         self.address = ""
+        self._delay_seconds = delay_seconds
+        self._silent_left = silent_connections
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -39,17 +52,41 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        if self._silent_left > 0:
+            self._silent_left -= 1
+            return
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers |= {writer, far_writer}
-        for name, source, sink in (("up", reader, far_writer), ("down", far_reader, writer)):
-            task = asyncio.create_task(_pass_on(source, sink), name=f"relay {name}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._writers.add(far_writer)
+        self._relay(reader, far_writer, name="up")
+        self._relay(far_reader, writer, name="down")
+
+    def _relay(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, name: str
+    ) -> None:
+        line: _Line = asyncio.Queue()
+        self._run(self._take_in(reader, line), name=f"relay {name}, reading")
+        self._run(_let_out(line, writer), name=f"relay {name}, writing")
+
+    def _run(self, work: Coroutine[None, None, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_in(self, reader: asyncio.StreamReader, line: _Line) -> None:
+        data = b"-"
+        while data:
+            data = b""
+            with suppress(OSError):
+                data = await reader.read(65536)
+            line.put_nowait((asyncio.get_running_loop().time() + self._delay_seconds, data))
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _let_out(line: _Line, writer: asyncio.StreamWriter) -> None:
+    """Write what is due; an empty one ends the connection."""
     with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
+        while (due := await line.get())[1]:
+            await asyncio.sleep(due[0] - asyncio.get_running_loop().time())
+            writer.write(due[1])
             await writer.drain()
     writer.transport.abort()

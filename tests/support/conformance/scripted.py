@@ -31,6 +31,7 @@ class Call:
 
     request: dict[str, Any]
     arrived_at: float
+    peer: str
     ended_at: float = 0.0
     sent_count: int = 0
     cancelled: bool = False
@@ -77,6 +78,17 @@ class ScriptedOrchestrator:
         assert self._server is not None
         await self._server.stop(grace=None)
 
+    async def drain(self) -> None:
+        """Say GOAWAY, listen no more and let running calls finish, beside the next orchestrator.
+
+        Return when the old connections are closed: a request that crosses a GOAWAY on its way is
+        not every transport's to repeat.
+        """
+        leaving = self._server
+        assert leaving is not None
+        await self.start()  # at the same port, which two sockets can share
+        await leaving.stop(grace=60)
+
     def saw(self) -> dict[str, Any]:
         """Return what the vectors can expect to have been seen."""
         pauses = [
@@ -89,12 +101,13 @@ class ScriptedOrchestrator:
             "cancelled": [call.cancelled for call in self.calls],
             "sent": [call.sent_count for call in self.calls],
             "pauses_seconds": pauses,
+            "connections": len({call.peer for call in self.calls}),
         }
 
     async def _generate(self, raw: bytes, context: Any) -> None:
         request = pb.GenerateRequest.FromString(raw)
         as_json = MessageToDict(request, preserving_proto_field_name=True)
-        call = Call(as_json, arrived_at=time.monotonic())
+        call = Call(as_json, arrived_at=time.monotonic(), peer=context.peer())
         scripts = self.server["script"]
         script = scripts[min(len(self.calls), len(scripts) - 1)]
         self.calls.append(call)

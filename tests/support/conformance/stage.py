@@ -54,7 +54,8 @@ class ScriptedStage:
     def __init__(self, thread: LoopThread, server: dict[str, Any], *, files: TlsFiles) -> None:
         self._thread = thread
         cuts = any("cut" in step for script in server.get("script", ()) for step in script)
-        self._relay = Relay() if cuts else None
+        line = server.get("relay")
+        self._relay = Relay(**(line or {})) if cuts or line else None
         self._fake = ScriptedOrchestrator(
             server, credentials=_credentials(server.get("tls"), files), relay=self._relay
         )
@@ -78,6 +79,10 @@ class ScriptedStage:
     def restart(self) -> None:
         self._thread.run(self._fake.stop())
         self._thread.run(self._fake.start())
+
+    def drain(self) -> None:
+        """End the orchestrator as one that is told to, beside the next one."""
+        self._thread.run(self._fake.drain())
 
     def saw(self) -> dict[str, Any]:
         """Wait until every call is over, and return what was seen."""

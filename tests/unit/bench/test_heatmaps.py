@@ -105,7 +105,8 @@ def test_si_has_the_lookahead_that_is_best_in_expectation():
 
 @pytest.mark.parametrize("dispatch", DispatchPolicy)
 @pytest.mark.parametrize(
-    ("drafter", "target_count", "token_count"), [(1, 7, 100), (12, 2, 60), (40, 7, 30)]
+    ("drafter", "target_count", "token_count"),
+    [pytest.param(1, 7, 100, marks=pytest.mark.long), (12, 2, 60), (40, 7, 30)],
 )
 def test_no_lookahead_is_better_than_the_one_dsi_has(drafter, target_count, token_count, dispatch):
     """All that there are: from Equation 1's smallest, or from 1, to all the text's drafts."""

@@ -6,11 +6,15 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
-from paceline import errors
+import paceline_cli
+from paceline import ServerInfo, SystemInfo, errors
+from paceline_cli import info
 from paceline_cli.__main__ import main
+from paceline_cli.known_settings import settings_classes
 from paceline_cli.up import UpSettings, _config, _from_here
 from support.fake_models import FakeModelServer, serving
 from support.fake_orchestrator import Leg
@@ -216,6 +220,32 @@ def test_ctrl_c_cancels_the_call_and_exits_130(fake):
     assert fake.cancelled.is_set()
 
 
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_info_cuts_no_name_however_narrow_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    names = [
+        f"a-release-with-a-long-name-target-default-7d9f8b6c5-{it}" for it in ("abcde", "vwxyz")
+    ]
+    servers = [
+        ServerInfo(
+            name=it,
+            address="10.0.0.1:50051",
+            role="target",
+            ready=True,
+            status="",
+            model_fingerprint="f",
+            decode_step_ns=1_500_000,
+        )
+        for it in names
+    ]
+    facts = dict.fromkeys(("version", "model_name", "model_fingerprint"), "x")
+    counts = dict.fromkeys(("vocabulary_size", "context_length", "running_request_count"), 1)
+    described = SystemInfo(**facts, **counts, tokenizer_fingerprint="t", servers=tuple(servers))
+    info._print(described)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "10.0.0.1" in line]
+    assert rows == [[it, "target", "10.0.0.1:50051", "ready", "1.50"] for it in names]
+
+
 def test_info_lists_the_servers(capsys, fake):
     code, out, _ = run(capsys, "info", "--address", fake.address)
     assert code == 0
@@ -295,11 +325,24 @@ def test_a_variable_of_another_command_is_no_mistake_but_a_misspelt_one_is(
     capsys, fake, monkeypatch
 ):
     monkeypatch.setenv("PACELINE_MAX_TOKENS", "2")
+    monkeypatch.setenv("PACELINE_ACCEPTANCE_PROMPTS", "10")
     assert run(capsys, "info", "--address", fake.address)[0] == 0
     monkeypatch.setenv("PACELINE_ADRESS", "x")
     with pytest.raises(SystemExit):
         main(["info"])
     assert "PACELINE_ADRESS" in capsys.readouterr().err
+
+
+def test_no_settings_class_is_unknown():
+    known = {cls.__name__ for cls in settings_classes()}
+    sources = Path(paceline_cli.__file__).parent.glob("*.py")
+    declared = {
+        name
+        for source in sources
+        for name in re.findall(r"^class ([A-Z]\w*Settings)\(", source.read_text(), re.MULTILINE)
+    }
+    assert declared
+    assert declared | {"OrchestratorSettings", "ModelServerSettings"} <= known
 
 
 def test_an_unknown_key_of_the_file_is_a_mistake(capsys, tmp_path):

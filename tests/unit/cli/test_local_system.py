@@ -89,9 +89,22 @@ async def test_a_killed_server_can_be_started_again_at_its_address():
 
 async def test_a_server_that_does_not_stop_is_killed(monkeypatch):
     monkeypatch.setattr(local_server, "_STOP_SECONDS", 0.1)
-    async with LocalSystem(LocalSystemConfig(targets=1, target_arguments=("--deaf",))) as system:
+    arguments = ("--deaf", "--drain-seconds=0")
+    async with LocalSystem(LocalSystemConfig(targets=1, target_arguments=arguments)) as system:
         target = system.targets[0]
     assert target.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        ((), 25),
+        (("--drain-seconds=60", "--model", "x"), 60),
+        (("--drain-seconds", "0", "--drain-delay-seconds=2"), 2),
+    ],
+)
+def test_a_server_may_take_as_long_to_stop_as_it_was_told_to_drain(arguments, seconds):
+    assert local_server._drain_seconds(arguments) == seconds
 
 
 async def test_impatience_ends_it_at_once_and_leaves_no_process(monkeypatch):

@@ -23,7 +23,7 @@ from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Look, Sight, Watch
 from paceline_cli.up_record import leave_word, metrics_addresses
-from paceline_serving.telemetry import MetricsEndpoint
+from paceline_serving.metrics_endpoint import MetricsEndpoint
 
 PAGE = """\
 # HELP paceline_queue_seconds x
@@ -331,6 +331,25 @@ MANY = Look(
 @pytest.mark.parametrize("width", [10, 30, 44, 60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     assert max(map(len, lines(MANY, width=width))) <= width
+
+
+def an_orchestrator(*, asked, wanted):
+    registry = CollectorRegistry()
+    for metric, value in (("stream_verifiers", asked), ("desired_verifiers", wanted)):
+        Gauge(f"paceline_{metric}", "x", registry=registry).set(value)
+    for metric in ("verifications_in_flight", "num_requests_running"):
+        Gauge(f"paceline_{metric}", "x", registry=registry).set(0)
+    Counter("paceline_incoming_requests", "x", registry=registry)
+    page = parse_page(generate_latest(registry).decode())
+    readings = Readings(page, page.since(page), 1.0)
+    return Sight(Page(Source("orchestrator", "127.0.0.1", 2), "127.0.0.1"), readings, "", 0.0)
+
+
+@pytest.mark.parametrize(("asked", "wanted", "verb"), [(0, 12, "keep"), (3, 3, "have")])
+def test_what_an_autoscaler_keeps_after_a_burst_is_not_said_to_be_asked_for(asked, wanted, verb):
+    look = Look((a_target("a"), an_orchestrator(asked=asked, wanted=wanted)), Orchestrator().answer)
+    drawn = "\n".join(lines(look, width=200))
+    assert f"streams ask for {asked} \N{MIDDLE DOT} an autoscaler would {verb} {wanted}" in drawn
 
 
 def test_a_narrow_terminal_keeps_the_columns_that_matter_most():

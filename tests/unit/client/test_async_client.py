@@ -1,9 +1,11 @@
 import asyncio
+import math
 
 import pytest
 
 from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOrigin, errors
-from support.fake_orchestrator import PROMPT_LENGTH, SEED, Leg
+from paceline.channel import Route
+from support.fake_orchestrator import PROMPT_LENGTH, SEED, FakeOrchestrator, Leg, serving
 from support.waiting import until
 
 WHOLE_TEXT = "3 4 5 6 7 "
@@ -209,6 +211,83 @@ async def test_no_server_is_a_lost_connection():
             await client.generate("x").text()
         with pytest.raises(errors.ConnectionLostError):
             await client.info()
+
+
+async def test_two_tasks_cannot_read_one_generation(client, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+    stream = client.generate("x")
+    first = asyncio.Event()
+
+    async def read():
+        async for _ in stream:
+            first.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(expect(errors.ClientCancelledError, read()))
+        await first.wait()
+        with pytest.raises(errors.InvalidFieldError, match="two readers"):
+            await stream.text()
+        await stream.aclose()
+    assert len(fake.requests) == 1
+
+
+async def test_a_reader_that_comes_between_two_messages_takes_over(client, fake):
+    stream = client.generate("x")
+    one = aiter(stream)
+    assert (await anext(one)).position == 3
+    assert await stream.text() == WHOLE_TEXT
+    with pytest.raises(errors.InvalidFieldError, match="two readers"):
+        await anext(one)
+    assert list(fake.requests[1].resume_token_ids) == [3]
+
+
+async def test_a_refused_request_leaves_running_streams_where_they_are(client, fake):
+    fake.script = [Leg(), Leg(error=errors.DrainingError("away"), refuses=True), Leg()]
+    running = client.generate("x")
+    chunks = aiter(running)
+    assert (await anext(chunks)).position == 3
+    assert await client.generate("y").text() == WHOLE_TEXT
+    assert [chunk.position async for chunk in chunks] == [4, 5, 6, 7]
+    one, refused, other = fake.peers
+    assert one == refused != other
+
+
+async def test_the_connection_that_was_left_is_closed_with_its_last_stream(client, fake):
+    fake.script = [Leg(), Leg(error=errors.DrainingError("away"), refuses=True), Leg()]
+    chunks = aiter(client.generate("x"))
+    await anext(chunks)
+    await client.generate("y").text()
+    (wires,) = client._connection._wires.values()
+    assert [wire.call_count for wire in wires] == [1, 0]
+    await chunks.aclose()
+    assert [wire.is_left for wire in wires] == [False]
+
+
+def test_a_client_can_be_made_before_any_loop_and_used_by_one_after_the_other():
+    client = AsyncClient("127.0.0.1:1")
+
+    async def use():
+        async with serving(FakeOrchestrator()) as fake:
+            client._connection._route = Route.to(fake.address)
+            assert await client.generate("x").text() == WHOLE_TEXT
+            return (await client.info()).model_name
+
+    assert [asyncio.run(use()), asyncio.run(use())] == ["fake", "fake"]
+    asyncio.run(client.close())
+
+
+async def test_a_client_can_be_used_by_two_loops_at_once(client, fake):
+    chunks = aiter(client.generate("x"))
+    await anext(chunks)
+    other = await asyncio.to_thread(asyncio.run, client.generate("y").text())
+    assert other == WHOLE_TEXT
+    assert [chunk.position async for chunk in chunks] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, -math.inf, "1", None])
+def test_a_time_that_is_none_is_refused(timeout):
+    with pytest.raises(errors.InvalidFieldError, match="timeout"):
+        AsyncClient("127.0.0.1:1", timeout=timeout)
 
 
 async def test_info_describes_the_servers(client):

@@ -1,6 +1,7 @@
 import grpc
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from paceline import AsyncClient, Tls, errors
 from paceline.channel import is_loopback
@@ -42,6 +43,18 @@ async def test_a_missing_certificate_file_is_named(tmp_path):
         AsyncClient("localhost:1", tls=Tls(ca_file=tmp_path / "nowhere.pem"))
     with pytest.raises(errors.InvalidFieldError, match="belong together"):
         AsyncClient("localhost:1", tls=Tls(certificate_file=tmp_path / "a.pem"))
+
+
+def test_a_key_with_a_password_is_refused_without_asking_for_it(tmp_path):
+    user = trustme.CA().issue_cert("user@localhost")
+    key = serialization.load_pem_private_key(user.private_key_pem.bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, pkcs8, secret))
+    user.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    tls = Tls(certificate_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
+    with pytest.raises(errors.InvalidFieldError, match="no usable certificate and key"):
+        AsyncClient("localhost:1", tls=tls)
 
 
 async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 
 import paceline
 
-MODULES = ["channel", "client", "errors", "generation", "request", "responses", "sync_client",
-           "transcript"]  # fmt: skip
+MODULES = ["call_plan", "channel", "client", "connection", "errors", "generation", "request",
+           "responses", "stream_state", "sync_client", "transcript"]  # fmt: skip
 
 
 def test_all_is_sorted_and_every_name_in_it_is_there():

@@ -1,9 +1,12 @@
 import asyncio
+import threading
+from contextlib import suppress
 
 import pytest
 
 from paceline import Client, TimelineEvent, errors
 from support.fake_orchestrator import Leg
+from support.waiting import eventually
 
 WHOLE_TEXT = "3 4 5 6 7 "
 
@@ -83,6 +86,42 @@ async def test_the_deadline_ends_a_hanging_stream(in_thread, fake):
     fake.script = [Leg(chunks=1, hangs=True)]
     with pytest.raises(errors.DeadlineError):
         await in_thread(lambda c: c.generate("x", timeout=0.3).text())
+
+
+async def test_two_threads_cannot_read_one_generation(in_thread, fake):
+    fake.script = [Leg(chunks=1, hangs=True)]
+
+    def use(client):
+        stream, ended = client.generate("x"), []
+
+        def read():
+            with suppress(errors.ClientCancelledError):
+                ended.append(stream.text())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        eventually(lambda: stream.transcript.chunks and stream._is_awaited, what="it waits")
+        with pytest.raises(errors.InvalidFieldError, match="two readers"):
+            stream.text()
+        stream.close()
+        reader.join(10)
+        assert not reader.is_alive()
+        assert ended == []
+
+    await in_thread(use)
+
+
+async def test_a_refused_request_connects_anew(in_thread, fake):
+    fake.script = [Leg(), Leg(error=errors.DrainingError("away"), refuses=True), Leg()]
+
+    def use(client):
+        chunks = iter(client.generate("x"))
+        next(chunks)
+        return client.generate("y").text(), [chunk.position for chunk in chunks]
+
+    assert await in_thread(use) == (WHOLE_TEXT, [4, 5, 6, 7])
+    one, refused, other = fake.peers
+    assert one == refused != other
 
 
 async def test_a_closed_client_says_so_in_its_own_words(in_thread):

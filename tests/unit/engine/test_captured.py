@@ -86,6 +86,20 @@ def test_a_text_that_begins_anew_is_captured_anew(capturing, target):
     assert continuation(cache, PROMPT, 4) == first
 
 
+def test_a_text_that_outgrows_its_buffers_is_captured_anew(capturing, target):
+    oracle = continuation(target.new_cache(SPEC), PROMPT, 40)
+    cache = capturing.new_cache(SessionSpec(16, limit_length=64))
+    assert continuation(cache, PROMPT, 4) == oracle[:4]
+    step = cache._state.step
+    cache.reserve(32)
+    assert continuation(cache, PROMPT, 9) == oracle[:9]
+    assert cache._state.step is step  # there was room still
+    cache.reserve(64)
+    assert continuation(cache, PROMPT, 40) == oracle
+    assert cache._state.step is not step
+    assert {layer.keys.shape[-2] for layer in cache._state.text_layers} == {64}
+
+
 @pytest.mark.parametrize("failure", ["raises", "is off"])
 def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, caplog, failure):
     class Broken(CapturedStep):

@@ -49,9 +49,11 @@ def test_sampling_parameters_have_limits(name, good, bad):
     ("name", "field", "good", "bad"),
     [
         ("reserve_length", "spec.reserve_length", [1, 1000], [0, -1, 1001]),
+        ("limit_length", "spec.limit_length", [None, 10, 1000], [9, 0, -1, 1001]),
         ("seed", "spec.seed", [0, 2**53 - 1], [-1, 2**53]),
         ("lease_seconds", "spec.lease", [1.0, 300.0], [0.99, 300.1, math.nan, math.inf]),
         ("request_id", "spec.request_id", ["", "a.B_9-" * 10], ["a b", "x" * 65, "a\n", "é"]),
+        ("share", "spec.share", ["", "a.B_9-" * 10], ["a b", "x" * 65, "a/b"]),
     ],
 )
 def test_session_fields_have_limits(name, field, good, bad):
@@ -85,7 +87,7 @@ def test_a_rule_that_the_model_lacks_is_unsupported_unless_greedy():
     ],
 )
 def test_a_call_has_limits(change, field):
-    limits = {"reserved_length": 20, "vocabulary_size": 100}
+    limits = {"limit_length": 20, "vocabulary_size": 100}
     fields.check_call(CALL, **limits)
     fields.check_call(replace(CALL, base_length=0, base_digest=b""), **limits)
     fields.check_call(replace(CALL, token_ids=(0, 99) * 8), **limits)
@@ -159,12 +161,12 @@ def test_a_distribution_has_limits(ids, probabilities, field):
     ],
 )
 def test_a_window_has_limits(max_tokens, chunk_tokens, field):
-    fields.check_window(CALL, max_tokens=14, chunk_tokens=64, reserved_length=20)
+    fields.check_window(CALL, max_tokens=14, chunk_tokens=64, limit_length=20)
     found = refused_field(
         fields.check_window,
         CALL,
         max_tokens=max_tokens,
         chunk_tokens=chunk_tokens,
-        reserved_length=20,
+        limit_length=20,
     )
     assert found == field

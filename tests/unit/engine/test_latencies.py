@@ -47,3 +47,54 @@ def test_any_model_can_be_measured(context_length):
     rows = [forward.rows for forward in meter.latencies().forwards]
     assert rows[0] == 1
     assert rows[-1] == (16 if context_length > 100 else 8 if context_length > 1 else 1)
+
+
+SECOND = 1_000_000_000
+
+
+def test_before_the_first_forward_patience_has_no_end():
+    assert LatencyMeter().patience_ns(1) is None
+
+
+def test_patience_is_ten_times_what_the_longest_prompt_lets_expect():
+    meter = LatencyMeter()
+    meter.record_prefills((64, SECOND), (256, 2 * SECOND))
+    assert meter.patience_ns(1) == meter.patience_ns(256) == 20 * SECOND
+    assert meter.patience_ns(1024) == 16 * 20 * SECOND
+    meter.record(1024, 9 * SECOND)
+    assert meter.patience_ns(1024) == 90 * SECOND
+
+
+def test_patience_is_never_less_than_ten_seconds():
+    meter = LatencyMeter()
+    meter.record(256, 1000)
+    assert meter.patience_ns(1) == 10 * SECOND
+
+
+def test_slow_short_forwards_count_too():
+    meter = LatencyMeter()
+    meter.record(256, 1000)
+    for _ in range(3):
+        meter.record(1, 4 * SECOND)
+    assert meter.patience_ns(1) == 40 * SECOND
+
+
+def test_a_forward_that_hung_teaches_no_patience():
+    meter = LatencyMeter()
+    meter.record(256, SECOND)
+    meter.record(256, 3600 * SECOND)
+    assert meter.patience_ns(256) == 10 * SECOND
+
+
+@pytest.mark.parametrize("coefficients", [(1, 1, 0), (0, 0, 1), (100, 3, 0.01), (1e6, 1, 1e-6)])
+def test_no_prompt_of_a_healthy_model_uses_patience_up(coefficients):
+    fixed, linear, quadratic = coefficients
+
+    def takes(rows: int) -> int:
+        return round(1e5 * (fixed + linear * rows + quadratic * rows**2))
+
+    meter = LatencyMeter()
+    meter.record_prefills((64, takes(64)), (256, takes(256)))
+    for rows in (1, 100, 300, 5000, 20, 131_072, 4096):
+        assert takes(rows) <= meter.patience_ns(rows) / 5
+        meter.record(rows, takes(rows))

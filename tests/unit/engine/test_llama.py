@@ -177,3 +177,13 @@ def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
         layer.update(*torch.zeros(2, 1, 1, count, 4))
         sizes.append(layer.keys.shape[-2])
     assert sizes == [64, 64, 100, 100, 120]
+
+
+def test_buffers_follow_a_reservation_that_grows(target):
+    state = KeyValues(reserve_length=100)
+    state.update(*torch.zeros(2, 1, 1, 90, 4), 0)
+    state.reserve(500)
+    state.update(*torch.zeros(2, 1, 1, 90, 4), 1)  # a layer that comes later
+    for layer in (0, 1):
+        state.update(*torch.zeros(2, 1, 1, 11, 4), layer)
+    assert [layer.keys.shape[-2] for layer in state.text_layers] == [202, 180]

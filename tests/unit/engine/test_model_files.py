@@ -90,3 +90,9 @@ def test_every_deciding_file_is_in_the_fingerprint(directory, name):
     path = directory / name
     path.write_bytes(path.read_bytes() + b" ")
     assert find_model_files(str(directory)).fingerprint("float32") != before
+
+
+def test_weights_in_more_parts_than_any_model_has_are_refused_unread(directory):
+    (directory / "model.safetensors").write_bytes((9 << 20).to_bytes(8, "little"))
+    with pytest.raises(ModelLoadError, match="its header has 9437184 bytes"):
+        find_model_files(str(directory))

@@ -41,6 +41,16 @@ def open_session(table, reserve_length=10, **settings):
     return table.find(grant.session_id)
 
 
+def open_all(table, **settings):
+    """Open sessions until one is refused; return them and the refusal."""
+    sessions = []
+    while True:
+        try:
+            sessions.append(open_session(table, **settings))
+        except CacheExhaustedError as refusal:
+            return sessions, refusal
+
+
 def a_live_call() -> LiveCall:
     outlet = Outlet()
     return LiveCall(0, outlet, Job(lambda _: None, 1, 0, outlet))
@@ -73,11 +83,117 @@ def test_the_session_limit_holds_until_one_is_closed(table):
 def test_the_token_budget_holds_until_one_is_closed(table):
     session = open_session(table, 60)
     with pytest.raises(CacheExhaustedError):
-        open_session(table, 41)
-    open_session(table, 40)
+        open_session(table, 41, share="another")
+    open_session(table, 40, share="another")
     table.close(session.session_id)
     assert table.reserved_tokens == 40
     open_session(table, 60)
+
+
+def test_one_share_leaves_sessions_and_tokens_to_others(clock):
+    for limits in ({"session_limit": 20, "token_budget": 10**6}, {"session_limit": 10**6}):
+        table = SessionTable(incarnation="here", clock=clock, **{"token_budget": 200, **limits})
+        sessions, refusal = open_all(table, share="greedy")
+        assert "16 of them" in refusal.message or "160 this client's" in refusal.message
+        assert refusal.retry_after_seconds
+        assert len(sessions) == 16
+        open_session(table, share="modest")
+
+
+# --- growing ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def roomy(clock) -> SessionTable:
+    return SessionTable(incarnation="here", session_limit=100, token_budget=2000, clock=clock)
+
+
+def test_a_session_reserves_a_step_ahead_of_its_text_up_to_its_limit(roomy):
+    session = open_session(roomy, 100, limit_length=700)
+    assert session.reserved_length == 100 + 256
+    roomy.grow(session, 90)
+    assert session.reserved_length == 356
+    roomy.grow(session, 300)
+    assert session.reserved_length == 300 + 256
+    roomy.grow(session, 500)
+    assert session.reserved_length == 700
+    assert roomy.reserved_tokens == 700
+    roomy.close(session.session_id)
+    assert roomy.reserved_tokens == 0
+
+
+def test_without_a_limit_a_session_has_what_it_asked_for(roomy):
+    assert open_session(roomy, 100).reserved_length == 100
+
+
+def test_the_grant_says_what_is_reserved(roomy):
+    spec = SessionSpec(100, limit_length=200)
+    assert roomy.open(spec, BACKEND.new_cache).reserved_length == 200
+
+
+def test_a_session_alone_grows_until_nothing_is_left(roomy):
+    session = open_session(roomy, 100, limit_length=5000)
+    roomy.grow(session, 2000)
+    assert (session.reserved_length, roomy.reserved_tokens) == (2000, 2000)
+
+
+def test_a_refused_growth_changes_nothing(roomy):
+    session = open_session(roomy, 100, limit_length=5000)
+    open_session(roomy, 1500, share="another")
+    roomy.grow(session, 400)
+    before = (session.reserved_length, session.needed_length, roomy.reserved_tokens)
+    with pytest.raises(CacheExhaustedError, match="tokens wanted") as caught:
+        roomy.grow(session, 600)
+    assert caught.value.retry_after_seconds
+    assert (session.reserved_length, session.needed_length, roomy.reserved_tokens) == before
+    roomy.grow(session, 500)
+    assert roomy.reserved_tokens == 2000
+
+
+def test_a_new_session_leaves_room_to_those_that_may_still_grow(roomy):
+    running = open_session(roomy, 1800, limit_length=5000)
+    roomy.grow(running, 1850)
+    assert (running.missing_length, roomy.reserved_tokens) == (256, 1850)
+    for share in ("", "another"):
+        with pytest.raises(CacheExhaustedError):
+            open_session(roomy, 1, share=share)
+    roomy.token_budget = 1850 + 256 + 1
+    open_session(roomy, 1, share="another")
+    roomy.grow(running, 1850 + 256)
+
+
+def test_a_share_with_many_growing_sessions_locks_nobody_out(roomy):
+    greedy, _ = open_all(roomy, limit_length=5000, share="greedy")
+    for session in greedy:
+        roomy.grow(session, session.reserved_length)
+    free = roomy.token_budget - roomy.reserved_tokens
+    assert 256 + 50 < free < sum(session.missing_length for session in greedy)
+    open_session(roomy, 50, share="modest")
+
+
+def test_within_a_share_running_sessions_come_first(roomy):
+    sessions = [open_session(roomy, length, limit_length=5000) for length in (800, 100)]
+    roomy.grow(sessions[0], 1200)
+    assert sessions[0].missing_length == 256  # the share has no more
+    roomy.close(sessions[1].session_id)
+    with pytest.raises(CacheExhaustedError):
+        open_session(roomy, 200)
+    roomy.grow(sessions[0], 1300)
+    assert sessions[0].missing_length == 0
+
+
+def test_a_running_session_grows_when_a_new_one_is_refused(roomy):
+    sessions, _ = open_all(roomy, limit_length=5000)
+    for session in sessions:
+        roomy.grow(session, 10 + 128)
+
+
+def test_a_session_is_there_for_its_owner_only(table):
+    grant = table.open(SessionSpec(10, owner="spiffe://a"), BACKEND.new_cache)
+    for caller in ("", "spiffe://b"):
+        with pytest.raises(SessionNotFoundError, match="no such session"):
+            table.find(grant.session_id, caller=caller)
+    assert table.find(grant.session_id, caller="spiffe://a").spec.owner == "spiffe://a"
 
 
 def test_closing_twice_releases_once(table):

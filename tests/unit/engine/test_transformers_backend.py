@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from array import array
 from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -381,6 +383,46 @@ def test_a_configuration_of_an_unknown_kind_is_a_load_error(tiny_pair, tmp_path)
     with pytest.raises(ModelLoadError, match="odd") as caught:
         TransformersBackend(str(directory))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"eos_token_id": "x"},
+        {"eos_token_id": -5},
+        {"eos_token_id": [0, True]},
+        {"max_position_embeddings": 2**40},
+        {"max_position_embeddings": "many"},
+        {"num_hidden_layers": 100_000},
+        {"num_hidden_layers": -1},
+        {"hidden_size": "wide"},
+        {"vocab_size": -3},
+    ],
+    ids=str,
+)
+def test_nonsense_in_a_configuration_is_one_line_that_names_it(tiny_pair, tmp_path, nonsense):
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **nonsense}))
+    with pytest.raises(ModelLoadError) as caught:
+        TransformersBackend(str(directory))
+    assert "\n" not in str(caught.value)
+    (value,) = nonsense.values()
+    assert "odd" in str(caught.value)
+    assert isinstance(value, list) or str(value) in str(caught.value)
+
+
+def test_weights_that_are_no_numbers_are_refused(tiny_pair, tmp_path):
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "broken")
+    path = next(directory.glob("*.safetensors"))
+    tensors = load_file(path)
+    name, tensor = next((name, each) for name, each in tensors.items() if each.dim() > 1)
+    tensor[0, 0] = math.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match="no numbers") as caught:
+        TransformersBackend(str(directory))
+    assert name.removeprefix("model.") in str(caught.value)
 
 
 def save_and_load(model, tiny_pair, directory) -> TransformersBackend:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -132,6 +133,115 @@ async def test_the_queue_is_bounded():
             worker.submit(lambda _: None, outlet=Outlet())
         assert caught.value.retry_after_seconds
         blocker.let_go.set()
+
+
+async def test_one_share_leaves_places_in_the_queue_to_others():
+    async with working(queue_limit=20) as worker:
+        blocker = await blocked(worker)
+        for _ in range(16):
+            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+        with pytest.raises(OverloadedError, match="16 of them this client's") as caught:
+            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+        assert caught.value.retry_after_seconds
+        job = worker.submit(lambda _: None, outlet=Outlet(), share="modest")
+        worker.withdraw(job)
+        assert worker.queue_length == 16
+        blocker.let_go.set()
+        await worker.run(lambda _: None)
+        await until(lambda: worker.queue_length == 0)
+        for _ in range(16):  # every place was given back
+            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+
+
+class Forwards:
+    """Forwards that take one unit of a clock of their own, and are remembered."""
+
+    def __init__(self) -> None:
+        self.now, self.ran = 0, []
+
+    def __call__(self) -> int:
+        return self.now
+
+    def one_of(self, share: str, *, length: int = 1):
+        def forward(_):
+            time.sleep(0)  # a real one lets the event loop run, too
+            self.now += length
+            self.ran.append(share)
+
+        return forward
+
+
+@pytest.mark.parametrize("streams", [1, 16, 128])
+async def test_a_stream_waits_for_two_forwards_of_a_client_however_many_streams_that_has(streams):
+    forwards = Forwards()
+    async with working(queue_limit=1000, clock_ns=forwards) as worker:
+        blocker = await blocked(worker)
+        for _ in range(streams):
+            worker.submit(
+                forwards.one_of("greedy"), outlet=Outlet(), share="greedy", step_count=1_000_000
+            )
+        blocker.let_go.set()
+        # As a stream does: the next call comes when the last one was answered.
+        for _ in range(20):
+            outlet = Outlet()
+            worker.submit(forwards.one_of("modest"), outlet=outlet, share="modest")
+            before = len(forwards.ran)
+            await anext(outlet)
+            place = len(forwards.ran) - 1 - forwards.ran[::-1].index("modest")
+            # The forward that ran, and one more.
+            assert place - before <= 2
+
+
+async def test_turns_are_taken_within_a_depth():
+    forwards = Forwards()
+    async with working(clock_ns=forwards) as worker:
+        blocker, outlets = await blocked(worker), []
+        for share, depth in [("a", 1), ("a", 0), ("a", 0), ("b", 1), ("b", 1), ("b", 0)]:
+            outlets.append(Outlet())
+            worker.submit(forwards.one_of(share), outlet=outlets[-1], share=share, depth=depth)
+        blocker.let_go.set()
+        for outlet in outlets:
+            await anext(outlet)
+        assert forwards.ran == ["a", "b", "a", "b", "a", "b"]
+
+
+async def test_long_forwards_count_for_more():
+    forwards = Forwards()
+    async with working(clock_ns=forwards) as worker:
+        blocker, outlets = await blocked(worker), []
+        for share, length in [("long", 3), ("long", 3)] + [("short", 1)] * 6:
+            outlets.append(Outlet())
+            worker.submit(forwards.one_of(share, length=length), outlet=outlets[-1], share=share)
+        blocker.let_go.set()
+        for outlet in outlets:
+            await anext(outlet)
+        assert forwards.ran == ["long", *["short"] * 3, "long", *["short"] * 3]
+
+
+async def test_a_forward_is_overdue_when_its_patience_is_over_and_until_it_ends():
+    now = 0
+    async with working(clock_ns=lambda: now) as worker:
+        blocker = await blocked(worker)
+        now = 10**15
+        assert worker.overdue_ns == 0  # nobody said how long it may take
+        blocker.let_go.set()
+        entered, let_go, outlet = threading.Event(), threading.Event(), Outlet()
+
+        def hang(_):
+            entered.set()
+            let_go.wait()
+
+        job = worker.submit(hang, outlet=outlet, patience_ns=100)
+        await until(entered.is_set)
+        now += 100
+        assert worker.overdue_ns == 0
+        now += 1
+        assert worker.overdue_ns == 101
+        worker.withdraw(job)
+        assert worker.overdue_ns == 101  # the thread hangs, whether somebody waits or not
+        let_go.set()
+        await anext(outlet)
+        assert worker.overdue_ns == 0
 
 
 async def test_a_lost_device_ends_every_job_and_is_told_once():

@@ -11,7 +11,8 @@ from paceline_orchestrator.discovery import Availability, Role, Service
 from paceline_orchestrator.discovery.dns import DnsDiscovery, resolve
 from paceline_orchestrator.metrics import DiscoveryMetrics, WatchMetrics
 
-READY, TERMINATING = Availability.READY, Availability.TERMINATING
+READY, NOT_READY = Availability.READY, Availability.NOT_READY
+TERMINATING = Availability.TERMINATING
 
 
 async def views(*answers):
@@ -63,7 +64,17 @@ async def test_addresses_come_vanish_and_are_forgotten_after_a_minute():
 
 async def test_an_address_that_is_back_is_ready_again():
     seen = await views(["10.0.0.1"], [], ["10.0.0.1"], *[["10.0.0.1"]] * 40)
-    assert [list(view.values()) for view in seen] == [[READY], [TERMINATING], [READY]]
+    assert [list(view.values()) for view in seen] == [[READY], [NOT_READY], [READY]]
+
+
+async def test_addresses_that_vanish_all_at_once_are_not_taken_as_terminating():
+    one, two = "10.0.0.1", "10.0.0.2"
+    assert await views([one, two], [], [one], []) == [
+        {f"{one}:50051": READY, f"{two}:50051": READY},
+        {f"{one}:50051": NOT_READY, f"{two}:50051": NOT_READY},
+        {f"{one}:50051": READY, f"{two}:50051": TERMINATING},
+        {f"{one}:50051": NOT_READY, f"{two}:50051": NOT_READY},
+    ]
 
 
 async def test_the_last_view_survives_an_outage():

@@ -17,6 +17,7 @@ from paceline_orchestrator.crew import Crew
 from paceline_orchestrator.deadline import Deadline
 from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.growth import Growth
+from paceline_orchestrator.keeper import Opening
 from paceline_orchestrator.latency import LatencyMeter
 from paceline_orchestrator.pool import ServerPool
 from paceline_orchestrator.server import ModelServer
@@ -59,8 +60,14 @@ class KnownTargets(ServerPool):
         return [it.home_count for it in self.servers]
 
 
-def a_crew(pool, target_count=1, *, drafter_count=0, growth=None):
-    opening = asyncio.get_running_loop().create_future()
+async def a_crew(pool, target_count=1, **options):
+    """Return a crew whose sessions have opened."""
+    crew = a_crew_to_be(pool, target_count, **options)
+    await arrivals()
+    return crew
+
+
+def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
     return Crew(
         pool,
         MODEL,
@@ -68,23 +75,35 @@ def a_crew(pool, target_count=1, *, drafter_count=0, growth=None):
         target_count=target_count,
         drafter_count=drafter_count,
         growth=growth,
-        keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
+        keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
+        arrived=lambda *_: None,
     )
+
+
+def opened_at_once(*_):
+    opening = asyncio.get_running_loop().create_future()
+    opening.set_result(Opening(session_id="it"))
+    return opening
+
+
+async def arrivals():
+    """Let the sessions take their seats: that is one turn of the loop away."""
+    await asyncio.sleep(0)
 
 
 async def test_alone_a_request_is_at_home_at_one_target_and_uses_all():
     pool = KnownTargets(3)
-    crew = a_crew(pool, 3)
+    crew = await a_crew(pool, 3)
     assert crew.capacity.targets == (0, 1, 2)
     assert pool.homes == [1, 0, 0]
 
 
 async def test_a_guest_begins_nothing_where_another_request_is_at_home():
     pool = KnownTargets(3)
-    guest = a_crew(pool, 3)
-    host = a_crew(pool)
+    guest = await a_crew(pool, 3)
+    host = await a_crew(pool)
     assert pool.homes == [1, 1, 0]
     assert guest.fill()
     assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 2), (1,))
@@ -96,17 +115,17 @@ async def test_a_guest_begins_nothing_where_another_request_is_at_home():
 
 async def test_where_every_target_is_a_home_each_request_has_its_own():
     pool = KnownTargets(3)
-    crews = [a_crew(pool, 3) for _ in range(3)]
+    crews = [await a_crew(pool, 3) for _ in range(3)]
     for crew in crews:
         crew.fill()
-    homes = [crew.targets[0].server.name for crew in crews]
+    homes = [crew.target(0).server.name for crew in crews]
     assert sorted(homes) == ["target-0", "target-1", "target-2"]
     assert [crew.capacity.targets for crew in crews] == [(0,), (0,), (0,)]
 
 
 async def test_more_requests_than_targets_spread_evenly():
     pool = KnownTargets(3)
-    crews = [a_crew(pool) for _ in range(8)]
+    crews = [await a_crew(pool) for _ in range(8)]
     assert sorted(pool.homes) == [2, 3, 3]
     for crew in crews:
         assert crew.capacity.targets == (0,)
@@ -127,16 +146,16 @@ async def test_where_others_calls_wait_nobody_moves_in():
     timing = Timing(queue_ns=3000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(timing, elapsed_ns=4000)
-    crews = [a_crew(pool) for _ in range(2)]
+    crews = [await a_crew(pool) for _ in range(2)]
     assert pool.homes == [0, 2]
     assert crews[0].capacity.targets == (0,)
 
 
 async def test_among_targets_that_are_alike_the_lot_decides():
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.2, 0.1, 0.3))
-    assert a_crew(pool).targets[0].server.name == "target-2"
+    assert (await a_crew(pool)).target(0).server.name == "target-2"
     # Load comes first: the third is a home by now.
-    assert a_crew(pool).targets[0].server.name == "target-1"
+    assert (await a_crew(pool)).target(0).server.name == "target-1"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +167,7 @@ async def test_half_of_the_requests_are_not_put_off_by_one_call(put_off, calls, 
     waited = Timing(queue_ns=calls * 1000, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[0].latency.observe(waited, elapsed_ns=calls * 1000 + 1100)
-    assert a_crew(pool).targets[0].server.name == chosen
+    assert (await a_crew(pool)).target(0).server.name == chosen
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -160,12 +179,12 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
         server.latency = LatencyMeter(clock=lambda: clock.now)
         server.latency.adopt(((1, 1000),), prefill_fixed_ns=0, prefill_ns_per_token=0)
 
-    def homes_of_a_round():
-        crews = [(pool, a_crew(pool)) for pool in pools for _ in range(2)]
+    async def homes_of_a_round():
+        crews = [(pool, await a_crew(pool)) for pool in pools for _ in range(2)]
         homes = [sum(pair) for pair in zip(*(pool.homes for pool in pools), strict=True)]
         clock.now += 2
         for pool, crew in crews:
-            server = crew.targets[0].server
+            server = crew.target(0).server
             others = homes[pool.servers.index(server)] - 1
             waited = Timing(others * 1000, forward_ns=1000, forward_count=1, row_count=1)
             for _ in range(24):
@@ -174,7 +193,7 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
             crew.close()
         return homes
 
-    rounds = [homes_of_a_round() for _ in range(60)]
+    rounds = [await homes_of_a_round() for _ in range(60)]
     assert all(homes == [1, 1, 1, 1] for homes in rounds[-10:]), rounds
 
 
@@ -184,38 +203,39 @@ async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
     for _ in range(30):
         pool.servers[2].latency.observe(waited, elapsed_ns=1200)
     assert 0.1 < pool.servers[2].latency.calls_ahead < 0.2
-    assert a_crew(pool).targets[0].server.name == "target-2"
+    assert (await a_crew(pool)).target(0).server.name == "target-2"
 
 
 async def test_a_target_that_was_free_a_moment_ago_is_kept():
     """Another orchestrator's requests can be anywhere else."""
     pool = KnownTargets(3, draw_lot=lots(0.5, 0.9, 0.1, 0.1, 0.2, 0.9))
     answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
-    first = a_crew(pool)
-    home = first.targets[0].server
+    first = await a_crew(pool)
+    home = first.target(0).server
     assert home.name == "target-2"
     home.latency.observe(answered, elapsed_ns=1200)
     first.close()
-    assert a_crew(pool).targets[0].server is home
+    assert (await a_crew(pool)).target(0).server is home
 
 
 async def test_targets_that_come_later_shorten_the_blocks_and_the_crew_says_so():
     pool = KnownTargets(0)
     pool.add(Role.TARGET, step_ns=4000)
     pool.add(Role.DRAFTER, step_ns=1000)
-    crew = a_crew(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
+    crew = await a_crew(pool, drafter_count=1, growth=Growth(lookahead=4, is_fixed=False))
     assert crew.lookahead is None
     for _ in range(5):
         pool.add(Role.TARGET, step_ns=4000, ready_since=float("inf"))
     crew.fill()
+    await arrivals()
     assert len(crew.capacity.targets) == 4, "with lookahead 1 Equation 1 has no use for more"
     assert crew.lookahead == crew.capacity.lookahead == 1
 
 
 async def test_a_request_whose_home_is_lost_moves():
     pool = KnownTargets(2)
-    crew = a_crew(pool, 2)
-    pause = crew.vacate(crew.targets[0], errors.OverloadedError("full", retry_after_seconds=60))
+    crew = await a_crew(pool, 2)
+    pause = crew.vacate(crew.target(0), errors.OverloadedError("full", retry_after_seconds=60))
     assert pause == 60
     crew.fill()
     assert pool.homes == [0, 1]
@@ -234,10 +254,10 @@ async def test_listeners_are_told_soon_when_a_target_becomes_a_home_or_ceases_to
         turn.clear()
 
     with pool.listening(lambda: told.append(pool.homes)):
-        first = a_crew(pool)
+        first = a_crew_to_be(pool)
         assert not told
         await next_turn()
-        second = a_crew(pool)
+        second = a_crew_to_be(pool)
         first.close()
         await next_turn()
         assert told == [[1]]

@@ -62,12 +62,7 @@ def test_settings_need_a_target_and_no_plaintext_beyond_this_machine():
     assert settings_of(targets="10.0.0.1:1", pool_tls_authority="ca.pem")
 
 
-def test_a_call_gets_four_times_what_it_should_take_within_limits():
-    deadline = Deadline.after(60)
-    assert deadline.for_call(0) == 1.0
-    assert deadline.for_call(500_000_000) == 2.0
-    assert deadline.for_call(50_000_000_000) == 10.0
-    assert Deadline.after(0.1).for_call(10**9) <= 0.1
+def test_a_deadline_that_is_over_leaves_no_time():
     assert Deadline.after(-1).remaining_seconds == 0
 
 
@@ -83,7 +78,6 @@ def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
         meter.observe(timing, elapsed_ns=500)
     assert meter.step_ns == 200
     assert round(meter.queue_ns, -1) == 30
-    assert meter.worst_wait_ns == 100
 
 
 def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from paceline import errors
 from paceline_orchestrator.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.pool import ServerPool
+from paceline_orchestrator.silence import SilenceError
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.waiting import until as soon
@@ -115,13 +117,78 @@ async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(m
     async with a_pool(FakeModelServer("target")) as pool:
         await pool.wait_for_model(10)
         server = pool.servers[0]
-        pool.report_failure(server, errors.DeadlineError("late"))
-        assert (server.ready, server.status) == (False, "DEADLINE")
-        pool.report_failure(server, errors.DeadlineError("late"))
+        pool.report_failure(server, errors.InternalError("it broke"))
+        assert (server.ready, server.status) == (False, "INTERNAL")
+        pool.report_failure(server, errors.InternalError("it broke"))
         assert server.failure_count == 2
         await until(pool, lambda: server.ready)
         pool.report_success(server)
         assert server.failure_count == 0
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_token(
+    role, monkeypatch
+):
+    monkeypatch.setattr("paceline_orchestrator.probe._PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.probe._PAUSES_SECONDS", (0.01,))
+    fake = FakeModelServer(role)
+    async with a_pool(fake, *([FakeModelServer("target")] if role == "drafter" else [])) as pool:
+        await until(pool, lambda: pool.servers and all(it.ready for it in pool.servers))
+        server = next(it for it in pool.servers if it.role == role)
+        fake.faults.extend(["hang", "fail"])
+        pool.report_failure(server, SilenceError("it is silent"))
+        await until(pool, lambda: not server.ready)
+        assert server.status == "SILENT"
+        # Nothing else lets it in meanwhile: not what fails in another way, nor its health.
+        pool.report_failure(server, errors.ConnectionLostError("it broke"))
+        await fake.set_serving(False)
+        await until(pool, lambda: server.status == "NOT_SERVING")
+        await fake.set_serving(True)
+        await until(pool, lambda: server.ready)
+        assert len(fake.calls) == 3, "one probe hung, one failed, one was answered"
+        await fake.until(lambda it: not it.sessions and not it.running)
+
+
+async def test_the_pool_ends_while_it_probes_a_silent_server():
+    fake = FakeModelServer("target")
+    async with a_pool(fake) as pool:
+        await pool.wait_for_model(10)
+        fake.faults.extend(["hang"] * 9)
+        pool.report_failure(pool.servers[0], SilenceError("it is silent"))
+        await fake.until(lambda it: it.running == 1)
+
+
+async def test_a_server_that_is_gone_is_not_probed():
+    fake, discovery = FakeModelServer("target"), ChangingDiscovery()
+    async with a_pool(fake, discovery=discovery) as pool:
+        await discovery.sets.put(frozenset({endpoint(fake, "it")}))
+        await pool.wait_for_model(10)
+        (server,) = pool.servers
+        fake.faults.extend(["hang"] * 9)
+        pool.suspect(server)
+        await fake.until(lambda it: it.running == 1)
+        await fake.set_serving(False)
+        await until(pool, lambda: server.status == "NOT_SERVING")
+        await discovery.sets.put(frozenset())
+        await until(pool, lambda: not pool.servers)
+        await soon(lambda: not probes(), what="its probe is cancelled")
+        pool.report_failure(server, SilenceError("it is silent"))
+        assert not probes()
+
+
+def probes():
+    return [it for it in asyncio.all_tasks() if it.get_name().startswith("pool: probe")]
+
+
+async def test_a_suspect_that_answers_is_left_at_work():
+    fake = FakeModelServer("target")
+    async with a_pool(fake) as pool:
+        await pool.wait_for_model(10)
+        (server,) = pool.servers
+        pool.suspect(server)
+        await fake.until(lambda it: it.closed == 1)
+        assert server.ready
 
 
 async def test_the_least_loaded_server_comes_first():
@@ -148,8 +215,91 @@ async def test_discovery_adds_and_removes_servers():
         await until(pool, lambda: target_names(pool) == ["a"])
         await discovery.sets.put(frozenset({endpoint(second, "b")}))
         await until(pool, lambda: target_names(pool) == ["b"])
+        await second.kill()
+        await until(pool, lambda: not target_names(pool))
         await discovery.sets.put(frozenset())
-        await until(pool, lambda: not pool.servers)
+        await soon(lambda: not pool.servers, what="the dead one is forgotten")
+
+
+@pytest.mark.parametrize("how", ["vanished", "not ready"])
+async def test_servers_that_discovery_loses_all_at_once_stay_in_use_while_they_say_they_serve(
+    how, caplog
+):
+    targets = [FakeModelServer("target") for _ in range(2)]
+    discovery = ChangingDiscovery()
+    async with a_pool(*targets, discovery=discovery) as pool:
+        known = [endpoint(it, name) for it, name in zip(targets, "ab", strict=True)]
+        await discovery.sets.put(frozenset(known))
+        await until(pool, lambda: target_names(pool) == ["a", "b"])
+        lost = [replace(it, availability=Availability.NOT_READY) for it in known]
+        await discovery.sets.put(frozenset(lost if how == "not ready" else ()))
+        await soon(lambda: "does not say that they are ready: a, b" in caplog.text, what="it says")
+        assert target_names(pool) == ["a", "b"]
+        await targets[0].set_serving(False)
+        await until(pool, lambda: target_names(pool) == ["b"])
+        await targets[0].set_serving(True)
+        await until(pool, lambda: target_names(pool) == ["a", "b"])
+        await discovery.sets.put(frozenset({known[1]}))
+        await until(pool, lambda: target_names(pool) == ["b"])
+
+
+async def test_a_server_that_vanished_with_all_others_is_forgotten_when_it_dies():
+    targets = [FakeModelServer("target") for _ in range(2)]
+    discovery = ChangingDiscovery()
+    async with a_pool(*targets, discovery=discovery) as pool:
+        await discovery.sets.put(frozenset({endpoint(it, it.address) for it in targets}))
+        await until(pool, lambda: len(target_names(pool)) == 2)
+        await discovery.sets.put(frozenset())
+        await targets[0].kill()
+        await soon(lambda: len(pool.servers) == 1, what="the dead one is forgotten")
+        assert target_names(pool) == [targets[1].address]
+
+
+async def test_a_target_that_was_terminating_when_it_vanished_is_not_kept():
+    target, drafter = FakeModelServer("target"), FakeModelServer("drafter")
+    discovery = ChangingDiscovery()
+    async with a_pool(target, drafter, discovery=discovery) as pool:
+        terminating = replace(endpoint(target, "a"), availability=Availability.TERMINATING)
+        await discovery.sets.put(frozenset({endpoint(target, "a"), endpoint(drafter, "d")}))
+        await until(pool, lambda: all(it.ready for it in pool.servers) and len(pool.servers) == 2)
+        await discovery.sets.put(frozenset({terminating}))
+        await until(pool, lambda: not target_names(pool))
+        await discovery.sets.put(frozenset())
+        await soon(lambda: len(pool.servers) == 1, what="the target that terminated is forgotten")
+        assert [it.role for it in pool.servers] == [Role.DRAFTER]
+
+
+async def test_hundreds_of_servers_come_and_go_without_holding_up_the_loop():
+    turn, busy_turns = 0, []
+
+    class Channel:
+        def __init__(self, address):
+            self._channel = pod_channel(address, credentials=None)
+            busy_turns.append(turn)
+
+        def __getattr__(self, name):
+            return getattr(self._channel, name)
+
+        async def close(self, grace):
+            busy_turns.append(turn)
+            await self._channel.close(grace)
+
+    async def count_turns():
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    discovery = ChangingDiscovery()
+    nobody = [Endpoint(f"t{i}", f"127.0.0.{i + 1}:1", Role.TARGET) for i in range(100)]
+    counting = asyncio.create_task(count_turns())
+    async with ServerPool(discovery, open_channel=lambda it: Channel(it.address)) as pool:
+        await discovery.sets.put(frozenset(nobody))
+        await soon(lambda: len(pool.servers) == 100, what="they are known")
+        await discovery.sets.put(frozenset())
+        await soon(lambda: len(busy_turns) == 200, what="the last channel is closed")
+    counting.cancel()
+    assert len(set(busy_turns)) == 200, "one channel a turn"
 
 
 async def test_a_pool_that_finds_nobody_says_so():
@@ -200,5 +350,5 @@ async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
         await pool.wait_for_model(10)
         server = pool.servers[0]
         server.failure_count = 2000
-        pool.report_failure(server, errors.DeadlineError("late"))
-        assert server.status == "DEADLINE"
+        pool.report_failure(server, errors.InternalError("it broke"))
+        assert server.status == "INTERNAL"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetModelInfoRequest
-from paceline.v1.session_pb2 import SessionSpec
+from paceline.v1.session_pb2 import SessionCall, SessionSpec
 from paceline_orchestrator.deadline import Deadline
 from paceline_orchestrator.discovery import Endpoint, Role
-from paceline_orchestrator.keeper import SessionKeeper
+from paceline_orchestrator.keeper import Opening, SessionKeeper
 from paceline_orchestrator.server import ModelServer
 from paceline_orchestrator.session import Session
 from paceline_orchestrator.wire import answer, read_facts
@@ -78,6 +79,58 @@ async def test_what_was_lost_is_sent_again(fault, kind):
         judged = await verify(session, (*TEXT, 5))
         assert judged.next_token == continuation((*TEXT, 5), 1)[0]
         assert session.repairs == {kind: 1}
+
+
+async def test_a_loss_that_two_calls_hear_of_is_made_good_once_and_by_the_newer():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        await verify(session, TEXT)
+        fake.faults.extend(["hang", "lose_session"])
+        older = asyncio.ensure_future(verify(session, (*TEXT, 5)))
+        await fake.until(lambda it: it.running == 1)
+        newer = asyncio.ensure_future(verify(session, (*TEXT, 5)))
+        await fake.until(lambda it: len(it.calls) == 3)
+        # What the older call hears when its handle is gone, too.
+        lost = errors.SessionNotFoundError("no such session")
+        with pytest.raises(errors.SessionNotFoundError):
+            session.repair(lost, fake.calls[1].call)
+        assert (await newer).next_token == continuation((*TEXT, 5), 1)[0]
+        assert session.repairs == {"session_lost": 1}
+        assert fake.opened == 2
+        older.cancel()
+
+
+async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one():
+    openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    keeper = SimpleNamespace(open=lambda *_: openings.pop(0), close=lambda *_: None)
+    first, second = openings
+    session = Session(
+        SimpleNamespace(session_count=0),
+        SessionSpec(),
+        keeper=keeper,
+        deadline=Deadline.after(20),
+        note_repair=lambda _: None,
+    )
+    waiting = asyncio.ensure_future(session.opened())
+    await asyncio.sleep(0)
+    first.set_result(Opening(session_id="lost"))
+    session.repair(errors.SessionNotFoundError("no such session"), SessionCall())
+    second.set_result(Opening(session_id="the newest"))
+    assert await waiting == "the newest"
+
+
+async def test_a_closed_session_is_not_opened_again_for_a_call_that_is_still_under_way():
+    fake = FakeModelServer("target")
+    async with a_session(fake) as session:
+        await verify(session, TEXT)
+        fake.faults.append("hang")
+        late = asyncio.ensure_future(verify(session, (*TEXT, 5)))
+        await fake.until(lambda it: it.running == 1)
+        session.close()
+        with pytest.raises(errors.SessionNotFoundError):
+            session.repair(errors.SessionNotFoundError("it was closed"), fake.calls[1].call)
+        late.cancel()
+        session.server.session_count += 1  # the context closes it, too
 
 
 async def test_a_server_that_keeps_losing_is_given_up():

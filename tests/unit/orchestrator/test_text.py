@@ -141,6 +141,71 @@ def test_a_resumed_text_goes_on_where_the_pieces_ended(content, stops, source: r
     assert ids_of(received) + ids_of(rest) == ids_of(whole)
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_long_text_is_resumed_as_if_token_by_token(name, data):
+    """Runs of bytes and special tokens may lie anywhere, also where the long part ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline_orchestrator.text._OVERLAP_TOKENS", 12)
+        vocabulary_size = TOKENIZERS[name].get_vocab_size()
+        pieces = st.lists(
+            st.integers(0, vocabulary_size - 1)
+            | st.sampled_from(TOKENIZERS[name].encode("b é a word ñ🚴 ab").ids),
+            min_size=40,
+            max_size=80,
+        )
+        whole = stream(StreamedText(CODECS[name]), data.draw(pieces))
+        received = data.draw(st.integers(0, max(0, len(whole) - 1)))
+        resumed = StreamedText(CODECS[name])
+        resumed.resume(ids_of(whole[:received]))
+        rest = stream(resumed, ids_of(whole[received:]))
+    assert (ids_of(rest), text_of(rest)) == (ids_of(whole[received:]), text_of(whole[received:]))
+    assert resumed.token_count == len(ids_of(whole))
+
+
+@pytest.mark.parametrize("at", [0, 1, 300, 871, 872, 873, 990, 997])
+def test_a_stop_string_anywhere_in_a_long_text_ends_it(at):
+    codec = CODECS["byte level"]
+    letters = list("c" * 1000)
+    letters[at : at + 2] = "ñ🚴"
+    token_ids = TOKENIZERS["byte level"].encode("".join(letters)).ids
+    text = StreamedText(codec, ["ñ🚴"])
+    text.resume(token_ids)
+    assert text.stop_string == "ñ🚴"
+    assert text.token_count < len(token_ids) or at == 998
+
+
+def test_a_stop_string_with_hundreds_of_special_tokens_inside_is_found():
+    codec = CODECS["byte level"]
+    special = TOKENIZERS["byte level"].token_to_id("<|end|>")
+    first, *rest = TOKENIZERS["byte level"].encode("cc").ids
+    token_ids = [first] * 300 + [special] * 300 + rest * 100
+    text = StreamedText(codec, ["c" * 110])
+    text.resume(TOKENIZERS["byte level"].encode("a" * 300).ids + token_ids[290:610])
+    assert not text.stop_string
+    text = StreamedText(codec, ["c" * 12])
+    text.resume(TOKENIZERS["byte level"].encode("a" * 300).ids + token_ids[294:606])
+    assert text.stop_string
+
+
+def test_a_long_text_is_resumed_without_looking_at_each_of_its_tokens():
+    codec, looked_at = CODECS["byte level"], 0
+
+    class Watching:
+        def __getattr__(self, name):
+            return getattr(codec, name)
+
+        def decode(self, token_ids):
+            nonlocal looked_at
+            looked_at += 1
+            return codec.decode(token_ids)
+
+    text = StreamedText(Watching(), ["never"])
+    text.resume(TOKENIZERS["byte level"].encode("ab ñ 🚴 " * 5000).ids)
+    assert looked_at < 1000
+
+
 def test_half_a_character_is_held_back():
     text = StreamedText(CODECS["byte level"])
     first, *others, last = (

@@ -16,6 +16,7 @@ from paceline import errors
 from paceline.status import decode
 from paceline_orchestrator.wire import answers
 from paceline_serving import interceptors, tracing
+from paceline_serving.client_calls import UnaryCall
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS, pod_channel
@@ -108,7 +109,7 @@ def begin(channel: grpc.aio.Channel, method: str, **call: Any) -> Any:
 
 async def finish(call: Any) -> int:
     """Await a call's end; return how many messages came."""
-    if isinstance(call, grpc.aio.UnaryUnaryCall):
+    if isinstance(call, UnaryCall):
         await call
         return 1
     return len([message async for message in call])
@@ -116,7 +117,7 @@ async def finish(call: Any) -> int:
 
 async def read(call: Any) -> None:
     """Await a call's end as the orchestrator does."""
-    if isinstance(call, grpc.aio.UnaryUnaryCall):
+    if isinstance(call, UnaryCall):
         await call
         return
     async for _ in answers(call):
@@ -282,15 +283,16 @@ async def test_an_unknown_method_is_unsupported():
         assert type(error) is errors.UnsupportedError
 
 
-async def test_a_client_that_does_not_read_is_let_go():
-    class Flood(Server):
-        async def _stream(self, request: StringValue, context: Any) -> AsyncIterator[BytesValue]:
-            try:
-                while True:
-                    yield BytesValue(value=b"x" * (1 << 20))
-            finally:
-                self.ended.set()
+class Flood(Server):
+    async def _stream(self, request: StringValue, context: Any) -> AsyncIterator[BytesValue]:
+        try:
+            while True:
+                yield BytesValue(value=b"x" * (1 << 20))
+        finally:
+            self.ended.set()
 
+
+async def test_a_client_that_does_not_read_is_let_go():
     server = Flood(lambda _: asyncio.sleep(0))
     async with server.running(write_stall_seconds=0.1) as channel:
         call = begin(channel, STREAM)
@@ -298,6 +300,19 @@ async def test_a_client_that_does_not_read_is_let_go():
         assert type(await error_of(call)) is errors.SlowConsumerError
         await server.is_idle(STREAM)
         assert server.count(STREAM, "DEADLINE_EXCEEDED", "SLOW_CONSUMER") == 1
+
+
+async def test_a_client_that_does_not_even_read_its_end_is_no_error_of_the_server(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr("paceline_serving.interceptors._ABORT_SECONDS", 0.1)
+    server = Flood(lambda _: asyncio.sleep(0))
+    async with server.running(write_stall_seconds=0.1) as channel:
+        call = begin(channel, STREAM)
+        await server.is_idle(STREAM)
+        assert server.count(STREAM, "DEADLINE_EXCEEDED", "SLOW_CONSUMER") == 1
+        call.cancel()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 
 from paceline_serving import telemetry, tracing
+from paceline_serving.metrics_endpoint import MetricsEndpoint
 
 CANARY = "a secret prompt"
 
@@ -60,7 +61,7 @@ def test_the_endpoint_serves_metrics_and_pages(host):
     registry = telemetry.new_registry()
     with telemetry.RpcMetrics(registry).rpc("/service/Method") as outcome:
         outcome.code = "CANCELLED"
-    endpoint = telemetry.MetricsEndpoint(
+    endpoint = MetricsEndpoint(
         host, 0, registry=registry, pages={"/debug/calls": lambda: [{"rows": 1}]}
     )
     try:

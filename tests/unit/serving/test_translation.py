@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from paceline.v1 import sampling_pb2, session_pb2, target_service_pb2
 from paceline_engine.calls import (
@@ -13,6 +14,7 @@ from paceline_engine.calls import (
     VerifyOptions,
 )
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.verification import accept_sampled
 from paceline_model_server import translation
 
 MODEL = ModelDescription(
@@ -34,16 +36,25 @@ MODEL = ModelDescription(
 
 def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
     message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", reserve_length=9)
-    spec = translation.session_spec(message, model=MODEL)
+    spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters()
     assert (spec.sampling.temperature, spec.sampling.top_p) == (0.0, 1.0)
     assert (spec.rule, spec.seed, spec.lease_seconds) == (VerificationRule.EXACT, 0, 15.0)
+    assert (spec.limit_length, spec.longest_length, spec.share, spec.owner) == (None, 9, "", "peer")
+
+
+def test_a_limit_and_a_share_are_kept():
+    message = session_pb2.SessionSpec(
+        expected_model_fingerprint="fingerprint", reserve_length=9, limit_length=0, share="them"
+    )
+    spec = translation.session_spec(message, model=MODEL, owner="")
+    assert (spec.limit_length, spec.longest_length, spec.share) == (0, 0, "them")
 
 
 def test_zero_that_was_said_is_not_a_default():
     sampling = sampling_pb2.SamplingParameters(temperature=0.7, top_p=0.0, top_k=0, min_p=0.0)
     message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", sampling=sampling)
-    spec = translation.session_spec(message, model=MODEL)
+    spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters(temperature=0.7, top_p=0.0)
 
 
@@ -62,10 +73,48 @@ def test_a_verification_keeps_all_that_it_says():
         speculation_depth=3,
         logprobs=True,
     )
-    call, block, options = translation.verify_request(message, model=MODEL)
+    call, block, options = translation.verify_request(message, model=MODEL, caller="peer")
     assert (call.session_id, call.sequence, call.base_length) == ("s", 7, 2)
-    assert (call.base_digest, call.token_ids, block) == (b"d" * 16, (3, 4), (5,))
-    assert options == VerifyOptions(3, True, (SparseDistribution((5, 6), (0.25, 0.75)),))
+    assert (call.base_digest, call.token_ids, block) == (b"d" * 16, [3, 4], [5])
+    assert (options.depth, options.logprobs, call.caller) == (3, True, "peer")
+    assert list(options.distributions) == [SparseDistribution([5, 6], [0.25, 0.75])]
+
+
+def test_equal_distributions_of_two_messages_are_equal():
+    def options(probability: float) -> VerifyOptions:
+        message = target_service_pb2.VerifyRequest(
+            call={"expected_model_fingerprint": "fingerprint"},
+            draft_distributions=[{"token_ids": [5], "probabilities": [probability]}],
+        )
+        return translation.verify_request(message, model=MODEL, caller="")[2]
+
+    assert options(0.25) == options(0.25)
+    assert options(0.25) != options(0.5)
+
+
+def test_distributions_on_the_wire_judge_as_in_memory():
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    drawn = [SparseDistribution((1, 2), (0.75, 0.25)), SparseDistribution((3, 7), (0.5, 0.5))]
+    message = target_service_pb2.VerifyRequest(
+        call={"expected_model_fingerprint": "fingerprint"},
+        draft_distributions=[
+            {"token_ids": each.token_ids, "probabilities": each.probabilities} for each in drawn
+        ],
+    )
+    received = translation.verify_request(message, model=MODEL, caller="")[2].distributions
+    for seed in range(20):
+        outcomes = [
+            accept_sampled(
+                (1, 3),
+                logits,
+                distributions=distributions,
+                first_position=4,
+                parameters=SamplingParameters(1.0),
+                seed=seed,
+            )
+            for distributions in (drawn, received)
+        ]
+        assert outcomes[0] == outcomes[1]
 
 
 def test_a_description_keeps_all_that_it_says():

@@ -1,0 +1,198 @@
+"""Calls that a server leaves unanswered are given up, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from paceline_orchestrator import silence
+from paceline_orchestrator.deadline import patience_seconds
+from paceline_orchestrator.silence import SilenceWatch
+
+
+class Clock:
+    """An event loop's clock and timers, moved by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._timers = []
+        self._tasks = []
+        self._order = count()
+
+    def time(self):
+        return self.now
+
+    def call_at(self, at, callback):
+        timer = SimpleNamespace(when=lambda: at, is_cancelled=False)
+        timer.cancel = lambda: setattr(timer, "is_cancelled", True)
+        heapq.heappush(self._timers, (at, next(self._order), timer, callback))
+        return timer
+
+    def create_task(self, work, *, name):
+        """Let it run as far as it comes, once the callback that made it is over."""
+        self._tasks.append(work)
+        return SimpleNamespace(cancel=work.close)
+
+    def move_to(self, now):
+        while self._timers and self._timers[0][0] <= now:
+            self.now, _, timer, callback = heapq.heappop(self._timers)
+            if not timer.is_cancelled:
+                callback()
+            while self._tasks:
+                with suppress(StopIteration):
+                    self._tasks.pop().send(None)
+        self.now = now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(silence.asyncio, "get_running_loop", lambda: clock)
+    return clock
+
+
+class Rpc:
+    def __init__(self):
+        self.is_cancelled = False
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+async def out_of_sight():
+    return False
+
+
+def begin(watch, patience_seconds=1.0, is_in_sight=out_of_sight):
+    return watch.begin(Rpc(), patience_seconds=patience_seconds, is_in_sight=is_in_sight)
+
+
+def test_a_call_is_given_up_when_its_patience_is_over_and_no_earlier(clock):
+    waiting = begin(SilenceWatch())
+    clock.move_to(0.999)
+    assert not waiting.is_given_up
+    clock.move_to(1.0)
+    assert waiting.is_given_up
+    assert waiting.rpc.is_cancelled
+
+
+def test_each_call_has_its_own_patience_whatever_was_begun_before(clock):
+    watch = SilenceWatch()
+    patient, hasty = begin(watch, 10), begin(watch, 1)
+    clock.move_to(5)
+    assert (patient.is_given_up, hasty.is_given_up) == (False, True)
+    clock.move_to(10)
+    assert patient.is_given_up
+
+
+def test_a_call_that_has_ended_is_left_alone(clock):
+    watch = SilenceWatch()
+    waiting = begin(watch)
+    watch.end(waiting)
+    watch.end(waiting)
+    clock.move_to(5)
+    assert not waiting.rpc.is_cancelled
+
+
+def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_again(clock):
+    asked = []
+
+    async def for_three_times():
+        asked.append(clock.now)
+        return len(asked) <= 3
+
+    waiting = begin(SilenceWatch(), is_in_sight=for_three_times)
+    clock.move_to(3.5)
+    assert not waiting.is_given_up
+    clock.move_to(4.0)
+    assert waiting.is_given_up
+    assert asked == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_answer_that_comes_while_its_server_is_asked_counts(clock):
+    """The server then says that it has the call no longer."""
+
+    class Later:
+        def __await__(self):
+            yield
+
+    async def later():
+        await Later()
+        return False
+
+    watch = SilenceWatch()
+    waiting = begin(watch, is_in_sight=later)
+    clock.move_to(1.5)
+    watch.heard(waiting)
+    watch.end(waiting)
+    clock.move_to(9.0)
+    assert not waiting.is_given_up
+    assert not waiting.rpc.is_cancelled
+
+
+def test_each_message_of_a_stream_begins_its_patience_anew(clock):
+    watch = SilenceWatch()
+    stream = begin(watch, 3)
+    clock.move_to(2.5)
+    watch.heard(stream, patience_seconds=0.5)
+    clock.move_to(2.9)
+    assert not stream.is_given_up
+    clock.move_to(3.0)
+    assert stream.is_given_up
+
+
+def test_requests_that_end_early_add_up_to_a_silence(clock):
+    watch = SilenceWatch()
+    verdicts = []
+    for _ in range(4):
+        waiting = begin(watch)
+        clock.move_to(clock.now + 0.3)
+        verdicts.append(watch.end_unanswered(waiting))
+    assert verdicts == [False, False, False, True]
+
+
+def test_time_in_which_many_calls_wait_counts_once(clock):
+    """Forty streams of one client that leaves are no silence."""
+    watch = SilenceWatch()
+    calls = [begin(watch) for _ in range(40)]
+    clock.move_to(0.3)
+    assert not any(list(map(watch.end_unanswered, calls)))
+
+
+def test_an_answer_ends_a_silence(clock):
+    watch = SilenceWatch()
+    for _ in range(3):
+        unanswered, answered = begin(watch), begin(watch)
+        clock.move_to(clock.now + 0.6)
+        assert not watch.end_unanswered(unanswered)
+        watch.heard(answered)
+        watch.end(answered)
+
+
+def test_a_call_that_was_answered_is_no_silence_when_its_request_ends(clock):
+    watch = SilenceWatch()
+    answered = begin(watch)
+    clock.move_to(0.9)
+    watch.heard(answered)
+    watch.end(answered)
+    clock.move_to(9.0)
+    assert not watch.end_unanswered(answered)
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "is_cold", "seconds"),
+    [
+        (10, False, 1.0),  # the least, on a busy machine
+        (10, True, 2.0),
+        (1500, False, 6.0),
+        (30_000, True, 120.0),  # a long prefill takes what it takes
+        (None, True, 10.0),
+    ],
+)
+def test_patience_follows_what_is_known_of_the_server(forward_ms, is_cold, seconds):
+    forward_ns = None if forward_ms is None else forward_ms * 1_000_000
+    assert patience_seconds(forward_ns, is_cold=is_cold) == seconds
