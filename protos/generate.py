@@ -35,7 +35,7 @@ class Package:
 PACKAGES = (
     Package("paceline/v1", "paceline/v1", "clients/python"),
     # In the orchestrator's own package: a stranger's may be called as KEDA's.
-    Package("externalscaler", "paceline_orchestrator/externalscaler", "orchestrator"),
+    Package("externalscaler", "paceline_orchestrator/scaling/externalscaler", "orchestrator"),
 )
 
 

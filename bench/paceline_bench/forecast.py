@@ -34,14 +34,14 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.estimates import (
+from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
     MAX_LOOKAHEAD,
     needed_target_count,
     pays_to_broadcast,
     smallest_lookahead,
 )
-from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_protocol.strategy import Strategy
 
 if TYPE_CHECKING:
     from paceline_bench.node import SimulatedNode

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from paceline_bench.charts import COLOURS, new_figure
 from paceline_bench.forecast_report import abbreviation
-from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_protocol.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

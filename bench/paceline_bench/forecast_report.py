@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import paceline
 from paceline.words import counted
-from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_protocol.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from paceline import Strategy
 from paceline_bench.node import SimulatedNode
 from paceline_bench.online import PLAIN, PLANNED, Way, is_identical
 from paceline_bench.report import goal_line, markdown_table, restless_line
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_protocol.simulation import ServerLatency
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

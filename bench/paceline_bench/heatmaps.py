@@ -26,10 +26,10 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.estimates import smallest_lookahead
-from paceline_orchestrator.protocol.strategy import Strategy
-from paceline_orchestrator.protocol.task import DispatchPolicy
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_orchestrator.planning.estimates import smallest_lookahead
+from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.strategy import Strategy
+from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import SessionSpec, VerifyOptions
-from paceline_orchestrator.protocol.messages import (
+from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
     DraftEnded,
@@ -24,16 +24,16 @@ from paceline_orchestrator.protocol.messages import (
     StartVerify,
     TokensDrafted,
 )
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
-from paceline_orchestrator.protocol.task import DecodingTask
-from paceline_orchestrator.simulation import SpanKind, simulate
+from paceline_protocol.simulation import SpanKind, simulate
+from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
-    from paceline_orchestrator.protocol.messages import Command, DecodingMethod, Event
-    from paceline_orchestrator.simulation import SimulationResult
+    from paceline_protocol.messages import Command, DecodingMethod, Event
+    from paceline_protocol.simulation import SimulationResult
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
 
@@ -176,8 +176,8 @@ class _CauseKeeper:
 
     def _moment(self, event: Event) -> _Moment:
         match event:
-            case TokensDrafted(draft_id=draft_id, token_ids=token_ids):
-                self._drafted[draft_id] += len(token_ids)
+            case TokensDrafted(draft_id=draft_id, proposal=proposal):
+                self._drafted[draft_id] += len(proposal)
                 return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])
             case DraftEnded(draft_id=draft_id):
                 return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
 

@@ -7,15 +7,15 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.protocol.messages import CapacityChanged
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
-from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy
-from paceline_orchestrator.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_orchestrator.simulation import SimulationResult
+    from paceline_protocol.simulation import SimulationResult
 
 __all__ = [
     "Batch",

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline_bench.protocol_runs import run_protocol
-from paceline_orchestrator.protocol.task import DispatchPolicy
+from paceline_protocol.task import DispatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

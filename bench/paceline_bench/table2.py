@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline_bench.node import PaperRow, SimulatedNode
     from paceline_bench.online import OnlineSystem, Run
     from paceline_bench.trace import Breakdown, Restart, Trace
-    from paceline_orchestrator.simulation import ServerLatency
+    from paceline_protocol.simulation import ServerLatency
 
 __all__ = [
     "Measured",

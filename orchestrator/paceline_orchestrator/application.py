@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoTargetError, PacelineError
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
-from paceline_orchestrator.autoscaler import Autoscaler
-from paceline_orchestrator.discovery import StaticDiscovery
-from paceline_orchestrator.discovery.dns import DnsDiscovery
-from paceline_orchestrator.external_scaler import ScalerServer
-from paceline_orchestrator.keeper import SessionKeeper
-from paceline_orchestrator.metrics import (
-    DiscoveryMetrics,
-    RequestMetrics,
-    WatchMetrics,
-    count_ready_servers,
-)
-from paceline_orchestrator.peers import Peers
-from paceline_orchestrator.planning import Planning
-from paceline_orchestrator.pool import ServerPool
-from paceline_orchestrator.scaling import DemandMeter
-from paceline_orchestrator.servicer import OrchestratorServicer
-from paceline_orchestrator.tokenizer import Codecs
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.calls.keeper import SessionKeeper
+from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.fleet.discovery import StaticDiscovery
+from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
+from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
+from paceline_orchestrator.fleet.pool import ServerPool, count_ready_servers
+from paceline_orchestrator.front.servicer import OrchestratorServicer
+from paceline_orchestrator.front.tokenizer import Codecs
+from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.scaling.autoscaler import Autoscaler
+from paceline_orchestrator.scaling.demand import DemandMeter
+from paceline_orchestrator.scaling.external_scaler import ScalerServer
+from paceline_orchestrator.scaling.peers import Peers
 from paceline_serving.security import channel_credentials
 from paceline_serving.transport import CLIENT_SERVER_OPTIONS, pod_channel
 
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     import grpc
     from prometheus_client import CollectorRegistry
 
-    from paceline_orchestrator.discovery import Discovery, Endpoint, Service
+    from paceline_orchestrator.fleet.discovery import Discovery, Endpoint, Service
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.lifecycle import ServerProcess
 
@@ -78,6 +75,7 @@ class OrchestratorApplication:
         self._pool = ServerPool(
             discovery or self._discovery(settings.services, of="models"),
             open_channel=self._open_channel,
+            probe=probe.answers,
             draw_lot=random.random,
         )
         count_ready_servers(registry, self._pool)
@@ -155,7 +153,7 @@ class OrchestratorApplication:
             case "dns":
                 return DnsDiscovery(services, metrics=metrics)
             case "kubernetes":
-                from paceline_orchestrator.discovery.kubernetes import KubernetesDiscovery
+                from paceline_orchestrator.fleet.discovery.kubernetes import KubernetesDiscovery
 
                 return KubernetesDiscovery(services, metrics=metrics)
 

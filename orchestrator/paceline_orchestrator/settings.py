@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.errors import InvalidFieldError
-from paceline_orchestrator.discovery import (
+from paceline_orchestrator.fleet.discovery import (
     DEFAULT_PORT,
     Endpoint,
     Role,

@@ -14,13 +14,13 @@ from paceline.errors import InvalidFieldError, LoadingError
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
-from paceline_orchestrator.autoscaler import Autoscaler
-from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.external_scaler import REPLICA_DEMAND, ScalerServer
-from paceline_orchestrator.externalscaler import externalscaler_pb2 as keda
-from paceline_orchestrator.externalscaler.externalscaler_pb2_grpc import ExternalScalerStub
-from paceline_orchestrator.peers import Peers
-from paceline_orchestrator.scaling import Demand
+from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.scaling.autoscaler import Autoscaler
+from paceline_orchestrator.scaling.demand import Demand
+from paceline_orchestrator.scaling.external_scaler import REPLICA_DEMAND, ScalerServer
+from paceline_orchestrator.scaling.externalscaler import externalscaler_pb2 as keda
+from paceline_orchestrator.scaling.externalscaler.externalscaler_pb2_grpc import ExternalScalerStub
+from paceline_orchestrator.scaling.peers import Peers
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
@@ -140,7 +140,7 @@ async def test_the_bytes_are_those_of_kedas_contract():
 
 
 async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_demand(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.servicer._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.front.servicer._TARGET_WAIT_SECONDS", 0.05)
     target = FakeModelServer("target")
     async with serving(target):
         await target.set_serving(False)

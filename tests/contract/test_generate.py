@@ -199,7 +199,7 @@ async def test_a_target_that_hangs_is_given_up_at_its_deadline():
 
 @pytest.mark.parametrize("ends_by", ["deadline", "cancel"])
 async def test_requests_that_end_early_do_not_hide_that_a_target_is_silent(ends_by, monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.deadline._UNKNOWN_SECONDS", 0.5)
+    monkeypatch.setattr("paceline_orchestrator.calls.deadline._UNKNOWN_SECONDS", 0.5)
     async with orchestrating(targets=targets(1, stalls=lambda _: True)) as system:
         for _ in range(20):
             calls_before = len(system.targets[0].calls)
@@ -237,7 +237,7 @@ async def test_a_target_without_room_is_passed_over(monkeypatch):
 
 
 async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_again(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
         for target in system.targets:
             target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -250,7 +250,7 @@ async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_a
 
 
 async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
     async with orchestrating(targets=targets(2)) as system:
         for target in system.targets:
             target.faults.extend(["overload"] * 1000)
@@ -261,7 +261,7 @@ async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeyp
 async def test_a_target_at_work_is_waited_for_while_another_has_no_room(
     monkeypatch,
 ):
-    monkeypatch.setattr("paceline_orchestrator.driver._TARGET_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.1)
     slow, full = targets(2)
     slow.latency_seconds = 1.0
     full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -312,8 +312,8 @@ async def test_an_overloaded_target_is_asked_again():
 
 
 async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.driver._TARGET_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("paceline_orchestrator.servicer._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.front.servicer._TARGET_WAIT_SECONDS", 0.05)
     target = targets(1)[0]
     async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
@@ -342,7 +342,7 @@ async def test_a_target_that_comes_back_in_time_goes_on():
 
 
 async def test_a_target_with_another_model_never_takes_over(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.driver._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
     first = targets(1)[0]
     other = FakeModelServer(
         "target", fingerprint="other", token_after=lambda text: (next_token(text) + 1) % EOS

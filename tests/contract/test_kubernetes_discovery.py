@@ -12,11 +12,11 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.discovery import Role, Service
-from paceline_orchestrator.discovery.kubernetes import KubernetesDiscovery
-from paceline_orchestrator.discovery.list_watch import ListWatch
-from paceline_orchestrator.discovery.slices import read_slices
-from paceline_orchestrator.metrics import DiscoveryMetrics, WatchMetrics
+from paceline_orchestrator.fleet.discovery import Role, Service
+from paceline_orchestrator.fleet.discovery.kubernetes import KubernetesDiscovery
+from paceline_orchestrator.fleet.discovery.list_watch import ListWatch
+from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
+from paceline_orchestrator.fleet.discovery.slices import read_slices
 from support.fake_kubernetes import TOKEN, FakeKubernetes, Pod
 from support.waiting import until
 
@@ -195,7 +195,7 @@ async def test_the_last_view_survives_an_outage_of_the_api(api):
 
 
 async def test_an_api_that_never_answers_is_given_up_and_asked_again(api, monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.discovery.kubernetes._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("paceline_orchestrator.fleet.discovery.kubernetes._ANSWER_SECONDS", 0.2)
     api.publish("target", [pod("one")])
     api.faults.append("slow")
     async with following() as view:
@@ -241,7 +241,7 @@ async def test_in_a_pod_it_is_its_service_account_over_tls(monkeypatch, tmp_path
     monkeypatch.setattr(files.format("TOKEN"), str(tmp_path / "token"))
     monkeypatch.setattr(files.format("CERT"), str(tmp_path / "ca.crt"))
     monkeypatch.setattr(
-        "paceline_orchestrator.discovery.kubernetes._NAMESPACE_FILE", tmp_path / "namespace"
+        "paceline_orchestrator.fleet.discovery.kubernetes._NAMESPACE_FILE", tmp_path / "namespace"
     )
     with FakeKubernetes(ssl_context=context) as api:
         monkeypatch.delenv("KUBECONFIG", raising=False)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.discovery import Availability, Endpoint, Role
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role
 from support.fake_models import FakeModelServer, continuation
 from support.orchestrating import PROMPT, orchestrating
 from support.waiting import until

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator import driver
+from paceline_orchestrator.calls import driver
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
 from support.streams import PROMPT

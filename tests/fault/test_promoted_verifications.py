@@ -6,8 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from paceline.v1.target_service_pb2 import VerifyRequest
-from paceline_orchestrator.latency import LatencyMeter
-from paceline_orchestrator.wire import Timing
+from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.wire import Timing
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
 from support.model_servers import TARGET, ModelClient

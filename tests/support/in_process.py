@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from paceline_engine.host import ModelHost
-    from paceline_orchestrator.server import ModelServer
+    from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["InProcessSystem", "in_process_system"]
 

@@ -21,7 +21,7 @@ from support.fake_models import FakeModelServer, byte_tokenizer, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline_orchestrator.discovery import Discovery
+    from paceline_orchestrator.fleet.discovery import Discovery
 
 __all__ = ["Received", "System", "not_yet_begun", "orchestrating"]
 

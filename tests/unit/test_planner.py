@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_orchestrator.estimates import (
+from paceline_orchestrator.planning.estimates import (
     Measurements,
     needed_target_count,
     smallest_lookahead,
 )
-from paceline_orchestrator.planner import _MOST_REHEARSED, Planner
-from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_orchestrator.planning.planner import _MOST_REHEARSED, Planner, Wish
+from paceline_protocol.strategy import Strategy
 
 MS = 1_000_000
 VICUNA = Measurements(
@@ -96,38 +96,40 @@ def test_without_a_drafter_auto_decodes_plainly():
 
 
 def test_speculation_asked_for_without_a_drafter_is_planned_all_the_same():
-    plan = Planner().choose(replace(VICUNA, drafter_count=0), strategy=Strategy.DISTRIBUTED)
+    plan = Planner().choose(replace(VICUNA, drafter_count=0), Wish(strategy=Strategy.DISTRIBUTED))
     assert (plan.strategy, plan.target_count) == (Strategy.DISTRIBUTED, 1)
     assert "no drafter" in plan.note
 
 
 def test_what_is_asked_for_is_kept():
-    plan = Planner().choose(VICUNA, strategy=Strategy.DISTRIBUTED, lookahead=5, target_count=2)
+    plan = Planner().choose(
+        VICUNA, Wish(strategy=Strategy.DISTRIBUTED, lookahead=5, target_count=2)
+    )
     assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.DISTRIBUTED, 5, 2)
-    plan = Planner().choose(VICUNA, strategy=Strategy.SPECULATIVE, lookahead=9)
+    plan = Planner().choose(VICUNA, Wish(strategy=Strategy.SPECULATIVE, lookahead=9))
     assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.SPECULATIVE, 9, 1)
 
 
 @pytest.mark.parametrize("strategy", [None, *Strategy])
 def test_a_plan_says_what_plain_decoding_would_take(strategy):
-    plan = Planner().choose(replace(VICUNA, call_ns=2 * MS), strategy=strategy)
+    plan = Planner().choose(replace(VICUNA, call_ns=2 * MS), Wish(strategy=strategy))
     assert plan.plain_token_ns == pytest.approx((37.7 + 2) * MS)
 
 
 def test_no_more_targets_are_used_than_there_are():
-    plan = Planner().choose(replace(VICUNA, target_count=2), target_count=64)
+    plan = Planner().choose(replace(VICUNA, target_count=2), Wish(target_count=64))
     assert plan.target_count == 2
 
 
 def test_the_closed_form_of_si_is_the_papers():
-    plan = Planner().choose(VICUNA, strategy=Strategy.SPECULATIVE, lookahead=2)
+    plan = Planner().choose(VICUNA, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
     expected = (2 * 2.5 + 37.7) / (1 + 0.63 + 0.63**2)
     assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
 
 
 def test_the_closed_form_of_dsi_with_lookahead_1_is_proposition_1():
     even = replace(VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8)
-    plan = Planner().choose(even, strategy=Strategy.DISTRIBUTED)
+    plan = Planner().choose(even, Wish(strategy=Strategy.DISTRIBUTED))
     assert plan.lookahead == 1
     assert plan.token_ns == pytest.approx((0.8 * 1 + 0.2 * 7) * MS, rel=1e-6)
 
@@ -135,20 +137,20 @@ def test_the_closed_form_of_dsi_with_lookahead_1_is_proposition_1():
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_certain_drafters_are_no_special_case(rate):
     certain = replace(VICUNA, acceptance_rate=rate, target_count=7, drafter_step_ns=6 * MS)
-    plan = refined(certain).choose(certain, strategy=Strategy.DISTRIBUTED)
+    plan = refined(certain).choose(certain, Wish(strategy=Strategy.DISTRIBUTED))
     assert plan.token_ns <= certain.target_step_ns
 
 
 def test_the_prompt_is_broadcast_where_prefill_costs_much_more_than_a_step():
     assert Planner().choose(VICUNA).broadcast_prefill
     assert not Planner().choose(replace(VICUNA, target_first_ns=40 * MS)).broadcast_prefill
-    assert not Planner().choose(VICUNA, strategy=Strategy.AUTOREGRESSIVE).broadcast_prefill
+    assert not Planner().choose(VICUNA, Wish(strategy=Strategy.AUTOREGRESSIVE)).broadcast_prefill
 
 
 def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     planner = refined(VICUNA)
     monkeypatch.setattr(
-        "paceline_orchestrator.planner.rehearse", lambda *_, **__: pytest.fail("again")
+        "paceline_orchestrator.planning.planner.rehearse", lambda *_, **__: pytest.fail("again")
     )
     planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.9))
     planner.refine()
@@ -156,7 +158,7 @@ def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
 
 def test_nothing_is_simulated_where_it_cannot_matter(monkeypatch):
     monkeypatch.setattr(
-        "paceline_orchestrator.planner.rehearse", lambda *_, **__: pytest.fail("simulated")
+        "paceline_orchestrator.planning.planner.rehearse", lambda *_, **__: pytest.fail("simulated")
     )
     refined(replace(VICUNA, drafter_step_ns=60 * MS))
     refined(replace(VICUNA, request_count=8))
@@ -165,9 +167,9 @@ def test_nothing_is_simulated_where_it_cannot_matter(monkeypatch):
 def test_where_nothing_is_accepted_dsi_dispatches_next_to_nothing():
     hopeless = replace(VICUNA, acceptance_rate=0.0)
     planner = Planner()
-    planner.choose(hopeless, strategy=Strategy.DISTRIBUTED)
+    planner.choose(hopeless, Wish(strategy=Strategy.DISTRIBUTED))
     planner.refine()
-    plan = planner.choose(hopeless, strategy=Strategy.DISTRIBUTED)
+    plan = planner.choose(hopeless, Wish(strategy=Strategy.DISTRIBUTED))
     assert plan.lookahead * VICUNA.drafter_step_ns > VICUNA.target_step_ns
     assert plan.target_count == 1
 
@@ -175,7 +177,7 @@ def test_where_nothing_is_accepted_dsi_dispatches_next_to_nothing():
 def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planner.rehearse",
+        "paceline_orchestrator.planning.planner.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
@@ -196,7 +198,7 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
         planner.choose(VICUNA)  # as a request does meanwhile, on another thread
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.planner.rehearse", rehearse)
     planner.choose(VICUNA)
     planner.refine()
     assert len(lookaheads) == len(set(lookaheads)) > 0
@@ -205,7 +207,7 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
 def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planner.rehearse",
+        "paceline_orchestrator.planning.planner.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
@@ -229,7 +231,7 @@ def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_ke
 
 def test_a_call_costs_si_a_way_to_the_drafter_and_one_to_the_target():
     far = replace(VICUNA, call_ns=3 * MS)
-    plan = Planner().choose(far, strategy=Strategy.SPECULATIVE, lookahead=2)
+    plan = Planner().choose(far, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
     expected = (3 + 2 * 2.5 + 37.7 + 3) / (1 + 0.63 + 0.63**2)
     assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
 
@@ -238,7 +240,7 @@ def test_a_call_costs_dsi_a_way_to_the_target_and_one_to_the_drafter_if_it_draft
     far = replace(
         VICUNA, target_step_ns=7 * MS, drafter_step_ns=MS, acceptance_rate=0.8, call_ns=MS
     )
-    plan = Planner().choose(far, strategy=Strategy.DISTRIBUTED, lookahead=2)
+    plan = Planner().choose(far, Wish(strategy=Strategy.DISTRIBUTED, lookahead=2))
     drafting = 0.8 * 1 + 2 * 1 * 0.8 / (1 - 0.8**2)
     assert plan.token_ns == pytest.approx(0.2 * (7 + 1 + drafting) * MS, rel=1e-6)
 
@@ -278,7 +280,7 @@ def test_dispatching_takes_no_more_than_half_of_the_event_loop(
         drafter_count=drafters,
         request_count=requests,
     )
-    assert Planner().choose(many, strategy=Strategy.DISTRIBUTED).lookahead == lookahead
+    assert Planner().choose(many, Wish(strategy=Strategy.DISTRIBUTED)).lookahead == lookahead
 
 
 def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
@@ -287,5 +289,5 @@ def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
     plan = planner.choose(costly)
     assert (plan.strategy, plan.lookahead) == (Strategy.DISTRIBUTED, 2)
     assert "DSI from lookahead 2 on, at 1.5 ms of CPU for a verification" in plan.note
-    asked = planner.choose(costly, strategy=Strategy.DISTRIBUTED, lookahead=1)
+    asked = planner.choose(costly, Wish(strategy=Strategy.DISTRIBUTED, lookahead=1))
     assert asked.lookahead == 1

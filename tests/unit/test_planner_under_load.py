@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_orchestrator.estimates import Measurements
-from paceline_orchestrator.planner import Planner
-from paceline_orchestrator.protocol.strategy import Strategy
+from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_protocol.strategy import Strategy
 
 MS = 1_000_000
 NODE = Measurements(
@@ -33,7 +33,7 @@ def plan_with(requests, *, drafting=None, node=NODE, **asked):
     loaded = replace(
         node, request_count=requests, drafting_count=requests if drafting is None else drafting
     )
-    return Planner().choose(loaded, **asked)
+    return Planner().choose(loaded, Wish(**asked))
 
 
 # --- the ladder: one request, a few, as many as targets, many -----------------------------------
@@ -52,7 +52,7 @@ def test_alone_a_request_has_all_the_targets():
 def test_a_request_counts_on_its_part_of_the_targets(targets, requests, part):
     node = replace(NODE, target_count=targets, request_count=requests)
     assert node.part == part
-    plan = Planner().choose(node, strategy=DSI, lookahead=1)
+    plan = Planner().choose(node, Wish(strategy=DSI, lookahead=1))
     assert plan.target_count == part
 
 
@@ -113,7 +113,7 @@ measurements = st.builds(
 @given(measurements)
 def test_no_plan_expects_more_than_plain_decoding_takes(load):
     planner = Planner()
-    plan, plain = planner.choose(load), planner.choose(load, strategy=PLAIN)
+    plan, plain = planner.choose(load), planner.choose(load, Wish(strategy=PLAIN))
     assert plan.token_ns <= plain.token_ns
     assert 1 <= plan.target_count <= max(1, load.part)
     assert plan.lookahead <= 64

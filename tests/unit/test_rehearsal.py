@@ -8,11 +8,16 @@ from itertools import product
 
 import pytest
 
-from paceline_orchestrator.protocol.messages import CapacityChanged
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
-from paceline_orchestrator.protocol.task import DecodingTask
-from paceline_orchestrator.rehearsal import VERIFICATION, Setting, expected_token_time, rehearse
-from paceline_orchestrator.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_orchestrator.planning.rehearsal import (
+    VERIFICATION,
+    Setting,
+    expected_token_time,
+    rehearse,
+)
+from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.task import DecodingTask
 
 
 def test_a_call_costs_its_time_once_and_a_draft_pays_it_for_all_its_tokens():

@@ -20,12 +20,10 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     stretches,
 )
-from paceline_orchestrator.estimates import Measurements
-from paceline_orchestrator.planner import Planner
-from paceline_orchestrator.protocol.messages import CapacityChanged
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
-from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
-from paceline_orchestrator.simulation import (
+from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.simulation import (
     AgreementOracle,
     ServerLatency,
     SimulationResult,
@@ -33,6 +31,8 @@ from paceline_orchestrator.simulation import (
     Time,
     simulate,
 )
+from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 PROMPT_LENGTH = 3
 
@@ -193,9 +193,9 @@ def planned(*, drafter: int, acceptance_rate: float, target_count: int) -> Setup
     """Set DSI up as the planner would."""
     measured = Measurements(1000, 1000, drafter, acceptance_rate, target_count)
     planner = Planner()
-    planner.choose(measured, strategy=Strategy.DISTRIBUTED)
+    planner.choose(measured, Wish(strategy=Strategy.DISTRIBUTED))
     planner.refine()
-    plan = planner.choose(measured, strategy=Strategy.DISTRIBUTED)
+    plan = planner.choose(measured, Wish(strategy=Strategy.DISTRIBUTED))
     return Setup(
         Strategy.DISTRIBUTED,
         steady(1000),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline_bench.grid import CellResult
     from paceline_bench.node import PaperRow, SimulatedNode
     from paceline_bench.table2 import RowResult
-    from paceline_orchestrator.simulation import ServerLatency
+    from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["Table2Settings", "main"]
 

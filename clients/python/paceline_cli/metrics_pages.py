@@ -12,7 +12,7 @@ import aiohttp
 
 from paceline.errors import InvalidFieldError
 from paceline_cli.metrics_samples import Samples, parse_page
-from paceline_orchestrator.discovery.dns import resolve
+from paceline_orchestrator.fleet.discovery.dns import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ from paceline_bench.parallel import compute_all
 from paceline_bench.report import write_json
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_protocol.simulation import ServerLatency
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:

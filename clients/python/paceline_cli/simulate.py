@@ -16,7 +16,7 @@ from paceline_bench.report import write_json
 from paceline_bench.table1 import MOMENTS, table1
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
-from paceline_orchestrator.protocol.task import DispatchPolicy
+from paceline_protocol.task import DispatchPolicy
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:

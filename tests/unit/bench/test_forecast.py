@@ -8,8 +8,8 @@ from paceline_bench.forecast import Forecast, ForecastJob, forecast, forecast_jo
 from paceline_bench.forecast_picture import draw_forecast
 from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.node import SimulatedNode
-from paceline_orchestrator.protocol.strategy import Strategy
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.strategy import Strategy
 
 MS = 1_000_000
 

@@ -19,9 +19,9 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.protocol.strategy import Strategy
-from paceline_orchestrator.protocol.task import DispatchPolicy
-from paceline_orchestrator.simulation import ServerLatency
+from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.strategy import Strategy
+from paceline_protocol.task import DispatchPolicy
 
 
 def steady(step: int, *, call: int = 0) -> ServerLatency:

@@ -7,9 +7,9 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.discovery import Availability, Role, Service
-from paceline_orchestrator.discovery.dns import DnsDiscovery, resolve
-from paceline_orchestrator.metrics import DiscoveryMetrics, WatchMetrics
+from paceline_orchestrator.fleet.discovery import Availability, Role, Service
+from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery, resolve
+from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
 
 READY, NOT_READY = Availability.READY, Availability.NOT_READY
 TERMINATING = Availability.TERMINATING

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.prefix import prefix_digest
-from paceline_orchestrator.held_tokens import HeldTokens
+from paceline_orchestrator.calls.held_tokens import HeldTokens
 
 FINAL = tuple(range(100, 130))
 GUESSES = st.lists(st.integers(0, 2), max_size=4)

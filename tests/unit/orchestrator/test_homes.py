@@ -13,15 +13,16 @@ import pytest
 
 from paceline import errors
 from paceline.v1.session_pb2 import SessionSpec
-from paceline_orchestrator.crew import Crew
-from paceline_orchestrator.deadline import Deadline
-from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.growth import Growth
-from paceline_orchestrator.keeper import Opening
-from paceline_orchestrator.latency import LatencyMeter
-from paceline_orchestrator.pool import ServerPool
-from paceline_orchestrator.server import ModelServer
-from paceline_orchestrator.wire import ModelFacts, Timing
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.calls.crew import Crew
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.keeper import Opening
+from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.server import ModelServer
+from paceline_orchestrator.fleet.wire import ModelFacts, Timing
+from paceline_orchestrator.planning.growth import Growth
 from support.fake_models import FakeModelServer
 from support.orchestrating import orchestrating
 
@@ -43,7 +44,9 @@ class KnownTargets(ServerPool):
     """A pool of targets that are ready, and that nobody calls."""
 
     def __init__(self, count, **options):
-        super().__init__(StaticDiscovery(()), open_channel=lambda _: None, **options)
+        super().__init__(
+            StaticDiscovery(()), open_channel=lambda _: None, probe=probe.answers, **options
+        )
         for _ in range(count):
             self.add(Role.TARGET)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator.identity import share_of
+from paceline_orchestrator.front.identity import share_of
 
 
 def context(peer, **certificate):

@@ -13,12 +13,12 @@ import pytest
 
 import paceline_orchestrator
 from paceline.errors import InvalidFieldError, InvariantViolatedError
-from paceline_orchestrator.deadline import Deadline
-from paceline_orchestrator.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
-from paceline_orchestrator.latency import LatencyMeter
-from paceline_orchestrator.ledger import Ledger
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
+from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_orchestrator.wire import Timing
 from paceline_serving.settings import SettingsError, load
 
 
@@ -159,8 +159,9 @@ _ROOT = "paceline_orchestrator."
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(paceline_orchestrator.__path__, _ROOT)
-    if module.name.removeprefix(_ROOT).partition(".")[0]
-    not in {"__main__", "externalscaler", "protocol"}
+    if not module.ispkg
+    and not module.name.endswith("__main__")
+    and ".externalscaler" not in module.name
 ]
 
 

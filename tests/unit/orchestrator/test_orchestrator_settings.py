@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_orchestrator.discovery import Role, Service
+from paceline_orchestrator.fleet.discovery import Role, Service
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 

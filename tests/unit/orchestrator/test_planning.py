@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.latency import LatencyMeter
-from paceline_orchestrator.planning import Planning
-from paceline_orchestrator.protocol.strategy import Strategy
-from paceline_orchestrator.wire import Timing
+from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.wire import Timing
+from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.planner import Wish
+from paceline_protocol.strategy import Strategy
 
 MS = 1_000_000
 
@@ -33,8 +34,8 @@ def a_planning(targets, *, drafter=None, **options):
     return Planning(pool, **options)
 
 
-def a_plan(planning, **request):
-    return planning.plan(pb.GenerateRequest(text="x", **request), None, prompt_length=5)
+def a_plan(planning, **wish):
+    return planning.plan(Wish(**wish), None, prompt_length=5)
 
 
 def took(*, forwards=0, cancelled=0, accepted=0, rejected=0):
@@ -88,7 +89,7 @@ def test_a_wait_for_a_worthless_forward_is_no_other_request():
 
 
 def test_what_a_request_asks_for_is_not_explained():
-    plan = a_plan(a_planning([a_server(30)]), strategy=pb.STRATEGY_SPECULATIVE, lookahead=3)
+    plan = a_plan(a_planning([a_server(30)]), strategy=Strategy.SPECULATIVE, lookahead=3)
     assert (plan.strategy, plan.lookahead, plan.note) == (Strategy.SPECULATIVE, 3, "")
 
 

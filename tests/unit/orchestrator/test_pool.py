@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.discovery import Availability, Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.pool import ServerPool
-from paceline_orchestrator.silence import SilenceError
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.waiting import until as soon
@@ -39,6 +40,7 @@ async def a_pool(*servers, discovery=None):
         pool = ServerPool(
             discovery or StaticDiscovery(named),
             open_channel=lambda it: pod_channel(it.address, credentials=None),
+            probe=probe.answers,
         )
         async with pool:
             yield pool
@@ -88,6 +90,7 @@ async def test_a_server_in_the_wrong_role_gets_no_work_and_says_why(caplog):
         pool = ServerPool(
             StaticDiscovery([listed]),
             open_channel=lambda it: pod_channel(it.address, credentials=None),
+            probe=probe.answers,
         )
         async with pool:
             await soon(lambda: pool.servers and pool.servers[0].facts, what="it was reached")
@@ -113,7 +116,7 @@ async def test_the_model_is_still_known_when_its_last_target_has_died():
 
 
 async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.pool._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("paceline_orchestrator.fleet.pool._FIRST_PAUSE_SECONDS", 0.01)
     async with a_pool(FakeModelServer("target")) as pool:
         await pool.wait_for_model(10)
         server = pool.servers[0]
@@ -130,8 +133,8 @@ async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(m
 async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_token(
     role, monkeypatch
 ):
-    monkeypatch.setattr("paceline_orchestrator.probe._PROBE_SECONDS", 0.3)
-    monkeypatch.setattr("paceline_orchestrator.probe._PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr("paceline_orchestrator.calls.probe._PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.fleet.pool._PROBE_PAUSES_SECONDS", (0.01, 0.01))
     fake = FakeModelServer(role)
     async with a_pool(fake, *([FakeModelServer("target")] if role == "drafter" else [])) as pool:
         await until(pool, lambda: pool.servers and all(it.ready for it in pool.servers))
@@ -293,7 +296,9 @@ async def test_hundreds_of_servers_come_and_go_without_holding_up_the_loop():
     discovery = ChangingDiscovery()
     nobody = [Endpoint(f"t{i}", f"127.0.0.{i + 1}:1", Role.TARGET) for i in range(100)]
     counting = asyncio.create_task(count_turns())
-    async with ServerPool(discovery, open_channel=lambda it: Channel(it.address)) as pool:
+    async with ServerPool(
+        discovery, open_channel=lambda it: Channel(it.address), probe=probe.answers
+    ) as pool:
         await discovery.sets.put(frozenset(nobody))
         await soon(lambda: len(pool.servers) == 100, what="they are known")
         await discovery.sets.put(frozenset())

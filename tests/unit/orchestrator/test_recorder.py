@@ -8,12 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.metrics import RequestMetrics
-from paceline_orchestrator.protocol.commitment import DraftStatistics
-from paceline_orchestrator.protocol.messages import EmitTokens, StartDraft, StartVerify
-from paceline_orchestrator.recorder import Recorder
-from paceline_orchestrator.session import Drafted, Judged
-from paceline_orchestrator.wire import Timing
+from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.calls.recorder import Recorder
+from paceline_orchestrator.calls.session import Drafted, Judged
+from paceline_orchestrator.fleet.wire import Timing
+from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
+from paceline_protocol.proposal import Proposal
 
 PROMPT = (1, 2, 3)
 TIMING = Timing(queue_ns=10, forward_ns=100, forward_count=1, row_count=1)
@@ -27,11 +28,11 @@ def a_recorder(**settings):
 
 
 def verifying(recorder, server, *, block=(), prefix=PROMPT):
-    return recorder.verifying(server, StartVerify(1, 0, prefix, block, (), depth=2))
+    return recorder.verifying(server, StartVerify(1, 0, prefix, Proposal(block), depth=2))
 
 
 def drafted(*token_ids):
-    return Drafted(token_ids, (), TIMING, elapsed_ns=150)
+    return Drafted(Proposal(token_ids), TIMING, elapsed_ns=150)
 
 
 def kinds(recorder):
@@ -40,7 +41,7 @@ def kinds(recorder):
 
 def test_times_of_answered_calls_are_split():
     recorder = a_recorder()
-    recorder.judged(Judged(0, 5, (), TIMING, elapsed_ns=150))
+    recorder.judged(Judged((), 5, (), TIMING, elapsed_ns=150))
     record = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
     recorder.drafted(record, drafted(7))
     took = recorder.statistics(DraftStatistics(drafted=1, accepted=1))
@@ -56,7 +57,7 @@ def test_of_each_call_the_way_to_the_server_and_back_is_measured_once():
     draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
     recorder.drafted(draft, drafted(7))
     recorder.drafted(draft, drafted(8))
-    recorder.judged(Judged(2, 5, (), TIMING, elapsed_ns=150))
+    recorder.judged(Judged((0, 1), 5, (), TIMING, elapsed_ns=150))
     recorder.emitted(EmitTokens((7, 8, 5), (True, True, False)))
     for rpc in ("Draft", "Verify"):
         name, labels = "paceline_rpc_hop_seconds", {"rpc": rpc}

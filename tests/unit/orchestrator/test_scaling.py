@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.autoscaler import Autoscaler as OwnAutoscaler
-from paceline_orchestrator.discovery import Role
-from paceline_orchestrator.estimates import needed_target_count
-from paceline_orchestrator.scaling import (
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_orchestrator.scaling.autoscaler import Autoscaler as OwnAutoscaler
+from paceline_orchestrator.scaling.demand import (
     Demand,
     DemandMeter,
     RunningMaximum,
@@ -95,13 +95,13 @@ def a_pool(target_ms=(36,), drafter_ms=(4,), calls=0):
 
 
 def an_order(*, lookahead=None, limit=64):
-    return SimpleNamespace(asked_lookahead=lookahead, verifier_limit=limit)
+    return {"lookahead": lookahead, "verifier_limit": limit}
 
 
 def wanted(meter, *orders):
     if not orders:
         return meter.demand().stream_verifiers
-    with meter.stream(orders[0]):
+    with meter.stream(**orders[0]):
         return wanted(meter, *orders[1:])
 
 
@@ -133,7 +133,7 @@ def test_a_scrape_shows_what_is_asked_at_that_moment():
     shown = registry.get_sample_value
     assert shown("paceline_verifications_in_flight") == 2
     pool.servers[0].call_count = 5
-    with meter.stream(an_order()):
+    with meter.stream(**an_order()):
         assert shown("paceline_verifications_in_flight") == 5
         assert shown("paceline_stream_verifiers") == 3
     assert shown("paceline_stream_verifiers") == 0
@@ -149,7 +149,7 @@ def test_activity_outlasts_a_stream_and_wakes_whoever_waits():
     now += 31
     assert not meter.is_active
     meter.woken.clear()
-    with meter.stream(an_order()):
+    with meter.stream(**an_order()):
         now += 1000
         assert meter.is_active
     now += 29

@@ -12,12 +12,13 @@ import pytest
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetModelInfoRequest
 from paceline.v1.session_pb2 import SessionCall, SessionSpec
-from paceline_orchestrator.deadline import Deadline
-from paceline_orchestrator.discovery import Endpoint, Role
-from paceline_orchestrator.keeper import Opening, SessionKeeper
-from paceline_orchestrator.server import ModelServer
-from paceline_orchestrator.session import Session
-from paceline_orchestrator.wire import answer, read_facts
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
+from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.fleet.discovery import Endpoint, Role
+from paceline_orchestrator.fleet.server import ModelServer
+from paceline_orchestrator.fleet.wire import answer, read_facts
+from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, continuation, serving
 
@@ -49,7 +50,7 @@ async def a_session(fake, *, seconds=20.0):
 
 
 async def verify(session, prefix, block=()):
-    return await session.verify(prefix, block, final_length=len(TEXT))
+    return await session.verify(prefix, Proposal(tuple(block)), final_length=len(TEXT))
 
 
 async def test_a_verdict_is_the_targets():
@@ -57,7 +58,7 @@ async def test_a_verdict_is_the_targets():
     async with a_session(fake) as session:
         right = continuation(TEXT, 3)
         judged = await verify(session, TEXT, (*right[:2], 0))
-        assert (judged.accepted_count, judged.next_token) == (2, right[2])
+        assert (len(judged.accepted_path), judged.next_token) == (2, right[2])
         await verify(session, (*TEXT, *right))
         assert [it.call.base_length for it in fake.calls] == [0, len(TEXT) + 2]
         assert [list(it.call.token_ids) for it in fake.calls] == [list(TEXT), [right[2]]]
@@ -160,7 +161,7 @@ async def test_what_nobody_wants_any_more_is_not_repaired():
     async with a_session(fake) as session:
         await verify(session, TEXT)
         fake.faults.append("lose_tokens")
-        unwanted = session.verify((*TEXT, 9), (), final_length=len(TEXT))
+        unwanted = session.verify((*TEXT, 9), Proposal(), final_length=len(TEXT))
         unwanted.release()
         with pytest.raises(errors.SessionError):
             await unwanted
@@ -171,7 +172,7 @@ async def test_what_nobody_wants_any_more_is_not_repaired():
 async def test_what_nobody_wants_any_more_is_not_sent_when_its_session_opens():
     fake = FakeModelServer("target")
     async with a_session(fake) as session:
-        unwanted = session.verify(TEXT, (), final_length=len(TEXT))
+        unwanted = session.verify(TEXT, Proposal(), final_length=len(TEXT))
         unwanted.release()
         with pytest.raises(errors.SupersededError):
             await unwanted
@@ -185,7 +186,7 @@ async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
         enough = asyncio.Event()
 
         def report(drafted):
-            received.extend(drafted.token_ids)
+            received.extend(drafted.proposal.token_ids)
             if len(received) >= 3:
                 enough.set()
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator import silence
-from paceline_orchestrator.deadline import patience_seconds
-from paceline_orchestrator.silence import SilenceWatch
+from paceline_orchestrator.calls.deadline import patience_seconds
+from paceline_orchestrator.fleet import silence
+from paceline_orchestrator.fleet.silence import SilenceWatch
 
 
 class Clock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_orchestrator.discovery import Availability, Role, Service
-from paceline_orchestrator.discovery.slices import SERVICE_LABEL, read_slices
+from paceline_orchestrator.fleet.discovery import Availability, Role, Service
+from paceline_orchestrator.fleet.discovery.slices import SERVICE_LABEL, read_slices
 
 TARGETS = Service("target", Role.TARGET)
 DRAFTERS = Service("drafter", Role.DRAFTER)

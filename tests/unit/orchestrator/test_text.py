@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from paceline_orchestrator.text import Detokenizer, FinalToken, StreamedText
-from paceline_orchestrator.tokenizer import Codec
+from paceline_orchestrator.front.text import Detokenizer, FinalToken, StreamedText
+from paceline_orchestrator.front.tokenizer import Codec
 
 if TYPE_CHECKING:
     import random
@@ -147,7 +147,7 @@ def test_a_resumed_text_goes_on_where_the_pieces_ended(content, stops, source: r
 def test_a_long_text_is_resumed_as_if_token_by_token(name, data):
     """Runs of bytes and special tokens may lie anywhere, also where the long part ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline_orchestrator.text._OVERLAP_TOKENS", 12)
+        patch.setattr("paceline_orchestrator.front.text._OVERLAP_TOKENS", 12)
         vocabulary_size = TOKENIZERS[name].get_vocab_size()
         pieces = st.lists(
             st.integers(0, vocabulary_size - 1)

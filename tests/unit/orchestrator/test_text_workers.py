@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from paceline_orchestrator.text_workers import TextWorkers
+from paceline_orchestrator.front.text_workers import TextWorkers
 
 LONG = 100_000
 

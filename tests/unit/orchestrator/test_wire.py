@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.wire import answer
+from paceline_orchestrator.fleet.wire import answer
 
 
 async def failed(code):

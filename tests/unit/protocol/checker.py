@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from paceline_orchestrator.protocol.messages import (
+from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
     CapacityChanged,
@@ -24,8 +24,8 @@ from paceline_orchestrator.protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_orchestrator.protocol.strategy import AnyMethod, Strategy
-from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.strategy import AnyMethod, Strategy
+from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 Text = tuple[int, ...]
 
@@ -127,14 +127,14 @@ class CheckedMethod:
     def _note(self, event: Event) -> None:
         match event:
             case TokensDrafted(draft_id=draft_id) if draft_id in self.drafts:
-                self.drafts[draft_id].tokens += event.token_ids
+                self.drafts[draft_id].tokens += event.proposal.token_ids
                 self.warm_drafters.add(self.drafts[draft_id].command.drafter)
             case DraftEnded(draft_id=draft_id) | DraftFailed(draft_id=draft_id):
                 self.drafts.pop(draft_id, None)
             case BlockVerified(verify_id=verify_id) if verify_id in self.verifications:
                 verification = self.verifications.pop(verify_id)
-                if event.accepted_count == len(verification.block):
-                    self.owners.setdefault(verification.prefix + verification.block, None)
+                if len(event.accepted_path) == len(verification.proposal):
+                    self.owners.setdefault(_assumed_text(verification), None)
             case VerifyFailed(verify_id=verify_id):
                 self.verifications.pop(verify_id, None)
             case CapacityChanged():
@@ -201,12 +201,12 @@ class CheckedMethod:
         assert command.target in self.capacity.targets
         busy = {v.target for v in self.verifications.values()}
         assert command.target not in busy, "one verification at a time"
-        assert len(command.prefix) + len(command.block) < self.limit
-        self._check_before_eos((command.prefix + command.block)[:-1])
+        assert len(command.prefix) + len(command.proposal) < self.limit
+        self._check_before_eos(_assumed_text(command)[:-1])
         if self.task.dispatch is DispatchPolicy.BLOCKS or self.strategy is Strategy.SPECULATIVE:
-            assert len(command.block) <= self.task.lookahead
+            assert len(command.proposal) <= self.task.lookahead
         rejection = self.task.rule is VerificationRule.REJECTION
-        assert len(command.distributions) == (len(command.block) if rejection else 0)
+        assert len(command.proposal.distributions) == (len(command.proposal) if rejection else 0)
         judged_elsewhere = {t for v in self.verifications.values() for t in _judged_texts(v)}
         assert not judged_elsewhere & _judged_texts(command), "blocks partition the draft"
         if rejection:
@@ -215,10 +215,10 @@ class CheckedMethod:
         self.depths[command.verify_id] = command.depth
 
     def _claim(self, command: StartVerify) -> None:
-        for index, token_id in enumerate(command.block):
-            text = command.prefix + command.block[:index]
+        for index, token_id in enumerate(command.proposal.token_ids):
+            text = command.prefix + command.proposal.token_ids[:index]
             assert self.owners.setdefault(text, token_id) == token_id, "ownership is for ever"
-        if not command.block:
+        if not command.proposal.token_ids:
             assert self.owners.setdefault(command.prefix, None) is None, "ownership is for ever"
 
     def _check_before_eos(self, text: Text) -> None:
@@ -233,7 +233,7 @@ class CheckedMethod:
                 "invariant 3: a draft of what is committed already"
             )
         for verify_id, command in self.verifications.items():
-            text = command.prefix + command.block
+            text = _assumed_text(command)
             assert _agree(command.prefix, self.committed), "invariant 3: verifications"
             if verify_id not in self.warm_ups:
                 assert _agree(text, self.committed), "invariant 3: blocks"
@@ -248,7 +248,7 @@ class CheckedMethod:
 
     def _decides_frontier(self, command: StartVerify) -> bool:
         c = len(self.committed)
-        text = command.prefix + command.block
+        text = _assumed_text(command)
         if not len(command.prefix) <= c <= len(text) or text[:c] != self.committed:
             return False
         if self.task.rule is VerificationRule.EXACT:
@@ -276,4 +276,10 @@ def _agree(text: Text, other: Text) -> bool:
 
 
 def _judged_texts(command: StartVerify) -> set[Text]:
-    return {command.prefix + command.block[: index + 1] for index in range(len(command.block))}
+    text = _assumed_text(command)
+    return {text[:length] for length in range(len(command.prefix) + 1, len(text) + 1)}
+
+
+def _assumed_text(command: StartVerify) -> Text:
+    """Return the text that ends with the last draft token."""
+    return command.prefix + command.proposal.token_ids

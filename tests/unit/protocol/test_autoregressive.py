@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from paceline_orchestrator.protocol.autoregressive import AutoregressiveDecoding
-from paceline_orchestrator.protocol.messages import (
+from paceline_protocol.autoregressive import AutoregressiveDecoding
+from paceline_protocol.messages import (
     AbandonVerify,
-    BlockVerified,
     CapacityChanged,
     EmitTokens,
     Finish,
@@ -13,11 +12,13 @@ from paceline_orchestrator.protocol.messages import (
     StartVerify,
     VerifyFailed,
 )
-from paceline_orchestrator.protocol.task import DecodingTask
+from paceline_protocol.proposal import Proposal
+from paceline_protocol.task import DecodingTask
+from support.chains import verified
 
 
 def forward(verify_id, prefix, *, target=0):
-    return StartVerify(verify_id, target, prefix, (), (), depth=0)
+    return StartVerify(verify_id, target, prefix, Proposal(), depth=0)
 
 
 def method(max_tokens=3, **task):
@@ -29,11 +30,11 @@ def method(max_tokens=3, **task):
 def test_it_asks_for_one_token_after_the_other():
     decoding = method(max_tokens=2)
     assert decoding.start() == [forward(1, (1, 2))]
-    assert decoding.handle(BlockVerified(1, 0, 3, logprobs=(-0.25,))) == [
+    assert decoding.handle(verified(1, 0, 3, logprobs=(-0.25,))) == [
         EmitTokens((3,), (False,), (-0.25,)),
         forward(2, (1, 2, 3)),
     ]
-    assert decoding.handle(BlockVerified(2, 0, 4)) == [
+    assert decoding.handle(verified(2, 0, 4)) == [
         EmitTokens((4,), (False,)),
         Finish(FinishReason.LENGTH),
     ]
@@ -42,9 +43,9 @@ def test_it_asks_for_one_token_after_the_other():
 def test_an_eos_ends_it_and_nothing_follows():
     decoding = method(eos_ids=frozenset({9}))
     decoding.start()
-    commands = decoding.handle(BlockVerified(1, 0, 9))
+    commands = decoding.handle(verified(1, 0, 9))
     assert commands == [EmitTokens((9,), (False,)), Finish(FinishReason.EOS)]
-    assert decoding.handle(BlockVerified(1, 0, 9)) == []
+    assert decoding.handle(verified(1, 0, 9)) == []
     assert decoding.stop() == []
 
 

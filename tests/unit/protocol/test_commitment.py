@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline_orchestrator.protocol.commitment import Commitment, DraftStatistics
-from paceline_orchestrator.protocol.messages import EmitTokens, FinishReason
-from paceline_orchestrator.protocol.task import DecodingTask
+from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.messages import EmitTokens, FinishReason
+from paceline_protocol.task import DecodingTask
 
 
 def commitment(max_tokens=5):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline_orchestrator.protocol.messages import (
+from paceline_protocol.messages import (
     CapacityChanged,
     Command,
     FinishReason,
     StartVerify,
 )
-from paceline_orchestrator.protocol.strategy import Strategy, create_method
-from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 from unit.protocol.checker import CheckedMethod
 from unit.protocol.world import Models, Weather, World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_orchestrator.protocol.commitment import DraftStatistics
-from paceline_orchestrator.protocol.tree import Node, TokenTree
+from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.tree import Node, TokenTree
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_orchestrator.protocol.commitment import DraftStatistics
-from paceline_orchestrator.protocol.task import DecodingTask, DispatchPolicy
-from paceline_orchestrator.protocol.tree import TokenTree
-from paceline_orchestrator.protocol.verification import Verification, due_nodes, frontier_nodes
+from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.task import DecodingTask, DispatchPolicy
+from paceline_protocol.tree import TokenTree
+from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
 
 WORK_CONSERVING = DecodingTask((1,), 99, lookahead=3)
 BLOCKS = DecodingTask((1,), 99, lookahead=3, dispatch=DispatchPolicy.BLOCKS)

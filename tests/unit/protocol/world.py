@@ -6,18 +6,17 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.protocol.messages import (
-    BlockVerified,
+from paceline_protocol.messages import (
     CapacityChanged,
     DraftEnded,
     DraftFailed,
     Event,
     StartDraft,
     StartVerify,
-    TokensDrafted,
     VerifyFailed,
 )
-from paceline_orchestrator.protocol.task import VerificationRule
+from paceline_protocol.task import VerificationRule
+from support.chains import drafted, verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,13 +141,13 @@ class World:
             text += (tokens[-1],)
         rejection = self.method.task.rule is VerificationRule.REJECTION
         distributions = [(command.drafter, token) for token in tokens] if rejection else []
-        return TokensDrafted(command.draft_id, tuple(tokens), tuple(distributions))
+        return drafted(command.draft_id, tokens, distributions)
 
     def _verify(self, command: StartVerify) -> Event:
         # What is withdrawn later may still be answered late.
-        verdict = BlockVerified(
+        verdict = verified(
             command.verify_id,
-            *self.models.judge(command.prefix, command.block, self.method.task.rule),
+            *self.models.judge(command.prefix, command.proposal.token_ids, self.method.task.rule),
         )
         if self._happens(self.weather.failure):
             self.ghosts.append(verdict)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.status import decode
-from paceline_orchestrator.wire import answers
+from paceline_orchestrator.fleet.wire import answers
 from paceline_serving import interceptors, tracing
 from paceline_serving.client_calls import UnaryCall
 from paceline_serving.interceptors import EdgeInterceptor

@@ -1,0 +1,135 @@
+"""One call of a session: sent at once, and sent again after what its server lost was made good."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from paceline.errors import (
+    ConnectionLostError,
+    InternalError,
+    PacelineError,
+    SessionError,
+    SupersededError,
+)
+from paceline_orchestrator.fleet.silence import SilenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from paceline.v1.session_pb2 import SessionCall
+    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.fleet.silence import Waiting
+
+__all__ = ["CallUnderWay", "Sent"]
+
+_T = TypeVar("_T")
+
+# What a server lost is sent again so often; then the server is at fault.
+_REPAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent: the call's fence, its RPC, who waits, and since when (perf_counter_ns)."""
+
+    call: SessionCall
+    rpc: Any
+    waiting: Waiting
+    at_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+class CallUnderWay(Generic[_T]):
+    """A call that was sent as it was made, if its session was open by then. Await it once.
+
+    A lost session is opened anew, and a prefix that is not held is sent again.
+
+    Cancellation:
+        `cancel` it, after the task that awaits it: that task may not even have begun to.
+
+    Args:
+        session: Whose call it is.
+        send: Sends it to the session with this handle.
+        read: Waits for the answer.
+        is_repeatable: Whether it may be sent again: nothing of its answer has been used.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        send: Callable[[str], Sent],
+        read: Callable[[Sent], Awaitable[_T]],
+        *,
+        is_repeatable: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._send = send
+        self._read = read
+        self._is_repeatable = is_repeatable
+        self._is_wanted = True
+        self._sent: Sent | None = None
+        self._failure: PacelineError | None = None
+        if session.handle:
+            try:
+                self._sent = send(session.handle)
+            except PacelineError as error:  # the channel is closed: told where it is awaited
+                self._failure = error
+        session.begin(self)
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        """Wait for the answer.
+
+        Raises:
+            PacelineError: What could not be repaired.
+        """
+        return self._answer().__await__()
+
+    def release(self) -> None:
+        """Nobody wants its answer any more: it is neither repaired nor sent again."""
+        self._is_wanted = False
+
+    def cancel(self) -> None:
+        """Withdraw it: the server hears of it."""
+        if self._sent is not None:
+            self._session.server.silence.end(self._sent.waiting)
+            self._sent.rpc.cancel()
+        self._session.end(self)
+
+    def end_unanswered(self) -> bool:
+        """Note that the request is over before the answer came; see SilenceWatch."""
+        silence = self._session.server.silence
+        return self._sent is not None and silence.end_unanswered(self._sent.waiting)
+
+    async def _answer(self) -> _T:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for _ in range(_REPAIRS):
+                if self._sent is None:
+                    handle = await self._session.opened()
+                    if not self._is_wanted:
+                        raise SupersededError("it was withdrawn before it was sent")
+                    self._sent = self._send(handle)
+                try:
+                    return await self._read_patiently(self._sent)
+                except SessionError as error:
+                    if not self._is_wanted:
+                        raise
+                    self._session.repair(error, self._sent.call)
+                    if not self._is_repeatable():
+                        raise
+                    self._sent = None
+            raise InternalError(f"{self._session.server.name} keeps losing what it holds")
+        finally:
+            self._session.end(self)
+
+    async def _read_patiently(self, sent: Sent) -> _T:
+        try:
+            return await self._read(sent)
+        except ConnectionLostError:
+            if not sent.waiting.is_given_up:
+                raise
+            raise SilenceError(f"{self._session.server.name} is silent") from None
+        finally:
+            self._session.server.silence.end(sent.waiting)

@@ -1,0 +1,266 @@
+"""The drafts and verifications of one request that are under way: each a task that owns its RPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from paceline.errors import PacelineError
+from paceline_protocol.messages import (
+    BlockVerified,
+    DraftEnded,
+    Event,
+    StartDraft,
+    StartVerify,
+    TokensDrafted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_orchestrator.calls.call import CallUnderWay
+    from paceline_orchestrator.calls.ledger import Ledger
+    from paceline_orchestrator.calls.recorder import CallRecord, Recorder
+    from paceline_orchestrator.calls.session import Drafted, Judged, Session
+    from paceline_orchestrator.fleet.pool import ServerPool
+
+__all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall"]
+
+StartCall: TypeAlias = StartDraft | StartVerify
+
+COURTESY_SECONDS = 0.002
+"""Cancels wait so long: new calls reach their servers before others are woken to drop work."""
+
+# A server whose calls wait longer than this has a queue.
+_QUEUEING_NS = 1_000_000
+_MAX_CHUNK_TOKENS = 64  # as in DraftRequest.chunk_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A draft or a verification, and the same one that it replaced, if it did."""
+
+    call: StartCall
+    session: Session
+    sent: CallUnderWay[Any]
+    task: asyncio.Task[None]
+    record: CallRecord
+    replaced: _Running | None = None
+
+    def withdraw(self) -> None:
+        """Cancel it; its task first, for that is how the task knows that it was meant."""
+        self.task.cancel()
+        self.sent.cancel()
+        if self.replaced is not None:
+            self.replaced.withdraw()
+
+
+class CallsInFlight:
+    """Starts calls and withdraws them, and tells what becomes of them.
+
+    Answers are handed on in the very turn of the event loop in which they arrive, cancels go out a
+    little later than the calls that make them necessary, and what verdicts mean for metrics and
+    server health waits for `count_verdicts`.
+
+    Args:
+        tasks: What waits for answers runs here.
+        recorder: Told of everything.
+        pool: Told which servers are well.
+        ledger: Told what targets decide; knows what is final.
+        logprobs: Whether verdicts shall carry them.
+        answered: Takes an answer.
+        failed: Takes a call that failed, its session, and what happened.
+    """
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        *,
+        recorder: Recorder,
+        pool: ServerPool,
+        ledger: Ledger,
+        logprobs: bool,
+        answered: Callable[[Event], None],
+        failed: Callable[[StartCall, Session, PacelineError], None],
+    ) -> None:
+        self._tasks = tasks
+        self._recorder = recorder
+        self._pool = pool
+        self._ledger = ledger
+        self._logprobs = logprobs
+        self._answered = answered
+        self._failed = failed
+        self._drafts: dict[int, _Running] = {}
+        self._verifies: dict[int, _Running] = {}
+        self._stale: list[_Running] = []
+        self._dropping: asyncio.TimerHandle | None = None
+        self._judged: deque[tuple[Session, Judged]] = deque()
+
+    def start(self, call: StartCall, session: Session) -> None:
+        """Send a call."""
+        if isinstance(call, StartVerify):
+            self._verifies[call.verify_id] = self._start_verify(call, session)
+        else:
+            self._drafts[call.draft_id] = self._start_draft(call, session)
+
+    def promote(self, verify_id: int, *, depth: int) -> None:
+        """Send a verification that still waits in a server's queue again, with its new depth.
+
+        Only where it surely waits: a forward under way is worth more than its place in a queue.
+        The server takes its work over, and ends it. A cancel would be there before the new call is.
+        """
+        running = self._verifies.get(verify_id)
+        if running is None:
+            return
+        queue_ns = running.session.server.latency.queue_ns
+        waited_ns = time.perf_counter_ns() - running.record.started_ns
+        if queue_ns < _QUEUEING_NS or waited_ns > queue_ns / 2:
+            return
+        self._end(running)
+        running.sent.release()
+        call = replace(cast("StartVerify", running.call), depth=depth)
+        again = self._start_verify(call, running.session)
+        self._verifies[verify_id] = replace(again, replaced=running)
+
+    def abandon_verify(self, verify_id: int, *, by_rejection: bool) -> None:
+        """Withdraw a verification, unless it has ended."""
+        self._withdraw(self._verifies.pop(verify_id, None), by_rejection=by_rejection)
+
+    def stop_draft(self, draft_id: int, *, by_rejection: bool) -> None:
+        """Withdraw a draft, unless it has ended."""
+        self._withdraw(self._drafts.pop(draft_id, None), by_rejection=by_rejection)
+
+    def count_verdicts(self) -> None:
+        """Count the verdicts that came since the last time."""
+        while self._judged:
+            session, judged = self._judged.popleft()
+            self._recorder.judged(judged)
+            self._pool.report_success(session.server)
+
+    def close(self) -> None:
+        """Count what came, and withdraw everything at once."""
+        self.count_verdicts()
+        self._drop_stale()
+        for running in (*self._drafts.values(), *self._verifies.values()):
+            self._note_unanswered(running)
+            running.withdraw()
+
+    # --- starting -----------------------------------------------------------------------------
+
+    def _start_verify(self, call: StartVerify, session: Session) -> _Running:
+        sent = session.verify(
+            call.prefix,
+            call.proposal,
+            depth=call.depth,
+            logprobs=self._logprobs,
+            final_length=self._ledger.final_length,
+        )
+        task = self._tasks.create_task(
+            self._take_verdict(call, session, sent), name=f"verify {call.verify_id}"
+        )
+        return _Running(
+            call, session, sent, task, self._recorder.verifying(session.server.name, call)
+        )
+
+    def _start_draft(self, call: StartDraft, session: Session) -> _Running:
+        record = self._recorder.drafting(session.server.name, call)
+
+        def report(drafted: Drafted) -> None:
+            if not record.is_running:
+                return  # withdrawn a moment before
+            self._recorder.drafted(record, drafted)
+            self._answered(TokensDrafted(call.draft_id, drafted.proposal))
+
+        sent = session.draft(
+            call.prefix,
+            max_tokens=call.max_tokens,
+            chunk_tokens=min(call.chunk_tokens, _MAX_CHUNK_TOKENS),
+            final_length=self._ledger.final_length,
+            report=report,
+        )
+        task = self._tasks.create_task(
+            self._take_draft(call, session, sent), name=f"draft {call.draft_id}"
+        )
+        return _Running(call, session, sent, task, record)
+
+    # --- ending -------------------------------------------------------------------------------
+
+    async def _take_verdict(
+        self, call: StartVerify, session: Session, sent: CallUnderWay[Judged]
+    ) -> None:
+        try:
+            judged = await sent
+        except PacelineError as error:
+            if self._retire(self._verifies, call.verify_id, sent=sent):
+                self._failed(call, session, error)
+            return
+        if not self._retire(self._verifies, call.verify_id, sent=sent):
+            return
+        decided = (*call.proposal.along(judged.accepted_path), judged.next_token)
+        self._ledger.note(len(call.prefix), decided)
+        self._judged.append((session, judged))
+        self._answered(
+            BlockVerified(
+                call.verify_id, judged.accepted_path, judged.next_token, logprobs=judged.logprobs
+            )
+        )
+
+    async def _take_draft(
+        self, call: StartDraft, session: Session, sent: CallUnderWay[None]
+    ) -> None:
+        try:
+            await sent
+        except PacelineError as error:
+            if self._retire(self._drafts, call.draft_id, sent=sent):
+                self._failed(call, session, error)
+            return
+        if self._retire(self._drafts, call.draft_id, sent=sent):
+            self._answered(DraftEnded(call.draft_id))
+            self._pool.report_success(session.server)
+
+    def _retire(self, calls: dict[int, _Running], call_id: int, *, sent: CallUnderWay[Any]) -> bool:
+        """Take a call that has ended off the list; False if it was withdrawn a moment before."""
+        running = calls.get(call_id)
+        if running is None or running.sent is not sent:
+            return False
+        self._end(calls.pop(call_id))
+        if running.replaced is not None:
+            self._drop_later(running.replaced)
+        return True
+
+    def _withdraw(self, running: _Running | None, *, by_rejection: bool) -> None:
+        if running is not None:
+            if not by_rejection:
+                self._note_unanswered(running)
+            running.sent.release()
+            self._drop_later(running)
+            self._end(running)
+            self._recorder.cancelled(running.record, by_rejection=by_rejection)
+
+    def _note_unanswered(self, running: _Running) -> None:
+        """Let a request that ends early not hide that a server is silent."""
+        if running.sent.end_unanswered():
+            self._pool.suspect(running.session.server)
+
+    def _end(self, running: _Running) -> None:
+        if isinstance(running.call, StartVerify):
+            self._recorder.verification_ended(running.record)
+        else:
+            self._recorder.draft_ended(running.record)
+
+    def _drop_later(self, running: _Running) -> None:
+        self._stale.append(running)
+        if self._dropping is None:
+            loop = asyncio.get_running_loop()
+            self._dropping = loop.call_later(COURTESY_SECONDS, self._drop_stale)
+
+    def _drop_stale(self) -> None:
+        if self._dropping is not None:
+            self._dropping.cancel()
+            self._dropping = None
+        for running in self._stale:
+            running.withdraw()
+        self._stale.clear()

@@ -1,0 +1,372 @@
+"""The servers that work on one request: who sits where, and who takes over.
+
+A decoding method names servers by index. Behind an index is a seat; in a seat is an open session at
+some server, and after that server is lost, at another one, or at none. Who is to take a seat opens
+a session first: until then it is empty, or its former occupant works on.
+
+The target in the first seat taken is the request's home. At the others it is a guest: where another
+request is at home it begins nothing. So speculation that runs ahead uses targets that would idle,
+and every request has the target that plain decoding would have. As requests come and go, DSI
+shrinks and grows with the targets that are nobody's home.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    CacheExhaustedError,
+    DeadlineError,
+    InvalidFieldError,
+    OverloadedError,
+    PacelineError,
+    TokenizerMismatchError,
+)
+from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_protocol.messages import CapacityChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.v1.session_pb2 import SessionSpec
+    from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_orchestrator.planning.growth import Growth
+
+__all__ = ["Crew"]
+
+# A server without room for a session is asked again after so long, if it did not say when.
+_REFUSAL_SECONDS = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Seats:
+    """The seats of one role.
+
+    Attributes:
+        role: The role.
+        sessions: By seat, the open session; None where nobody sits.
+        arriving: By seat, the session that is being opened for it.
+    """
+
+    role: Role
+    sessions: list[Session | None]
+    arriving: dict[int, Session] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The seats with an open session."""
+        return tuple(index for index, session in enumerate(self.sessions) if session is not None)
+
+    @property
+    def everyone(self) -> list[Session]:
+        """All sessions, by seat; one that is to replace another before that."""
+        coming = [(index, 0, it) for index, it in self.arriving.items()]
+        seated = [(index, 1, it) for index, it in enumerate(self.sessions) if it is not None]
+        return [session for _, _, session in sorted((*seated, *coming), key=lambda it: it[:2])]
+
+    @property
+    def empty(self) -> list[int]:
+        """The seats that nobody has or is about to have."""
+        return [
+            index
+            for index, session in enumerate(self.sessions)
+            if session is None and index not in self.arriving
+        ]
+
+    def dismiss(self, session: Session) -> bool:
+        """Take a session out; whether it was here."""
+        if session in self.sessions:
+            self.sessions[self.sessions.index(session)] = None
+            return True
+        for index, arriving in self.arriving.items():
+            if arriving is session:
+                del self.arriving[index]
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Take everyone out."""
+        self.sessions = [None] * len(self.sessions)
+        self.arriving.clear()
+
+
+class Crew:
+    """The seats of one request: for all of them sessions are being opened from here on.
+
+    Args:
+        pool: Where servers come from.
+        model: The target model that the request is pinned to.
+        make_spec: What a session at a server of a role is opened for, by the model's fingerprint.
+        target_count: Seats for targets.
+        drafter_count: Seats for drafters.
+        keeper: Opens and closes sessions.
+        deadline: The request's.
+        note_fallback: Told of everything that did not go as planned, by its kind.
+        arrived: Told, in a later turn of the loop, of each session that has opened and taken its
+            seat; or that could not be opened, and why: it is the caller's to `vacate`.
+        growth: How many more targets it takes if they come while it runs; None takes no more.
+
+    Attributes:
+        lookahead: Draft tokens in a verification since targets came; None as long as planned.
+    """
+
+    def __init__(
+        self,
+        pool: ServerPool,
+        model: ModelFacts,
+        *,
+        make_spec: Callable[[str], SessionSpec],
+        target_count: int,
+        drafter_count: int,
+        keeper: SessionKeeper,
+        deadline: Deadline,
+        note_fallback: Callable[[str], None],
+        arrived: Callable[[Session, PacelineError | None], None],
+        growth: Growth | None = None,
+    ) -> None:
+        self._pool = pool
+        self._model = model
+        self._make_spec = make_spec
+        self._keeper = keeper
+        self._deadline = deadline
+        self._note_fallback = note_fallback
+        self._arrived = arrived
+        self._growth = growth
+        self._since = time.monotonic()
+        self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
+        self._has_grown = False
+        self.lookahead: int | None = None
+        self._barred_until: dict[ModelServer, float] = {}
+        self._targets = _Seats(Role.TARGET, [None] * target_count)
+        self._drafters = _Seats(Role.DRAFTER, [None] * drafter_count)
+        self._home: ModelServer | None = None
+        self._known = CapacityChanged((), ())
+        self.fill()
+        if drafter_count and not self._drafters.everyone:
+            note_fallback("no_drafter")
+
+    @property
+    def capacity(self) -> CapacityChanged:
+        """The seats that the method can give work to."""
+        taken = self._targets.taken
+        usable = tuple(index for index in taken if self._is_usable(index))
+        return CapacityChanged(
+            targets=usable,
+            drafters=self._drafters.taken,
+            leaving=tuple(sorted(self._given_up.union(taken).difference(usable))),
+            lookahead=self.lookahead,
+        )
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All sessions, those that are being opened, too."""
+        return [*self._targets.everyone, *self._drafters.everyone]
+
+    @property
+    def target_count(self) -> int:
+        """How many targets work on it, or are about to."""
+        return len(self._targets.everyone)
+
+    @property
+    def target_servers(self) -> list[ModelServer]:
+        """Where its sessions at targets are, those that are being opened, too."""
+        return [session.server for session in self._targets.everyone]
+
+    @property
+    def seat_count(self) -> int:
+        """How many targets could work on it: 0 if there is nothing to do."""
+        return len(self._targets.sessions)
+
+    @property
+    def is_assembled(self) -> bool:
+        """Whether nobody is on the way."""
+        return not (self._targets.arriving or self._drafters.arriving)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this orchestrator uses the targets for nothing else."""
+        return all(it.server.session_count == 1 for it in self._targets.everyone)
+
+    def target(self, index: int) -> Session | None:
+        """Return the open session in a target's seat."""
+        return self._targets.sessions[index]
+
+    def drafter(self, index: int) -> Session | None:
+        """Return the open session in a drafter's seat."""
+        return self._drafters.sessions[index]
+
+    def fill(self) -> bool:
+        """Seat servers that are ready; tell whether the capacity has changed.
+
+        In this order: sessions move away from servers that are about to end; empty seats are
+        filled; targets that came after the request are used, too.
+        """
+        for seats in (self._targets, self._drafters):
+            servers = self._unseated(seats)
+            self._move(seats, servers)
+            for index in seats.empty[: len(servers)]:
+                self._invite(seats, index, servers.pop(0))
+            if seats is self._targets:
+                self._spread(servers)
+        self._settle()
+        before, self._known = self._known, self.capacity
+        return before != self._known
+
+    def vacate(self, session: Session, error: PacelineError) -> float | None:
+        """Take a session out of its seat after a call of it failed.
+
+        The caller is to pass on the capacity that is left.
+
+        Returns:
+            After how many seconds the same server may be seated again, if that is known.
+        """
+        server = session.server
+        if not self._seats_of(session).dismiss(session):
+            return None
+        session.close()
+        pause = None
+        if isinstance(error, CacheExhaustedError | OverloadedError):
+            pause = error.retry_after_seconds or _REFUSAL_SECONDS
+            self._barred_until[server] = time.monotonic() + pause
+            self._note_fallback("session_refused")
+        elif isinstance(error, InvalidFieldError):
+            self._barred_until[server] = float("inf")  # too small a model for this request
+            self._note_fallback(f"{server.role}_lost")
+        else:
+            self._pool.report_failure(server, error)
+            is_late = isinstance(error, DeadlineError)
+            self._note_fallback("deadline" if is_late else f"{server.role}_lost")
+        if server.role is Role.DRAFTER and not self._drafters.everyone:
+            self._note_fallback("no_drafter")
+        self._known = self.capacity
+        return pause
+
+    def close(self) -> None:
+        """End all sessions, behind the caller's back."""
+        for session in self.sessions:
+            session.close()
+        self._targets.clear()
+        self._drafters.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Be at home at the target that has the first seat taken, or is about to have it."""
+        home = next((it.server for it in self._targets.everyone), None)
+        if home is not self._home:
+            origin, self._home = self._home, home
+            self._pool.move_home(origin, home)
+
+    def _is_usable(self, index: int) -> bool:
+        """Whether a target is the request's home, or is to be replaced by it, or is nobody's."""
+        session = self._targets.sessions[index]
+        assert session is not None
+        is_home = session.server is self._home or index in self._targets.arriving
+        return is_home or not session.server.home_count
+
+    def _move(self, seats: _Seats, servers: list[ModelServer]) -> None:
+        """Replace sessions at servers that are about to end; each finishes its call.
+
+        Where there is no other server the request does with its other seats, if it has some.
+        """
+        for index in seats.taken:
+            session = seats.sessions[index]
+            if session is None or not session.server.leaving or index in seats.arriving:
+                continue
+            if servers:
+                self._invite(seats, index, servers.pop(0))
+            elif any(it and not it.server.leaving for it in seats.sessions):
+                seats.dismiss(session)
+                if seats is self._targets:
+                    self._given_up.add(index)
+                session.retire()
+
+    def _spread(self, servers: list[ModelServer]) -> None:
+        """Use targets that came later: as a home that is less crowded, and to run further ahead."""
+        newer = [server for server in servers if server.ready_since > self._since]
+        home = next(iter(self._targets.taken), None)
+        if newer and home is not None and home not in self._targets.arriving:
+            session = self._targets.sessions[home]
+            if session is not None and session.server is self._home:
+                crowd = session.server.home_count - newer[0].home_count
+                if crowd > 1:
+                    self._invite(self._targets, home, newer.pop(0))
+        self._grow([server for server in newer if not server.home_count])
+
+    def _grow(self, servers: list[ModelServer]) -> None:
+        """Take more targets, as far as Equation 1 says, and shorter blocks to go with them."""
+        seats = self._targets
+        target_ns, drafter_ns = _step_ns(seats), _step_ns(self._drafters)
+        if self._growth is None or not (target_ns and drafter_ns):
+            return
+        limit = self._growth.target_limit(target_ns, drafter_ns)
+        for server in servers[: max(0, limit - len(seats.sessions))]:
+            seats.sessions.append(None)
+            self._invite(seats, len(seats.sessions) - 1, server)
+            self._has_grown = True
+        if self._has_grown:
+            self.lookahead = self._growth.lookahead_with(
+                self.target_count, target_ns=target_ns, drafter_ns=drafter_ns
+            )
+
+    def _invite(self, seats: _Seats, index: int, server: ModelServer) -> None:
+        """Open a session for a seat."""
+        assert server.facts is not None, "a server that is ready has said what it is"
+        session = Session(
+            server,
+            self._make_spec(server.facts.fingerprint),
+            keeper=self._keeper,
+            deadline=self._deadline,
+            note_repair=self._note_fallback,
+        )
+        seats.arriving[index] = session
+        session.when_opened(self._take_in)
+
+    def _take_in(self, session: Session, error: PacelineError | None) -> None:
+        """Let a session that has opened take its seat; who had it finishes its call."""
+        seats = self._seats_of(session)
+        index = next((index for index, it in seats.arriving.items() if it is session), None)
+        if index is None:
+            return  # everyone has gone meanwhile
+        if error is None:
+            former = seats.sessions[index]
+            seats.sessions[index] = seats.arriving.pop(index)
+            if seats is self._targets:
+                self._given_up.discard(index)
+            if former is not None:
+                former.retire()
+            self._settle()
+            self._known = self.capacity
+        self._arrived(session, error)
+
+    def _seats_of(self, session: Session) -> _Seats:
+        return self._targets if session.server.role is Role.TARGET else self._drafters
+
+    def _unseated(self, seats: _Seats) -> list[ModelServer]:
+        """Return the servers that can be seated, the least loaded first."""
+        seated = {session.server for session in seats.everyone}
+        now = time.monotonic()
+        return [
+            server
+            for server in self._candidates(seats.role)
+            if server not in seated and now >= self._barred_until.get(server, 0.0)
+        ]
+
+    def _candidates(self, role: Role) -> list[ModelServer]:
+        if role is Role.TARGET:
+            return self._pool.targets(self._model)
+        try:
+            return self._pool.drafters(self._model)
+        except TokenizerMismatchError:
+            return []
+
+
+def _step_ns(seats: _Seats) -> int:
+    """Return a decoding step of the first server seated; 0 while it is not known."""
+    return next((it.server.latency.step_ns for it in seats.everyone), 0)

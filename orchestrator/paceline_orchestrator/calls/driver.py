@@ -1,0 +1,379 @@
+"""Runs a decoding method over gRPC: commands become calls, answers and failures become events.
+
+An answer is handled, and the calls that follow from it are made, in the very turn of the event loop
+in which it arrived: a rejection restarts both models at once. What is in less of a hurry waits:
+counting and delivering until those calls were sent, cancelling what became worthless until they are
+likely to have arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    CacheExhaustedError,
+    DeadlineError,
+    InternalError,
+    InvalidFieldError,
+    MalformedRequestError,
+    NoTargetError,
+    OverloadedError,
+    PacelineError,
+    SessionError,
+    UnsupportedError,
+)
+from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
+from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.messages import (
+    AbandonVerify,
+    BlockVerified,
+    DraftFailed,
+    EmitTokens,
+    Event,
+    Finish,
+    PromoteVerify,
+    StartDraft,
+    StartVerify,
+    StopDraft,
+    VerifyFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_orchestrator.calls.calls_in_flight import StartCall
+    from paceline_orchestrator.calls.crew import Crew
+    from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.recorder import Recorder
+    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_protocol.messages import (
+        CapacityChanged,
+        Command,
+        FinishReason,
+    )
+    from paceline_protocol.strategy import AnyMethod
+
+__all__ = ["Driver"]
+
+# How long a request does without any target before it gives up.
+_TARGET_WAIT_SECONDS = 5.0
+# Who opens its session so much later than the first target joins a method that has begun.
+_ASSEMBLY_SECONDS = 0.05
+_RETRY_SECONDS = 1.0
+# A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
+_RENEW_SECONDS = 5.0
+
+
+class Driver:
+    """Runs one method for one request.
+
+    Args:
+        create_method: Makes what decides, for those who are there at the start.
+        crew: Who works; its sessions are closed in the end.
+        pool: Says when servers are back.
+        recorder: Told of everything.
+        deadline: The request's.
+        prompt_length: Tokens that are final from the start.
+        logprobs: Whether verdicts shall carry them.
+        deliver: Takes final tokens, after the commands that came with them are under way; returns
+            whether the text ends here.
+        conclude: Told once how the method ended, before what still runs is called off.
+
+    Cancellation:
+        Cancelling `run` withdraws every call; sessions are closed behind its back.
+    """
+
+    def __init__(
+        self,
+        create_method: Callable[[CapacityChanged], AnyMethod],
+        *,
+        crew: Crew,
+        pool: ServerPool,
+        recorder: Recorder,
+        deadline: Deadline,
+        prompt_length: int,
+        logprobs: bool,
+        deliver: Callable[[EmitTokens], bool],
+        conclude: Callable[[FinishReason], None],
+    ) -> None:
+        self._create_method = create_method
+        self._method: AnyMethod | None = None
+        self._crew = crew
+        self._pool = pool
+        self._recorder = recorder
+        self._deadline = deadline
+        self._ledger = Ledger(prompt_length)
+        self._deliver = deliver
+        self._conclude = conclude
+        self._tasks = asyncio.TaskGroup()
+        self._calls = CallsInFlight(
+            self._tasks,
+            recorder=recorder,
+            pool=pool,
+            ledger=self._ledger,
+            logprobs=logprobs,
+            answered=self._take_answer,
+            failed=self._take_failure,
+        )
+        self._questions: deque[Callable[[], Sequence[Command]]] = deque()
+        self._deciding = False
+        self._turned = asyncio.Event()
+        self._final: deque[EmitTokens] = deque()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._assembled = asyncio.Event()
+        self._assembling: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._refusal: PacelineError | None = None
+        self._refused_at: float | None = None  # the first time since the last verdict
+        self._refusing: set[ModelServer] = set()  # since then
+        self._finish: Finish | None = None
+        self._failure: PacelineError | None = None
+
+    async def run(self) -> None:
+        """Run the method to its end, which `conclude` has been told of unless this raises.
+
+        Raises:
+            NoTargetError: The targets are gone, and none came back in time.
+            OverloadedError: None has had room for a session for as long.
+            DeadlineError: The request's time is over.
+            PacelineError: Whatever else could not be survived.
+        """
+        try:
+            async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
+                renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
+                try:
+                    with self._pool.listening(self._refill):
+                        await self._work()
+                finally:
+                    # Nobody listens any more: what is found out now begins nothing new here.
+                    renewing.cancel()
+                    self._calls.close()
+        except TimeoutError:
+            raise DeadlineError("the request's time is over") from None
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._crew.close()
+        # Raised here, because a task group would wrap it.
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        """What became of the draft tokens."""
+        return self._method.statistics if self._method is not None else DraftStatistics()
+
+    def take_arrival(self, session: Session, error: PacelineError | None) -> None:
+        """Take notice of a session of the crew that has opened, or could not be opened."""
+        if error is not None:
+            self._lose(session, error)
+            return
+        self._crew.fill()  # who has just come may have to leave already
+        self._tell_capacity()
+
+    async def _work(self) -> None:
+        """Begin, and count and deliver in each turn what has come, until the end."""
+        self._tell_capacity()
+        await self._assembled.wait()
+        if self._failure is None:
+            self._method = self._create_method(self._crew.capacity)
+            self._decide(self._method.start)
+        while self._final or not self._is_over:
+            await self._turned.wait()
+            self._turned.clear()
+            self._calls.count_verdicts()
+            self._deliver_final()
+        if self._finish is not None:
+            self._conclude(self._finish.reason)
+            await asyncio.sleep(COURTESY_SECONDS)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._finish is not None or self._failure is not None
+
+    def _take_answer(self, event: Event) -> None:
+        if isinstance(event, BlockVerified):
+            self._refused_at = None
+            self._refusing.clear()
+        self._post(event)
+
+    def _post(self, event: Event) -> None:
+        if self._method is not None:
+            self._decide(partial(self._method.handle, event))
+
+    def _decide(self, question: Callable[[], Sequence[Command]]) -> None:
+        """Ask the method, and carry out its answer: now, or after the one under way."""
+        self._questions.append(question)
+        if self._deciding:
+            return
+        self._deciding = True
+        while self._questions and not self._is_over:
+            self._carry_out(self._questions.popleft())
+        self._deciding = False
+        self._turned.set()
+
+    def _carry_out(self, question: Callable[[], Sequence[Command]]) -> None:
+        """Do what the method commands; nothing here waits.
+
+        New calls are made before stale ones are cancelled and before tokens are delivered: a newer
+        call of a session supersedes the older at the server, so a restart need not wait for what it
+        replaces.
+        """
+        try:
+            commands = question()
+            if commands and isinstance(commands[-1], Finish):
+                self._finish = commands[-1]
+            for command in commands:
+                self._obey(command)
+        except PacelineError as error:
+            self._failure = error
+
+    def _deliver_final(self) -> None:
+        while self._final:
+            emission = self._final.popleft()
+            self._recorder.emitted(emission)
+            if self._deliver(emission) and self._method is not None:
+                self._final.clear()
+                self._decide(self._method.stop)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case EmitTokens():
+                self._ledger.settle(command.token_ids)
+                self._final.append(command)
+            case AbandonVerify():
+                self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
+            case StopDraft():
+                self._calls.stop_draft(command.draft_id, by_rejection=self._finish is None)
+            case StartVerify():
+                self._start(command, self._crew.target(command.target))
+            case StartDraft():
+                self._start(command, self._crew.drafter(command.drafter))
+            case PromoteVerify():
+                self._calls.promote(command.verify_id, depth=command.depth)
+            case Finish():
+                pass
+
+    def _start(self, call: StartCall, session: Session | None) -> None:
+        if session is None:
+            self._post(_failed(call))
+        else:
+            self._calls.start(call, session)
+
+    def _take_failure(self, call: StartCall, session: Session, error: PacelineError) -> None:
+        """Tell the method, and find another server if this one is to blame."""
+        if self._deadline.remaining_seconds == 0:
+            return  # `run` is about to say so
+        is_target = session.server.role is Role.TARGET
+        if is_target and isinstance(
+            error, InvalidFieldError | MalformedRequestError | UnsupportedError
+        ):
+            self._fail(InternalError(f"a target refused a call: {error.message}"))
+            return
+        if not isinstance(error, SessionError):
+            self._lose(session, error)
+        self._post(_failed(call))
+
+    def _lose(self, session: Session, error: PacelineError) -> None:
+        """Do without a session that failed, or could not be opened, and find another server."""
+        is_target = session.server.role is Role.TARGET
+        if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
+            self._note_refusal(session.server, error)
+        pause = self._crew.vacate(session, error)
+        self._tell_capacity()
+        self._refill()
+        if pause is not None:
+            self._call_later(pause, self._refill)
+
+    def _refill(self) -> None:
+        """Find servers that are ready for empty seats."""
+        if self._crew.fill():
+            self._tell_capacity()
+
+    def _tell_capacity(self) -> None:
+        """Tell the method who is there; or begin, if there is no reason to wait for more."""
+        capacity = self._crew.capacity
+        self._mind_targets(capacity)
+        self._post(capacity)
+        if self._method is not None or not self._assembling_is_of_use(capacity):
+            self._assembled.set()
+        elif capacity.targets and self._assembling is None:
+            self._assembling = self._call_later(_ASSEMBLY_SECONDS, self._assembled.set)
+
+    def _assembling_is_of_use(self, capacity: CapacityChanged) -> bool:
+        if not self._crew.seat_count:
+            return False  # nothing is to be decoded
+        return not (capacity.targets and self._crew.is_assembled)
+
+    def _mind_targets(self, capacity: CapacityChanged) -> None:
+        """Be patient for a while without any target, and no longer."""
+        if capacity.targets and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        elif not capacity.targets and self._patience is None and self._crew.seat_count:
+            self._patience = self._call_later(_TARGET_WAIT_SECONDS, self._give_up)
+
+    def _note_refusal(self, server: ModelServer, error: PacelineError) -> None:
+        """Be patient for a while with targets that have no room, and no longer.
+
+        A session may open, and its first call be refused, again and again: a verdict alone shows
+        that there is room. A target that has not refused yet may be at work on a long prompt.
+        """
+        self._refusing.add(server)
+        now = asyncio.get_running_loop().time()
+        self._refusal = error
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now - self._refused_at >= _TARGET_WAIT_SECONDS and self._refusing.issuperset(
+            self._crew.target_servers
+        ):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._refusal is not None and self._refused_at is not None:
+            self._fail(
+                OverloadedError(
+                    f"no target has room for this request: {self._refusal.message}",
+                    retry_after_seconds=self._refusal.retry_after_seconds or _RETRY_SECONDS,
+                )
+            )
+        else:
+            self._fail(
+                NoTargetError(
+                    "no target is left for this request", retry_after_seconds=_RETRY_SECONDS
+                )
+            )
+
+    def _fail(self, failure: PacelineError) -> None:
+        self._failure = self._failure or failure
+        self._assembled.set()
+        self._turned.set()
+
+    async def _renew_sessions(self) -> None:
+        """Keep the sessions that a long request does not use for a while."""
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            # At once, so that a server that hangs takes no other's time.
+            async with asyncio.TaskGroup() as renewals:
+                for session in self._crew.sessions:
+                    renewals.create_task(
+                        session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
+                    )
+
+    def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+        timer = asyncio.get_running_loop().call_later(seconds, action)
+        self._timers.append(timer)
+        return timer
+
+
+def _failed(call: StartCall) -> Event:
+    if isinstance(call, StartVerify):
+        return VerifyFailed(call.verify_id)
+    return DraftFailed(call.draft_id)

@@ -1,0 +1,165 @@
+"""What an orchestrator counts of its requests."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from paceline_serving.telemetry import LATENCY_BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from paceline.v1 import orchestrator_service_pb2 as pb
+    from paceline_protocol.strategy import Strategy
+
+
+__all__ = ["RequestMetrics"]
+
+_RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
+# Seconds. On one machine a hop takes 0.3 ms.
+_HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)
+_SPEED_UP_BUCKETS = (0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8)
+_TARGET_BUCKETS = (*range(1, 9), 12, 16, 24, 32, 64)
+
+
+class _Served(Protocol):
+    """A request that is being served, or was."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def targets_used(self) -> int: ...
+    @property
+    def speed_up(self) -> float | None: ...
+    def statistics(self) -> pb.GenerationStatistics: ...
+
+
+class RequestMetrics:
+    """Prometheus metrics; labels come from fixed sets."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._incoming = Counter(
+            "paceline_incoming_requests", "Requests, refused ones included", registry=registry
+        )
+        self._running = Gauge(
+            "paceline_num_requests_running", "Requests being served", registry=registry
+        )
+        self._duration = Histogram(
+            "paceline_request_duration_seconds",
+            "From a request's arrival to its end",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
+        self._first_token = Histogram(
+            "paceline_time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
+        self._token_gap = Histogram(
+            "paceline_inter_token_latency_seconds",
+            "From one final token to the next; those that became final together share the time",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
+        self._hop = Histogram(
+            "paceline_rpc_hop_seconds",
+            "From a call to its first answer, less its server's queue and forwards",
+            ["rpc"],
+            registry=registry,
+            buckets=_HOP_BUCKETS,
+        )
+        self._parallelism = Histogram(
+            "paceline_speculation_parallelism",
+            "The most targets that verified for a request at the same time",
+            registry=registry,
+            buckets=_TARGET_BUCKETS,
+        )
+        self._speed_up = Histogram(
+            "paceline_speedup_vs_autoregressive",
+            "Expected time of a token decoded plainly, over what tokens after the first took",
+            ["strategy"],
+            registry=registry,
+            buckets=_SPEED_UP_BUCKETS,
+        )
+        self._acceptance_rate = Histogram(
+            "paceline_request_spec_decode_acceptance_rate",
+            "Share of a request's judged draft tokens that were accepted",
+            registry=registry,
+            buckets=_RATE_BUCKETS,
+        )
+        self._drafted = Counter(
+            "paceline_spec_decode_num_draft_tokens", "Draft tokens received", registry=registry
+        )
+        self._accepted = Counter(
+            "paceline_spec_decode_num_accepted_tokens",
+            "Draft tokens that became output",
+            registry=registry,
+        )
+        self._wasted = Counter(
+            "paceline_wasted_tokens",
+            "Draft tokens that became no output",
+            ["reason"],
+            registry=registry,
+        )
+        self._fallbacks = Counter(
+            "paceline_fallbacks",
+            "What did not go as planned, and cost no token",
+            ["kind"],
+            registry=registry,
+        )
+        self._cancelled = Counter(
+            "paceline_worthless_rpcs_cancelled",
+            "Calls cancelled because a rejection made them worthless",
+            registry=registry,
+        )
+
+    def refused(self) -> None:
+        """Count a request that was not admitted."""
+        self._incoming.inc()
+
+    def tokens(self, count: int, *, gap_ns: int) -> None:
+        """Measure tokens that became final together, `gap_ns` after those before them."""
+        for _ in range(count):
+            self._token_gap.observe(gap_ns / count / 1e9)
+
+    def hop(self, rpc: str, hop_ns: int) -> None:
+        """Measure a call's way to its server and back."""
+        self._hop.labels(rpc).observe(hop_ns / 1e9)
+
+    @contextmanager
+    def request(self, served: _Served) -> Iterator[None]:
+        """Count a request that is being served, and in the end what it took."""
+        self._incoming.inc()
+        self._running.inc()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._running.dec()
+            self._duration.observe(time.perf_counter() - started)
+            self._count(served)
+
+    def _count(self, served: _Served) -> None:
+        took = served.statistics()
+        if took.time_to_first_token_ns:
+            self._first_token.observe(took.time_to_first_token_ns / 1e9)
+        if took.accepted_token_count + took.rejected_token_count:
+            self._acceptance_rate.observe(took.acceptance_rate)
+        if (speed_up := served.speed_up) is not None:
+            self._speed_up.labels(served.strategy.value).observe(speed_up)
+        if served.targets_used:
+            self._parallelism.observe(served.targets_used)
+        self._drafted.inc(took.drafted_token_count)
+        self._accepted.inc(took.accepted_token_count)
+        self._wasted.labels("rejected").inc(took.rejected_token_count)
+        self._wasted.labels("discarded").inc(took.discarded_token_count)
+        self._cancelled.inc(took.cancelled_rpc_count)
+        for fallback in took.fallbacks:
+            self._fallbacks.labels(fallback.kind).inc(fallback.count)

@@ -1,0 +1,66 @@
+"""One token, asked of a server that fell silent, before it gets work again.
+
+Its health says nothing: it was well all the time. And no client shall wait to find out.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+from paceline.v1.session_pb2 import SessionSpec
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.keeper import SessionKeeper
+from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_protocol.proposal import Proposal
+
+if TYPE_CHECKING:
+    from paceline_orchestrator.fleet.server import ModelServer
+
+__all__ = ["answers"]
+
+_log = logging.getLogger(__name__)
+
+# A server that is busy may take its time, for it has the probe in sight; see SilenceWatch.
+_PROBE_SECONDS = 60.0
+_TOKENS = (0,)
+
+
+async def answers(server: ModelServer) -> bool:
+    """Ask a server for one token, and tell whether it came."""
+    assert server.facts is not None, "a server that was called has said what it is"
+    spec = SessionSpec(
+        expected_model_fingerprint=server.facts.fingerprint,
+        reserve_length=len(_TOKENS) + 1,
+        request_id="probe",
+        share="probe",
+    )
+    async with SessionKeeper() as keeper:
+        session = Session(
+            server,
+            spec,
+            keeper=keeper,
+            deadline=Deadline.after(_PROBE_SECONDS),
+            note_repair=lambda _: None,
+        )
+        try:
+            await _compute_a_token(session)
+        except PacelineError:
+            return False
+        except Exception:  # noqa: BLE001 - the pool must not end with it
+            _log.exception("%s could not be probed", server.name)
+            return False
+        else:
+            return True
+        finally:
+            session.close()
+
+
+async def _compute_a_token(session: Session) -> None:
+    await session.opened()
+    if session.server.role is Role.TARGET:
+        await session.verify(_TOKENS, Proposal(), final_length=len(_TOKENS))
+    else:
+        await session.draft(_TOKENS, max_tokens=1, final_length=len(_TOKENS), report=lambda _: None)

@@ -1,0 +1,280 @@
+"""What a request took: its timeline and its statistics, as the client is told of them.
+
+Times are nanoseconds since the request's arrival, on the orchestrator's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.calls.session import Drafted, Judged
+    from paceline_orchestrator.fleet.wire import Timing
+    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
+
+__all__ = ["CallRecord", "Recorder"]
+
+
+@dataclass(slots=True, eq=False)
+class CallRecord:
+    """A draft or a verification.
+
+    Attributes:
+        call_id: Its name in the timeline: drafts and verifications are numbered together.
+        server: Where it runs.
+        prefix: What it follows.
+        token_ids: The block of a verification, or what a draft has found so far.
+        depth: How far a verification runs ahead.
+        started_ns: When it was started, or a draft's last tokens came; perf_counter_ns.
+        is_running: Whether more may come of it.
+    """
+
+    call_id: int
+    server: str
+    prefix: Sequence[int]
+    token_ids: list[int] = field(default_factory=list)
+    depth: int = 0
+    started_ns: int = field(default_factory=time.perf_counter_ns)
+    is_running: bool = True
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return len(self.prefix) + len(self.token_ids)
+
+
+class Recorder:
+    """Told of everything that happens to a request, as it happens.
+
+    Args:
+        arrived_ns: The request's arrival; perf_counter_ns.
+        prompt_length: Tokens before the first new one.
+        metrics: Where tokens and calls are measured, when nothing waits for it.
+        keep_timeline: Whether to remember events.
+        show: Takes each event as it happens; None if nobody wants them.
+
+    Attributes:
+        targets_used: The most targets that verified at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        arrived_ns: int,
+        prompt_length: int,
+        metrics: RequestMetrics,
+        keep_timeline: bool = False,
+        show: Callable[[pb.TimelineEvent], None] | None = None,
+    ) -> None:
+        self._arrived_ns = arrived_ns
+        self._position = prompt_length
+        self._metrics = metrics
+        self._emitted_ns = arrived_ns
+        self._later_count = 0
+        self._draft_hops_ns: list[int] = []
+        self._keep_timeline = keep_timeline
+        self._show = show
+        self._timeline: list[pb.TimelineEvent] = []
+        self._call_count = 0
+        self._verifying: Counter[str] = Counter()
+        self._drafts: list[CallRecord] = []
+        self._fallbacks: Counter[str] = Counter()
+        self._statistics = pb.GenerationStatistics()
+        self.targets_used = 0
+
+    @property
+    def token_ns(self) -> float | None:
+        """What a token took on average, but for those that became final first, or None."""
+        if not self._later_count:
+            return None
+        later_ns = self._since_arrival(self._emitted_ns) - self._statistics.time_to_first_token_ns
+        return later_ns / self._later_count
+
+    def fallback(self, kind: str) -> None:
+        """Something did not go as planned; the kinds are those of the Fallback message."""
+        self._fallbacks[kind] += 1
+
+    def drafting(self, server: str, draft: StartDraft) -> CallRecord:
+        """A draft was started."""
+        self._call_count += 1
+        record = CallRecord(self._call_count, server, draft.prefix)
+        self._drafts.append(record)
+        return record
+
+    def drafted(self, record: CallRecord, drafted: Drafted) -> None:
+        """A draft found tokens."""
+        hop_ns = self._count(drafted.timing, drafted.elapsed_ns)
+        if not record.token_ids:
+            self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
+        self._statistics.drafter_forward_count += drafted.timing.forward_count
+        self._tell(
+            pb.TIMELINE_EVENT_KIND_DRAFTED,
+            record,
+            start_ns=record.started_ns,
+            position=record.end,
+            token_ids=drafted.proposal.token_ids,
+        )
+        record.token_ids.extend(drafted.proposal.token_ids)
+        record.started_ns = time.perf_counter_ns()
+
+    def verifying(self, server: str, verify: StartVerify) -> CallRecord:
+        """A verification was started."""
+        self._call_count += 1
+        record = CallRecord(
+            self._call_count, server, verify.prefix, list(verify.proposal.token_ids), verify.depth
+        )
+        self._verifying[server] += 1
+        self.targets_used = max(self.targets_used, len(self._verifying))
+        if self._show is not None:
+            self._show(self._event(pb.TIMELINE_EVENT_KIND_VERIFYING, record))
+        return record
+
+    def judged(self, judged: Judged) -> None:
+        """A verification was answered."""
+        self._metrics.hop("Verify", self._count(judged.timing, judged.elapsed_ns))
+        self._statistics.target_forward_count += judged.timing.forward_count
+
+    def verification_ended(self, record: CallRecord) -> None:
+        """A verification was answered, withdrawn, or failed."""
+        self._verifying[record.server] -= 1
+        self._verifying += Counter()  # drops those at 0
+        self._tell(pb.TIMELINE_EVENT_KIND_VERIFYING, record, start_ns=record.started_ns)
+
+    def draft_ended(self, record: CallRecord) -> None:
+        """A draft has used up its window, was withdrawn, or failed."""
+        record.is_running = False
+
+    def cancelled(self, record: CallRecord, *, by_rejection: bool) -> None:
+        """A call was withdrawn: a rejection made it worthless, or the generation is over."""
+        self._statistics.cancelled_rpc_count += by_rejection
+        self._tell(pb.TIMELINE_EVENT_KIND_CANCELLED, record)
+
+    def emitted(self, emission: EmitTokens) -> None:
+        """Tokens became final."""
+        self._measure(len(emission.token_ids))
+        for token_id, accepted in zip(emission.token_ids, emission.accepted, strict=True):
+            kind = pb.TIMELINE_EVENT_KIND_ACCEPTED if accepted else pb.TIMELINE_EVENT_KIND_CORRECTED
+            self._tell(kind, position=self._position, token_ids=(token_id,))
+            self._discard_what_contradicts(token_id)
+            self._position += 1
+
+    def statistics(self, drafts: DraftStatistics) -> pb.GenerationStatistics:
+        """Sum up; `drafts` is what the method says of the draft tokens."""
+        statistics = pb.GenerationStatistics(
+            drafted_token_count=drafts.drafted,
+            accepted_token_count=drafts.accepted,
+            rejected_token_count=drafts.rejected,
+            discarded_token_count=drafts.discarded,
+            acceptance_rate=drafts.acceptance_rate,
+            total_ns=self._since_arrival(time.perf_counter_ns()),
+            fallbacks=[
+                pb.Fallback(kind=kind, count=count)
+                for kind, count in sorted(self._fallbacks.items())
+            ],
+        )
+        statistics.MergeFrom(self._statistics)
+        return statistics
+
+    def timeline(self) -> list[pb.TimelineEvent]:
+        """Return what was remembered, by start."""
+        return sorted(self._timeline, key=lambda event: event.start_ns)
+
+    def _measure(self, token_count: int) -> None:
+        """Measure final tokens, and what calls took up to them."""
+        now_ns = time.perf_counter_ns()
+        if not self._statistics.time_to_first_token_ns:
+            self._statistics.time_to_first_token_ns = self._since_arrival(now_ns)
+            self._emitted_ns = now_ns
+            token_count -= 1
+        else:
+            self._later_count += token_count
+        self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
+        self._emitted_ns = now_ns
+        for hop_ns in self._draft_hops_ns:
+            self._metrics.hop("Draft", hop_ns)
+        self._draft_hops_ns.clear()
+
+    def _discard_what_contradicts(self, token_id: int) -> None:
+        """Drop drafts that are on another path than the token now final at this position."""
+        surviving = []
+        for record in self._drafts:
+            offset = self._position - len(record.prefix)
+            path = record.prefix if offset < 0 else record.token_ids
+            index = self._position if offset < 0 else offset
+            if index < len(path) and path[index] != token_id:
+                worthless = record.token_ids[max(0, offset) :]
+                if worthless:
+                    self._tell(
+                        pb.TIMELINE_EVENT_KIND_DISCARDED,
+                        record,
+                        position=max(self._position, len(record.prefix)),
+                        token_ids=worthless,
+                    )
+            elif record.is_running or record.end > self._position + 1:
+                surviving.append(record)
+        self._drafts = surviving
+
+    def _tell(
+        self,
+        kind: pb.TimelineEventKind.ValueType,
+        record: CallRecord | None = None,
+        *,
+        start_ns: int | None = None,
+        position: int | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> None:
+        if not self._keep_timeline and self._show is None:
+            return
+        event = self._event(kind, record, start_ns=start_ns, position=position, token_ids=token_ids)
+        if self._keep_timeline:
+            self._timeline.append(event)
+        if self._show is not None:
+            self._show(event)
+
+    def _event(
+        self,
+        kind: pb.TimelineEventKind.ValueType,
+        record: CallRecord | None = None,
+        *,
+        start_ns: int | None = None,
+        position: int | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> pb.TimelineEvent:
+        """Describe what happened until now; a moment, unless it has a start of its own."""
+        now_ns = time.perf_counter_ns()
+        event = pb.TimelineEvent(
+            kind=kind,
+            server="orchestrator",
+            start_ns=self._since_arrival(now_ns if start_ns is None else start_ns),
+            end_ns=self._since_arrival(now_ns),
+            position=position or 0,
+            token_ids=token_ids,
+        )
+        if record is not None:
+            event.server = record.server
+            event.call_id = record.call_id
+            event.speculation_depth = record.depth
+            event.position = len(record.prefix) if position is None else position
+            if token_ids is None:
+                event.token_ids.extend(record.token_ids)
+        return event
+
+    def _count(self, timing: Timing, elapsed_ns: int) -> int:
+        """Count where an answer's time went, and return what was neither queue nor forward."""
+        hop_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
+        self._statistics.queue_ns += timing.queue_ns
+        self._statistics.forward_ns += timing.forward_ns
+        self._statistics.network_ns += hop_ns
+        return hop_ns
+
+    def _since_arrival(self, at_ns: int) -> int:
+        return max(0, at_ns - self._arrived_ns)

@@ -1,0 +1,170 @@
+"""Pods behind headless Services, from a watch on the cluster's EndpointSlices.
+
+Needs a Role with get, list and watch on endpointslices (discovery.k8s.io), and nothing more. The
+client library takes 0.2 s and 22 MB to import, so that this module is imported only where it is
+used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from paceline_orchestrator.fleet.discovery.list_watch import ApiRefusalError, ListWatch
+from paceline_orchestrator.fleet.discovery.slices import SERVICE_LABEL, read_slices
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+
+    from paceline_orchestrator.fleet.discovery.endpoints import Endpoint
+    from paceline_orchestrator.fleet.discovery.metrics import WatchMetrics
+    from paceline_orchestrator.fleet.discovery.services import Service
+
+__all__ = ["ClusterApi", "KubernetesDiscovery"]
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# For a connection, an answer's headers, and a whole list.
+_ANSWER_SECONDS = 5.0
+# A watch that the API forgot to end is given up so long after its time.
+_WATCH_MARGIN_SECONDS = 5.0
+_REMEDIES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "it does not know this pod's service account token",
+    HTTPStatus.FORBIDDEN: "this pod's service account may not get, list and watch endpointslices"
+    " (discovery.k8s.io) in its namespace",
+}
+
+
+class KubernetesDiscovery:
+    """Follows the pods of some Services.
+
+    Args:
+        services: Which, in the pod's own namespace.
+        metrics: Told of what happens.
+    """
+
+    def __init__(self, services: Sequence[Service], *, metrics: WatchMetrics) -> None:
+        self._services = services
+        self._metrics = metrics
+
+    async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """Yield the pods; see Discovery."""
+        last: frozenset[Endpoint] | None = None
+        api = ClusterApi([service.name for service in self._services])
+        following = ListWatch(api, metrics=self._metrics)
+        try:
+            async with aclosing(following.snapshots()) as snapshots:
+                async for slices in snapshots:
+                    found = read_slices(slices, services=self._services)
+                    if found != last:
+                        last = found
+                        yield found
+        finally:
+            await api.close()
+
+
+class ClusterApi:
+    """The EndpointSlices of some Services; connects when it is first asked.
+
+    Where KUBECONFIG is set, as that says; in a pod, as its service account; else as kubectl does.
+
+    Args:
+        services: Names of the Services.
+    """
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._selector = f"{SERVICE_LABEL} in ({','.join(services)})"
+        self._client: client.ApiClient | None = None
+        self._namespace = ""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def list(self) -> Mapping[str, Any]:
+        """Return an EndpointSliceList; see SliceApi."""
+        async with asyncio.timeout(_ANSWER_SECONDS), self._get() as response:
+            return _parse(await response.read())
+
+    async def watch(self, version: str, *, seconds: int) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield watch events; see SliceApi."""
+        ends = asyncio.get_running_loop().time() + seconds + _WATCH_MARGIN_SECONDS
+        async with self._get(
+            watch=True,
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=seconds,
+        ) as response:
+            while True:
+                # Around each line and not around all: a timeout must not hold while this yields.
+                async with asyncio.timeout_at(ends):
+                    line = await response.content.readline()
+                if not line:
+                    return
+                yield _parse(line)
+
+    @asynccontextmanager
+    async def _get(self, **parameters: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and check the answer's status."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                api = client.DiscoveryV1Api(await self._connect())
+                call = api.list_namespaced_endpoint_slice_without_preload_content
+                response: aiohttp.ClientResponse = await call(
+                    self._namespace, label_selector=self._selector, **parameters
+                )
+            async with response:
+                if response.status != HTTPStatus.OK:
+                    raise _refusal(response)
+                yield response
+        except aiohttp.ClientError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from None
+
+    async def _connect(self) -> client.ApiClient:
+        if self._client is None:
+            settings = client.Configuration()
+            try:
+                self._namespace = await _configure(settings)
+            except config.ConfigException as error:
+                raise ConnectionError(f"no way to reach it: {error}") from None
+            self._client = client.ApiClient(settings)
+        return self._client
+
+
+async def _configure(settings: client.Configuration) -> str:
+    """Say where the API is and who we are; return the namespace."""
+    if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
+        config.load_incluster_config(settings)
+        return _NAMESPACE_FILE.read_text().strip()  # noqa: ASYNC240 - it lies in memory
+    loader = await config.load_kube_config(
+        os.environ.get("KUBECONFIG"), client_configuration=settings
+    )
+    return str(loader.current_context["context"].get("namespace") or "default")
+
+
+def _refusal(response: aiohttp.ClientResponse) -> ApiRefusalError:
+    text = _REMEDIES.get(response.status, response.reason or "refused")
+    wait = response.headers.get("Retry-After", "")
+    return ApiRefusalError(
+        f"{text} ({response.status})",
+        code=response.status,
+        retry_after_seconds=float(wait) if wait.isdecimal() else 0.0,
+    )
+
+
+def _parse(text: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ApiRefusalError("an answer that is no JSON") from None
+    if not isinstance(value, dict):
+        raise ApiRefusalError("an answer that is no object")
+    return value

@@ -1,0 +1,410 @@
+"""The model servers that are known, and which of them take work now.
+
+Each server has one long-lived channel and one task that watches its health. A request is pinned to
+one target model; the pool picks servers for it, and says when something has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from contextvars import Context, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import Gauge
+
+from paceline.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    NoTargetError,
+    PacelineError,
+    TokenizerMismatchError,
+)
+from paceline.v1 import model_service_pb2 as model_pb
+from paceline_orchestrator.fleet.discovery import Role, out_of_sight
+from paceline_orchestrator.fleet.server import NOT_SERVING, ModelServer
+from paceline_orchestrator.fleet.silence import SilenceError
+from paceline_orchestrator.fleet.wire import answer, answers, read_facts
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+
+    import grpc
+    from prometheus_client import CollectorRegistry
+
+    from paceline_orchestrator.fleet.discovery import Discovery, Endpoint
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["ServerPool", "count_ready_servers"]
+
+_MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
+_SILENT, _REMOVED = "SILENT", "REMOVED"
+_Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
+
+_log = logging.getLogger(__name__)
+
+# The health stream is renewed so often, and with it what the server says of its model.
+_WATCH_SECONDS = 60.0
+_RECONNECT_SECONDS = 0.1
+_INFO_TIMEOUT_SECONDS = 5.0
+# A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
+_FIRST_PAUSE_SECONDS = 0.5
+_LAST_PAUSE_SECONDS = 10.0
+# Between two probes of a silent server. One that hangs costs the patience of a cold call, so a
+# server is back within some five seconds of being well: a probe that hangs, a pause, one that
+# does not.
+_PROBE_PAUSES_SECONDS = (0.5, 1.0)
+# So many targets are named where none is ready; all are in GetSystemInfo.
+_NAMED_TARGETS = 3
+# How often a choice of targets is put off by one call that waits. If always, the requests of two
+# orchestrators that met at a target would leave it together, and meet again.
+_PUT_OFF_SHARE = 0.5
+
+
+class ServerPool:
+    """All drafters and targets. Use it as an asynchronous context manager.
+
+    Args:
+        discovery: Where the servers are.
+        open_channel: How to reach one.
+        probe: Asks a server for a token, and tells whether it came.
+        draw_lot: From 0 to 1. Breaks ties between servers, the smallest comes first, and says who
+            minds a call that waits at a target. Without it several orchestrators, which know
+            nothing of each other, would choose the same servers.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        *,
+        open_channel: Callable[[Endpoint], grpc.aio.Channel],
+        probe: Callable[[ModelServer], Awaitable[bool]],
+        draw_lot: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._discovery = discovery
+        self._open_channel = open_channel
+        self._answers = probe
+        self._draw_lot = draw_lot
+        self._servers: dict[_Key, ModelServer] = {}
+        self._watches: dict[_Key, asyncio.Task[None]] = {}
+        self._probes: dict[ModelServer, asyncio.Task[None]] = {}
+        self._listeners: dict[Callable[[], None], Context] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._following = self._tasks.create_task(self._follow(), name="pool: follow discovery")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._following.cancel()
+        for task in (*self._watches.values(), *self._probes.values()):
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        for server in self._servers.values():
+            await server.channel.close(None)
+
+    @property
+    def servers(self) -> list[ModelServer]:
+        """All servers, drafters first, by name."""
+        return sorted(self._servers.values(), key=lambda it: (it.role, it.name))
+
+    def model(self) -> ModelFacts:
+        """Return the model that new requests are served with: that of most of the ready targets.
+
+        Raises:
+            NoTargetError: No target is ready.
+        """
+        targets = [it for it in self.servers if it.role is Role.TARGET]
+        model = _commonest_model(it for it in targets if it.ready)
+        if model is None:
+            raise NoTargetError(_why_none_is_ready(targets), retry_after_seconds=1.0)
+        return model
+
+    def last_model(self) -> ModelFacts | None:
+        """Return `model()`, or what the targets that are known were last; None if none has said."""
+        with suppress(NoTargetError):
+            return self.model()
+        return _commonest_model(
+            it for it in self.servers if it.role is Role.TARGET and not it.misfit
+        )
+
+    def targets(self, model: ModelFacts) -> list[ModelServer]:
+        """Return the ready targets with exactly this model, the least loaded first."""
+        tolerated = int(self._draw_lot() >= _PUT_OFF_SHARE)
+        return self._ready(
+            Role.TARGET,
+            lambda facts: facts.fingerprint == model.fingerprint,
+            tolerated_calls=tolerated,
+        )
+
+    def drafters(self, model: ModelFacts) -> list[ModelServer]:
+        """Return the ready drafters that can draft for this model, the least loaded first.
+
+        Raises:
+            TokenizerMismatchError: There are drafters, but all with other tokenizers.
+        """
+        ready = self._ready(Role.DRAFTER, lambda _: True)
+        fitting = [it for it in ready if it.facts and _same_tokens(it.facts, model)]
+        for server in ready:
+            if server not in fitting and server.facts:
+                ours, theirs = server.facts.tokenizer_fingerprint, model.tokenizer_fingerprint
+                self._refuse(server, f"its tokenizer is {ours[:12]}, the target's {theirs[:12]}")
+        if ready and not fitting:
+            raise TokenizerMismatchError("every drafter has another tokenizer than the target")
+        return fitting
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener`, inside the block, after every change of who is ready or who lives where.
+
+        It is called in the caller's context, so that its logs and calls bear the caller's name.
+        """
+        self._listeners[listener] = copy_context()
+        try:
+            yield
+        finally:
+            del self._listeners[listener]
+
+    async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
+        """Return `model()`, as soon as there is one.
+
+        Raises:
+            NoTargetError: The time was over first.
+        """
+        changed = asyncio.Event()
+        with self.listening(changed.set), suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    with suppress(NoTargetError):
+                        return self.model()
+                    changed.clear()
+                    await changed.wait()
+        return self.model()
+
+    def move_home(self, origin: ModelServer | None, destination: ModelServer | None) -> None:
+        """Note where a request is at home from now on; None is nowhere."""
+        if origin is not None:
+            origin.home_count -= 1
+        if destination is not None:
+            destination.home_count += 1
+        was_left = origin is not None and origin.home_count == 0
+        if was_left or (destination is not None and destination.home_count == 1):
+            # Soon, not now: whoever moves is in the middle of something.
+            asyncio.get_running_loop().call_soon(self._call_listeners)
+
+    def report_failure(self, server: ModelServer, error: PacelineError) -> None:
+        """Take a server out after a call to it failed: for a while, or until it answers again.
+
+        One that was silent is well by all that can be seen, so it has to compute a token before it
+        gets work.
+        """
+        if isinstance(error, SilenceError):
+            self._take_out(server, _SILENT)
+            self.suspect(server)
+            return
+        server.failure_count += 1
+        if isinstance(error, ConnectionLostError) and server.failure_count == 1:
+            return  # a single call can be refused; of a broken connection health tells at once
+        doublings = min(server.failure_count - 1, 20)
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
+        self._take_out(server, error.reason or "CONNECTION_LOST")
+        asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
+
+    def suspect(self, server: ModelServer) -> None:
+        """Ask a server that may be silent for a token; without one it is out until it answers."""
+        if server.health_status != _REMOVED and server not in self._probes:
+            self._probes[server] = self._tasks.create_task(
+                self._probe(server), name=f"pool: probe {server.name}"
+            )
+
+    def report_success(self, server: ModelServer) -> None:
+        """Note that a server does its work: the next failure is a first one."""
+        server.failure_count = 0
+
+    def _take_out(self, server: ModelServer, status: str) -> None:
+        if server.pause_status != _SILENT:
+            server.pause_status = status
+        server.pause_count += 1
+        self._tell(server)
+
+    def _resume(self, server: ModelServer, pause_count: int) -> None:
+        if server.pause_count == pause_count and server.pause_status != _SILENT:
+            server.pause_status = ""
+            self._tell(server)
+
+    async def _probe(self, server: ModelServer) -> None:
+        try:
+            first, later = _PROBE_PAUSES_SECONDS
+            for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
+                if await self._answers(server):
+                    break
+                self._take_out(server, _SILENT)
+                await asyncio.sleep(pause_seconds)
+        finally:
+            del self._probes[server]
+        if server.pause_status == _SILENT:
+            server.pause_status = ""
+            self._tell(server)
+
+    def _ready(
+        self, role: Role, fits: Callable[[ModelFacts], bool], *, tolerated_calls: int = 0
+    ) -> list[ModelServer]:
+        ready = [it for it in self.servers if it.role is role and it.ready]
+        found = [it for it in ready if it.facts is not None and fits(it.facts)]
+        return sorted(
+            found,
+            key=lambda it: (it.load(tolerated_calls=tolerated_calls), self._draw_lot()),
+        )
+
+    def _refuse(self, server: ModelServer, reason: str) -> None:
+        """Log, once, why a server that is well is not used."""
+        if (server.name, reason) not in self._refused:
+            self._refused.add((server.name, reason))
+            _log.error("%s is not used: %s", server.name, reason)
+
+    async def _follow(self) -> None:
+        """Let servers come, change and go with their endpoints; each has one channel for life."""
+        async for endpoints in self._discovery.endpoints():
+            listed = {(*it.key, it.address): it for it in endpoints}
+            counts = Counter(it.role for it in endpoints)
+            _log.info("found: %s", ", ".join(f"{it}s: {counts[it]}" for it in _MODEL_ROLES))
+            found = self._with_those_out_of_sight(listed)
+            for key in found.keys() & self._servers.keys():
+                self._servers[key].endpoint = found[key]
+                self._tell(self._servers[key])
+            await self._remove(self._servers.keys() - found.keys())
+            for key in found.keys() - self._servers.keys():
+                self._add(key, found[key])
+                await asyncio.sleep(0)  # hundreds in one turn would hold up every stream
+
+    def _with_those_out_of_sight(self, listed: Mapping[_Key, Endpoint]) -> Mapping[_Key, Endpoint]:
+        """Add the servers that discovery has lost sight of, but that say that they are well."""
+        well = {key: it.endpoint for key, it in self._servers.items() if not it.health_status}
+        kept = out_of_sight(listed, well=well)
+        self._unlisted = kept.keys() - listed.keys()
+        if kept:
+            names = ", ".join(sorted(it.name for it in kept.values()))
+            _log.warning("used though discovery does not say that they are ready: %s", names)
+        return {**listed, **kept}
+
+    def _add(self, key: _Key, endpoint: Endpoint) -> None:
+        server = ModelServer(endpoint, self._open_channel(endpoint))
+        self._servers[key] = server
+        self._watches[key] = self._tasks.create_task(
+            self._watch(key, server), name=f"pool: watch {server.name}"
+        )
+
+    async def _remove(self, keys: Collection[_Key]) -> None:
+        """Forget servers; what still runs there fails, as with any server that goes away."""
+        for key in keys:
+            if key not in self._servers:
+                continue  # its own watch was faster
+            self._watches.pop(key).cancel()
+            server = self._servers.pop(key)
+            if server in self._probes:
+                self._probes[server].cancel()
+            self._refused = {it for it in self._refused if it[0] != server.name}
+            server.health_status = _REMOVED
+            self._tell(server)
+            await server.channel.close(None)
+            await asyncio.sleep(0)
+
+    async def _watch(self, key: _Key, server: ModelServer) -> None:
+        """Follow a server's health for ever, or until one that is listed no more has gone."""
+        while True:
+            try:
+                await self._follow_health(server)
+            except DeadlineError:
+                continue  # the stream's time is over: renew it
+            except PacelineError as error:
+                server.health_status = error.reason or "NOT_REACHED"
+                self._tell(server)
+                if key in self._unlisted:
+                    await self._remove((key,))
+                await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
+
+    async def _follow_health(self, server: ModelServer) -> None:
+        health = health_pb2_grpc.HealthStub(server.channel)
+        stream = health.Watch(
+            health_pb2.HealthCheckRequest(), timeout=_WATCH_SECONDS, wait_for_ready=True
+        )
+        async for state in answers(stream):
+            if state.status == health_pb2.HealthCheckResponse.SERVING:
+                request = model_pb.GetModelInfoRequest()
+                info = server.models.GetModelInfo(request, timeout=_INFO_TIMEOUT_SECONDS)
+                server.adopt(read_facts(await answer(info)))
+                server.health_status = ""
+                if server.misfit:
+                    self._refuse(server, f"it {server.misfit}")
+            else:
+                server.health_status = NOT_SERVING
+            self._tell(server)
+
+    def _tell(self, server: ModelServer) -> None:
+        """Tell the listeners, if what this server may be used for changed."""
+        if server.told == (server.ready, server.leaving):
+            return
+        if server.ready and not server.told[0]:
+            server.ready_since = time.monotonic()
+        server.told = server.ready, server.leaving
+        _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
+        self._call_listeners()
+
+    def _call_listeners(self) -> None:
+        for listener, context in tuple(self._listeners.items()):
+            if listener in self._listeners:  # still, after those before it
+                context.run(listener)
+
+
+def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
+    """Show how many servers of each role take work."""
+    gauge = Gauge(
+        "paceline_ready_servers",
+        "Servers that this orchestrator gives work to",
+        ["role"],
+        registry=registry,
+    )
+
+    def count(role: Role) -> int:
+        return sum(it.ready for it in pool.servers if it.role is role)
+
+    for role in (Role.DRAFTER, Role.TARGET):
+        gauge.labels(role).set_function(partial(count, role))
+
+
+def _commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
+    known = [it.facts for it in servers if it.facts]
+    counts = Counter(it.fingerprint for it in known)
+    return max(known, key=lambda it: counts[it.fingerprint], default=None)
+
+
+def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
+    if not targets:
+        return "no target is known"
+    states = [f"{it.name}: {it.status}" for it in targets[:_NAMED_TARGETS]]
+    more = ["..."] if len(targets) > _NAMED_TARGETS else []
+    return f"no target is ready ({', '.join(states + more)})"
+
+
+def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:
+    return (
+        drafter.tokenizer_fingerprint == target.tokenizer_fingerprint
+        and drafter.vocabulary_size == target.vocabulary_size
+    )

@@ -1,0 +1,118 @@
+"""One model server, as the orchestrator knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.v1.drafter_service_pb2_grpc import DrafterServiceStub
+from paceline.v1.model_service_pb2_grpc import ModelServiceStub
+from paceline.v1.target_service_pb2_grpc import TargetServiceStub
+from paceline_orchestrator.fleet.discovery import Availability
+from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.silence import SilenceWatch
+
+if TYPE_CHECKING:
+    import grpc
+
+    from paceline_orchestrator.fleet.discovery import Endpoint, Role
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["NOT_SERVING", "ModelServer"]
+
+NOT_SERVING = "NOT_SERVING"
+"""The health status of a server that can be reached, and says that it takes nothing new."""
+
+
+class ModelServer:
+    """How to reach it, what it is, what it costs, how loaded it is, and whether it takes work.
+
+    Attributes:
+        facts: What it said of its model; None before it was reached.
+        latency: What its calls cost.
+        silence: Gives up the calls that it leaves unanswered.
+        session_count: Sessions that this orchestrator has open there.
+        call_count: Verifications or drafts of this orchestrator that run or wait there.
+        home_count: Requests of this orchestrator that are at home there; see Crew.
+        health_status: Empty if the server says that it is well, else why not.
+        pause_status: Empty, or why it gets no work for a while, though it may be well.
+        pause_count: Pauses so far; the newest one counts.
+        failure_count: Failed calls since the last good one.
+        ready_since: When it became ready, on the monotonic clock.
+        told: Whether it was ready, and leaving, when the pool's listeners were last told.
+    """
+
+    def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
+        self.endpoint = endpoint
+        self.channel = channel
+        self.models = ModelServiceStub(channel)
+        self.drafter = DrafterServiceStub(channel)
+        self.target = TargetServiceStub(channel)
+        self.facts: ModelFacts | None = None
+        self.latency = LatencyMeter()
+        self.silence = SilenceWatch()
+        self.session_count = 0
+        self.call_count = 0
+        self.home_count = 0
+        self.health_status = "NOT_REACHED"
+        self.pause_status = ""
+        self.pause_count = 0
+        self.failure_count = 0
+        self.told = (False, False)
+        self.ready_since = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name in timelines and logs."""
+        return self.endpoint.name
+
+    @property
+    def role(self) -> Role:
+        """What it is for."""
+        return self.endpoint.role
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes work now."""
+        return not self.status
+
+    @property
+    def status(self) -> str:
+        """Empty if it is ready, else the reason why not."""
+        if self.endpoint.availability is not Availability.READY:
+            return self.endpoint.availability.name
+        return self.health_status or self.misfit or self.pause_status
+
+    @property
+    def misfit(self) -> str:
+        """Empty if it is what it is listed as, as far as it has said what it is."""
+        if self.facts is None or self.facts.role in {None, self.role}:
+            return ""
+        return f"is a {self.facts.role}, not a {self.role}"
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is about to end, though it still serves: what runs there shall move."""
+        is_terminating = self.endpoint.availability is Availability.TERMINATING
+        return is_terminating or self.health_status == NOT_SERVING
+
+    def load(self, *, tolerated_calls: int = 0) -> tuple[float, int, bool]:
+        """Return what servers are chosen by, the smallest first: who works there, and who may come.
+
+        Of equals one that was free a moment ago comes first: at the others there may be requests of
+        other orchestrators. Calls ahead count in halves, or what is left of a queue long gone would
+        tell equals apart, for all orchestrators alike.
+
+        Args:
+            tolerated_calls: So many of those that wait there do not count.
+        """
+        calls_ahead = max(0.0, round(2 * self.latency.calls_ahead) / 2 - tolerated_calls)
+        return self.home_count + calls_ahead, self.session_count, not self.latency.seems_free
+
+    def adopt(self, facts: ModelFacts) -> None:
+        """Take over what it says of itself."""
+        self.facts = facts
+        self.latency.adopt(
+            facts.forward_latencies,
+            prefill_fixed_ns=facts.prefill_fixed_ns,
+            prefill_ns_per_token=facts.prefill_ns_per_token,
+        )

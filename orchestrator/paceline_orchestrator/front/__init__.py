@@ -1,0 +1,1 @@
+"""What clients see: requests in, messages out."""

@@ -1,0 +1,206 @@
+"""What a client asks for, checked before anything reaches a model.
+
+First what can be said of the request by itself, all violations at once; then, with the model known
+and the prompt tokenised, whether it fits that model.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    ContextLengthExceededError,
+    FieldViolation,
+    InvalidFieldError,
+    UnsupportedError,
+)
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["allowed_tokens", "check", "check_lengths", "check_tokens", "is_greedy", "seed_of"]
+
+_PROMPT_BYTES = 256 * 1024
+_STOP_STRINGS = 4
+_STOP_STRING_BYTES = 64
+_SEED_BITS = 53
+_DEFAULT_MAX_TOKENS = 256
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+_EMPTY = "the prompt is empty, and must be one token or more"
+
+_Request = pb.GenerateRequest
+# Field, its limits in words, and whether they hold. An absent field holds its default.
+_CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
+    ("prompt", "is required", lambda it: it.WhichOneof("prompt") is not None),
+    ("text", _EMPTY, lambda it: not it.HasField("text") or bool(it.text)),
+    (
+        "text",
+        f"must be 1 to {_PROMPT_BYTES} bytes of UTF-8",
+        lambda it: len(it.text.encode()) <= _PROMPT_BYTES,
+    ),
+    (
+        "token_ids",
+        _EMPTY,
+        lambda it: not it.HasField("token_ids") or bool(it.token_ids.ids),
+    ),
+    (
+        "max_tokens",
+        "must be 1 or more",
+        lambda it: not it.HasField("max_tokens") or it.max_tokens >= 1,
+    ),
+    (
+        "stop_strings",
+        f"must be at most {_STOP_STRINGS}, each 1 to {_STOP_STRING_BYTES} bytes of UTF-8",
+        lambda it: (
+            len(it.stop_strings) <= _STOP_STRINGS
+            and all(0 < len(text.encode()) <= _STOP_STRING_BYTES for text in it.stop_strings)
+        ),
+    ),
+    (
+        "sampling.temperature",
+        "must be in [0, 100]",
+        lambda it: 0 <= it.sampling.temperature <= 100,
+    ),
+    (
+        "sampling.top_p",
+        "must be in (0, 1]",
+        lambda it: not it.sampling.HasField("top_p") or 0 < it.sampling.top_p <= 1,
+    ),
+    ("sampling.min_p", "must be in [0, 1]", lambda it: 0 <= it.sampling.min_p <= 1),
+    ("seed", f"must be in [0, 2^{_SEED_BITS})", lambda it: it.seed < 2**_SEED_BITS),
+    ("strategy", "is unknown", lambda it: it.strategy in pb.Strategy.values()),
+    (
+        "lookahead",
+        "must be in [1, 64]",
+        lambda it: not it.HasField("lookahead") or 1 <= it.lookahead <= 64,
+    ),
+    (
+        "target_count",
+        "must be in [1, 64]",
+        lambda it: not it.HasField("target_count") or 1 <= it.target_count <= 64,
+    ),
+    (
+        "drafter_count",
+        "must be in [1, 8]",
+        lambda it: not it.HasField("drafter_count") or 1 <= it.drafter_count <= 8,
+    ),
+    (
+        "verification_rule",
+        "is unknown",
+        lambda it: it.verification_rule in sampling_pb2.VerificationRule.values(),
+    ),
+    (
+        "dispatch_policy",
+        "is unknown",
+        lambda it: it.dispatch_policy in pb.DispatchPolicy.values(),
+    ),
+    (
+        "resume_token_ids",
+        "needs a seed, unless the temperature is 0",
+        lambda it: not it.resume_token_ids or it.HasField("seed") or is_greedy(it),
+    ),
+    (
+        "request_id",
+        "must be at most 64 characters of [A-Za-z0-9._-]",
+        lambda it: bool(_REQUEST_ID.fullmatch(it.request_id)),
+    ),
+)
+
+
+def check(request: pb.GenerateRequest) -> None:
+    """Check what can be said of a request by itself.
+
+    Raises:
+        InvalidFieldError: Names every field that is out of its limits.
+    """
+    violations = tuple(
+        FieldViolation(field, limits) for field, limits, holds in _CHECKS if not holds(request)
+    )
+    if violations:
+        text = "; ".join(f"{it.field}: {it.description}" for it in violations)
+        raise InvalidFieldError(text, violations=violations)
+
+
+def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
+    """Check how many token ids there are, before anything is made of them.
+
+    Raises:
+        ContextLengthExceededError: More than the model's context has room for.
+    """
+    for field, count in (
+        ("token_ids.ids", len(request.token_ids.ids)),
+        ("resume_token_ids", len(request.resume_token_ids)),
+    ):
+        if count >= model.context_length:
+            raise ContextLengthExceededError.of(
+                field, f"must be less than {model.context_length} tokens, and is {count}"
+            )
+
+
+def check_tokens(
+    request: pb.GenerateRequest, model: ModelFacts, *, prompt: tuple[int, ...]
+) -> None:
+    """Check that a request with this prompt, tokenised, makes sense to this model.
+
+    Raises:
+        InvalidFieldError: A field is out of the model's limits.
+        UnsupportedError: The model's servers do not know the verification rule.
+    """
+    size = model.vocabulary_size
+    if not prompt:
+        raise InvalidFieldError.of("text", _EMPTY)
+    for field, token_ids in (
+        ("token_ids.ids", prompt),
+        ("resume_token_ids", request.resume_token_ids),
+    ):
+        if max(token_ids, default=0) >= size:
+            raise InvalidFieldError.of(field, f"must be in [0, {size})")
+    if request.sampling.top_k > size:
+        raise InvalidFieldError.of("sampling.top_k", f"must be in [0, {size}]")
+    # The last one may be: then only the stream's last message was missed.
+    if not (request.ignore_eos or model.eos_token_ids.isdisjoint(request.resume_token_ids[:-1])):
+        raise InvalidFieldError.of("resume_token_ids", "must not go on after an end-of-text token")
+    if (
+        request.verification_rule == sampling_pb2.VERIFICATION_RULE_REJECTION
+        and not model.rejection_sampling
+    ):
+        raise UnsupportedError("verification_rule: this model's servers know EXACT only")
+
+
+def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> int:
+    """Return how many tokens a request may generate, resumed ones included.
+
+    Raises:
+        ContextLengthExceededError: Prompt and max_tokens do not fit the model's context.
+        InvalidFieldError: More tokens are resumed than may be generated.
+    """
+    room = model.context_length - prompt_length
+    if room < 1:
+        raise ContextLengthExceededError.of(
+            "prompt", f"must be less than {model.context_length} tokens, and is {prompt_length}"
+        )
+    if request.max_tokens > room:
+        raise ContextLengthExceededError.of(
+            "max_tokens", f"must be in [1, {room}] with this prompt"
+        )
+    limit = request.max_tokens if request.HasField("max_tokens") else min(_DEFAULT_MAX_TOKENS, room)
+    if len(request.resume_token_ids) > limit:
+        raise InvalidFieldError.of("resume_token_ids", f"must be at most max_tokens ({limit})")
+    return limit
+
+
+def is_greedy(request: pb.GenerateRequest) -> bool:
+    """Whether the request asks for the most likely tokens, so that no seed matters."""
+    return request.sampling.temperature == 0
+
+
+def seed_of(request: pb.GenerateRequest) -> int:
+    """Return the request's seed, or choose one."""
+    return request.seed if request.HasField("seed") else secrets.randbits(_SEED_BITS)

@@ -1,0 +1,223 @@
+"""One generation: from a request that makes sense to the last message of its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import InvalidFieldError
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.crew import Crew
+from paceline_orchestrator.calls.driver import Driver
+from paceline_orchestrator.calls.recorder import Recorder
+from paceline_orchestrator.front.order import NUMBER_OF_STRATEGY
+from paceline_orchestrator.front.text import FinalToken
+from paceline_protocol.messages import FinishReason
+from paceline_protocol.strategy import create_method
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.front.order import Order
+    from paceline_protocol.messages import CapacityChanged, EmitTokens
+    from paceline_protocol.strategy import AnyMethod, Strategy
+
+__all__ = ["Generation"]
+
+_FINISH_REASONS = {
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+}
+
+
+class Generation:
+    """Decodes one order; `messages` is the stream that the client gets.
+
+    Tokens wait in an outbox for a client that reads slowly; the order's max_tokens bound it, and
+    the servers are free as soon as the last token is decoded. `close` it in the end, whatever
+    happened.
+
+    Raises:
+        InvalidFieldError: The resumed tokens are past a stop string.
+    """
+
+    def __init__(
+        self, order: Order, *, pool: ServerPool, keeper: SessionKeeper, metrics: RequestMetrics
+    ) -> None:
+        self._outbox: asyncio.Queue[pb.GenerateResponse | Exception | None] = asyncio.Queue()
+        self._text = order.text
+        if self._text.token_count < len(order.resumed):
+            raise InvalidFieldError.of("resume_token_ids", "must not go on after a stop string")
+        if self._text.stop_string or order.was_resumed_to_eos:
+            order = replace(order, max_tokens=len(order.resumed))
+        self._order = order
+        self._position = len(order.prefix)
+        self._recorder = Recorder(
+            arrived_ns=order.arrived_ns,
+            prompt_length=len(order.prefix),
+            metrics=metrics,
+            keep_timeline=order.request.include_timeline,
+            show=self._show if order.request.stream_timeline else None,
+        )
+        self._crew = Crew(
+            pool,
+            order.model,
+            make_spec=lambda it: order.session_spec(it, length=self._position),
+            target_count=order.target_count,
+            drafter_count=order.drafter_count,
+            keeper=keeper,
+            deadline=order.deadline,
+            note_fallback=self._recorder.fallback,
+            arrived=lambda session, error: self._driver.take_arrival(session, error),
+            growth=order.growth,
+        )
+        self._driver = Driver(
+            self._create_method,
+            crew=self._crew,
+            pool=pool,
+            recorder=self._recorder,
+            deadline=order.deadline,
+            prompt_length=len(order.prefix),
+            logprobs=order.request.logprobs,
+            deliver=self._deliver,
+            conclude=self._conclude,
+        )
+
+    async def run(self) -> None:
+        """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
+        try:
+            self._send(started=self._started())
+            await self._driver.run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
+            self.fail(error)
+        finally:
+            self._outbox.put_nowait(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error, after what was decoded so far."""
+        self._outbox.put_nowait(error)
+
+    async def messages(self) -> AsyncIterator[pb.GenerateResponse]:
+        """Yield the stream's messages.
+
+        Raises:
+            Exception: What `run` failed with.
+        """
+        while (item := await self._outbox.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Free what `run` did not come to free."""
+        self._crew.close()
+
+    @property
+    def targets_used(self) -> int:
+        """The most targets that verified at the same time."""
+        return self._recorder.targets_used
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast it was as plain decoding is expected to be, prefill apart."""
+        token_ns, plain_ns = self._recorder.token_ns, self._order.plan.plain_token_ns
+        return plain_ns / token_ns if token_ns and plain_ns else None
+
+    @property
+    def strategy(self) -> Strategy:
+        """How it is decoded."""
+        return self._order.plan.strategy
+
+    def statistics(self) -> pb.GenerationStatistics:
+        """Return what it took so far."""
+        return self._recorder.statistics(self._driver.statistics)
+
+    def _create_method(self, capacity: CapacityChanged) -> AnyMethod:
+        order = self._order
+        broadcast_prefill = order.plan.broadcast_prefill and self._crew.is_idle
+        return create_method(
+            order.plan.strategy,
+            order.task(broadcast_prefill=broadcast_prefill),
+            capacity=capacity,
+        )
+
+    def _deliver(self, emission: EmitTokens) -> bool:
+        """Take final tokens in, send those that can be sent, and tell whether the text ends."""
+        logprobs = emission.logprobs or (None,) * len(emission.token_ids)
+        origin = None
+        for token in map(FinalToken, emission.token_ids, emission.accepted, logprobs):
+            if token.accepted is not origin:
+                # A client cannot divide a chunk's text by token, so each chunk has one origin.
+                self._send_text()
+                origin = token.accepted
+            if token.token_id in self._order.eos_ids:
+                self._text.push_without_text(token)
+            elif self._text.push(token):
+                break
+        self._send_text()
+        return bool(self._text.stop_string)
+
+    def _conclude(self, reason: FinishReason) -> None:
+        """Send what was held back, and the end: its reader need not wait for what `run` clears."""
+        self._text.flush()
+        self._send_text()
+        self._send(finished=self._finished(reason))
+        self._outbox.put_nowait(None)
+
+    def _send_text(self) -> None:
+        piece = self._text.take()
+        if piece is None:
+            return
+        chunk = pb.GenerationChunk(
+            position=self._position,
+            token_ids=[it.token_id for it in piece.tokens],
+            text=piece.text,
+            logprobs=[it.logprob for it in piece.tokens if it.logprob is not None],
+            origins=[
+                pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
+                for it in piece.tokens
+            ],
+        )
+        self._position += len(piece.tokens)
+        self._send(chunk=chunk)
+
+    def _send(self, **event: Any) -> None:
+        self._outbox.put_nowait(pb.GenerateResponse(**event))
+
+    def _show(self, event: pb.TimelineEvent) -> None:
+        self._send(timeline_event=event)
+
+    def _started(self) -> pb.GenerationStarted:
+        order = self._order
+        return pb.GenerationStarted(
+            request_id=order.request_id,
+            seed=order.seed,
+            model_fingerprint=order.model.fingerprint,
+            strategy=NUMBER_OF_STRATEGY[order.plan.strategy],
+            promise=order.rule,
+            prompt_token_count=len(order.prompt),
+            lookahead=order.plan.lookahead,
+            target_count=self._crew.target_count,
+            plan_note=order.plan.note,
+        )
+
+    def _finished(self, reason: FinishReason) -> pb.GenerationFinished:
+        order = self._order
+        if order.was_resumed_to_eos:
+            reason = FinishReason.EOS
+        stop_string = self._text.stop_string
+        return pb.GenerationFinished(
+            finish_reason=pb.FINISH_REASON_STOP_STRING if stop_string else _FINISH_REASONS[reason],
+            stop_string=stop_string,
+            promise=order.rule,
+            lookahead=self._crew.lookahead or order.plan.lookahead,
+            targets_used=self._recorder.targets_used,
+            prompt_token_count=len(order.prompt),
+            completion_token_count=self._text.token_count,
+            statistics=self.statistics(),
+            timeline=self._recorder.timeline(),
+        )

@@ -1,0 +1,281 @@
+"""OrchestratorService: what clients call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing, contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import (
+    DrainingError,
+    LoadingError,
+    NoTargetError,
+    OverloadedError,
+    UnsupportedError,
+)
+from paceline.shares import FairShares
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.front.admission import (
+    allowed_tokens,
+    check,
+    check_lengths,
+    check_tokens,
+    seed_of,
+)
+from paceline_orchestrator.front.generation import Generation
+from paceline_orchestrator.front.identity import share_of
+from paceline_orchestrator.front.order import Order, wish_of
+from paceline_orchestrator.front.text import StreamedText
+from paceline_orchestrator.front.text_workers import TextWorkers
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.front.tokenizer import Codec, Codecs
+    from paceline_orchestrator.planning.experience import Planning
+    from paceline_orchestrator.scaling.demand import DemandMeter
+    from paceline_orchestrator.settings import OrchestratorSettings
+
+__all__ = ["OrchestratorServicer"]
+
+_TARGET_WAIT_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+_DRAINING = "this orchestrator is shutting down"
+
+
+class OrchestratorServicer(OrchestratorServiceServicer):
+    """Generates for clients, and keeps nothing of a request but measurements.
+
+    Args:
+        pool: The model servers.
+        keeper: Opens and closes sessions.
+        codecs: The tokenizers.
+        planning: Chooses how to decode.
+        demand: Told which streams run.
+        metrics: Where requests are counted.
+        settings: Limits.
+        tasks: Owns what runs for requests.
+
+    Attributes:
+        running_count: Requests running.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: ServerPool,
+        keeper: SessionKeeper,
+        codecs: Codecs,
+        planning: Planning,
+        demand: DemandMeter,
+        metrics: RequestMetrics,
+        settings: OrchestratorSettings,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._pool = pool
+        self._keeper = keeper
+        self._codecs = codecs
+        self._planning = planning
+        self._demand = demand
+        self._metrics = metrics
+        self._settings = settings
+        self._tasks = tasks
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._begun = asyncio.Event()
+        self._is_draining = False
+        self._shares = FairShares(settings.request_limit)
+        self._texts = TextWorkers()
+        self._generations: set[Generation] = set()
+        self.running_count = 0
+
+    def begin(self) -> None:
+        """Let requests run: there is a target, and its tokenizer."""
+        self._begun.set()
+
+    def drain(self) -> None:
+        """Accept no more requests."""
+        self._is_draining = True
+
+    async def idle(self) -> None:
+        """Return once no request is running."""
+        await self._idle.wait()
+
+    def cut(self) -> None:
+        """End all requests; each stream says why, and can be resumed elsewhere."""
+        for generation in tuple(self._generations):
+            generation.fail(DrainingError(_DRAINING))
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Continue a prompt.
+
+        Cancellation:
+            Leaving the stream withdraws every call; sessions are closed behind the client's back.
+        """
+        arrived_ns = time.perf_counter_ns()
+        self._demand.arrived()
+        share = share_of(context)
+        with self._admitted(share):
+            check(request)
+            deadline = Deadline.after(self._allowed_seconds(context))
+            order = await self._order(
+                request, share=share, arrived_ns=arrived_ns, deadline=deadline
+            )
+            generation = Generation(
+                order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
+            )
+            with (
+                closing(generation),
+                self._metrics.request(generation),
+                self._demand.stream(
+                    verifier_limit=order.verifier_limit, lookahead=order.asked_lookahead
+                ),
+            ):
+                run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
+                self._generations.add(generation)
+                try:
+                    async for message in generation.messages():
+                        yield message
+                finally:
+                    self._generations.discard(generation)
+                    run.cancel()
+                    await asyncio.wait((run,))
+                    self._planning.learn(generation.statistics())
+        if not self.running_count:
+            self._planning.refine_soon(self._tasks)
+
+    async def GetSystemInfo(  # noqa: N802
+        self, _request: pb.GetSystemInfoRequest, _context: Any
+    ) -> pb.GetSystemInfoResponse:
+        """Describe the models and servers."""
+        info = pb.GetSystemInfoResponse(
+            version=metadata.version("paceline"), running_request_count=self.running_count
+        )
+        model = self._pool.last_model()
+        if model is not None:
+            info.model_name = model.model_name
+            info.model_fingerprint = model.fingerprint
+            if self._codecs.has(model.tokenizer_fingerprint):
+                info.tokenizer_fingerprint = model.tokenizer_fingerprint
+            info.vocabulary_size = model.vocabulary_size
+            info.context_length = model.context_length
+        for server in self._pool.servers:
+            info.servers.add(
+                name=server.name,
+                address=server.endpoint.address,
+                role=server.role,
+                ready=server.ready,
+                status=server.status,
+                model_fingerprint=server.facts.fingerprint if server.facts else "",
+                decode_step_ns=server.latency.step_ns,
+            )
+        return info
+
+    @contextmanager
+    def _admitted(self, share: str) -> Iterator[None]:
+        """Count a request in, or refuse it at once: a queue here would only hide the overload."""
+        if self._is_draining:
+            raise DrainingError(_DRAINING)
+        if not self._shares.allows(share):
+            self._metrics.refused()
+            raise OverloadedError(
+                f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
+                " this client's",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        self.running_count += 1
+        self._shares.take(share)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running_count -= 1
+            self._shares.give_back(share)
+            if not self.running_count:
+                self._idle.set()
+
+    async def _order(
+        self, request: pb.GenerateRequest, *, share: str, arrived_ns: int, deadline: Deadline
+    ) -> Order:
+        """Complete a request with what only this process knows: model, tokens, seed, plan."""
+        call = tracing.current()
+        request_id = request.request_id or (call.request_id if call else "")
+        await self._wait_for_begin(min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds))
+        model = await self._pool.wait_for_model(
+            min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
+        )
+        check_lengths(request, model)
+        codec = self._codecs.get(model.tokenizer_fingerprint)
+        prompt = await self._tokenise(request, codec, share=share)
+        check_tokens(request, model, prompt=prompt)
+        max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
+        text = StreamedText(codec, request.stop_strings)
+        resumed = request.resume_token_ids
+        await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)
+        return Order(
+            request=request,
+            request_id=request_id,
+            share=share,
+            model=model,
+            text=text,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            seed=seed_of(request),
+            plan=self._planning.plan(wish_of(request), model, prompt_length=len(prompt)),
+            arrived_ns=arrived_ns,
+            deadline=deadline,
+        )
+
+    async def _tokenise(
+        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+    ) -> tuple[int, ...]:
+        if codec is None and (request.HasField("text") or request.stop_strings):
+            raise UnsupportedError(
+                "the model has no tokenizer: send token ids, and no stop strings"
+            )
+        if codec is None or request.HasField("token_ids"):
+            return tuple(request.token_ids.ids)
+
+        def encode() -> tuple[int, ...]:
+            return codec.encode(
+                request.text,
+                add_special_tokens=not request.HasField("add_special_tokens")
+                or request.add_special_tokens,
+                parse_special_tokens=request.parse_special_tokens,
+            )
+
+        return await self._texts.run(encode, size=len(request.text), share=share)
+
+    async def _wait_for_begin(self, timeout_seconds: float) -> None:
+        """Wait for the first target and its tokenizer: who starts a system may ask it at once."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._begun.wait()
+        except TimeoutError:
+            raise LoadingError(
+                f"{self._what_is_missing()}: try again if it is still loading",
+                retry_after_seconds=_RETRY_SECONDS,
+            ) from None
+
+    def _what_is_missing(self) -> str:
+        try:
+            self._pool.model()
+        except NoTargetError as error:
+            return error.message
+        return "the tokenizer is being fetched"
+
+    def _allowed_seconds(self, context: Any) -> float:
+        asked: float | None = context.time_remaining()
+        if asked is None:
+            asked = self._settings.default_deadline_seconds
+        return min(asked, self._settings.call_limit_seconds)

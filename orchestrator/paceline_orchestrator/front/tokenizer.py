@@ -1,0 +1,125 @@
+"""The target's tokenizer: fetched once from a model server, slow work done off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from paceline.errors import InternalError, LoadingError, UnsupportedError
+from paceline.v1.model_service_pb2 import GetTokenizerRequest
+from paceline_orchestrator.fleet.wire import answers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_orchestrator.fleet.server import ModelServer
+
+__all__ = ["Codec", "Codecs"]
+
+_FETCH_TIMEOUT_SECONDS = 60.0
+# Of a vocabulary of 262,144 tokens the file has 33 MB. A server that sends more is not believed.
+_MOST_BYTES = 256 << 20
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class Codec:
+    """Text to token ids, and back.
+
+    Attributes:
+        byte_ids: Tokens that are one byte each; what a run of them means is known when it is over,
+            because a run that is no UTF-8 as a whole becomes replacement characters as a whole.
+        special_ids: Tokens without text.
+        is_byte_level: Whether the text is the UTF-8 of all tokens' bytes put together.
+    """
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        # Two of them, because how special tokens are treated is a state of the tokenizer.
+        text = tokenizer_json.decode()
+        self._parsing = Tokenizer.from_str(text)
+        self._plain = Tokenizer.from_str(text)
+        self._plain.encode_special_tokens = True
+        decoder = json.dumps(json.loads(text).get("decoder"))
+        vocabulary = self._plain.get_vocab(with_added_tokens=True)
+        self.is_byte_level = '"ByteLevel"' in decoder
+        self.byte_ids = frozenset(
+            token_id
+            for token, token_id in vocabulary.items()
+            if '"ByteFallback"' in decoder and _BYTE_TOKEN.fullmatch(token)
+        )
+        added = self._plain.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, it in added.items() if it.special)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Tokenise a prompt; see GenerateRequest for the options.
+
+        Concurrency: other threads run meanwhile. `Tokenizer.encode` would hold them up.
+        """
+        tokenizer = self._parsing if parse_special_tokens else self._plain
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens; special ones have none."""
+        return self._plain.decode(token_ids, skip_special_tokens=True)
+
+    def decode_many(self, token_ids: Sequence[int]) -> str:
+        """Do the same, and let other threads run meanwhile, which costs more for a few tokens."""
+        (text,) = self._plain.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return text
+
+
+class Codecs:
+    """The tokenizers that were fetched, by fingerprint."""
+
+    def __init__(self) -> None:
+        self._codecs: dict[str, Codec | None] = {}
+
+    def has(self, fingerprint: str) -> bool:
+        """Whether it was fetched, or is known not to exist."""
+        return fingerprint in self._codecs
+
+    def get(self, fingerprint: str) -> Codec | None:
+        """Return a fetched tokenizer; None if the model has none.
+
+        Raises:
+            LoadingError: It was not fetched yet.
+        """
+        if fingerprint not in self._codecs:
+            raise LoadingError("the tokenizer is being fetched", retry_after_seconds=1.0)
+        return self._codecs[fingerprint]
+
+    async def fetch(self, server: ModelServer) -> None:
+        """Fetch the tokenizer of a server's model, unless it is known.
+
+        Raises:
+            PacelineError: It could not be fetched, or came damaged.
+        """
+        assert server.facts is not None
+        fingerprint = server.facts.tokenizer_fingerprint
+        if fingerprint in self._codecs:
+            return
+        try:
+            tokenizer_json = await _download(server)
+        except UnsupportedError:
+            self._codecs[fingerprint] = None
+            return
+        if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
+            raise InternalError(f"{server.name} sent a tokenizer that is not what it says")
+        self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
+
+
+async def _download(server: ModelServer) -> bytes:
+    stream = server.models.GetTokenizer(GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_SECONDS)
+    content = bytearray()
+    async for message in answers(stream):
+        content += message.data
+        if len(content) > _MOST_BYTES:
+            raise InternalError(f"{server.name} sends a tokenizer of more than {_MOST_BYTES} bytes")
+    return bytes(content)

@@ -1,0 +1,1 @@
+"""How a request is decoded: what was measured, what it forecasts, and the choice."""

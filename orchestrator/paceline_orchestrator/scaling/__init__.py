@@ -1,0 +1,1 @@
+"""How many targets the service wants, and telling who provides them."""

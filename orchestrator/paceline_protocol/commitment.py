@@ -1,0 +1,106 @@
+"""What is final: the committed tokens, when they end, and what became of the draft tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline_protocol.messages import EmitTokens, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_protocol.task import DecodingTask
+
+__all__ = ["Commitment", "DraftStatistics"]
+
+
+@dataclass(slots=True)
+class DraftStatistics:
+    """What became of the draft tokens.
+
+    Invariants:
+        When the method has finished, drafted = accepted + rejected + discarded.
+
+    Attributes:
+        drafted: Draft tokens received while they were wanted.
+        accepted: Those that became output.
+        rejected: Those that a target decided against.
+        discarded: Those that nothing was decided about, or that another drafter had found before.
+        accepted_runs: For each token of the target's own, how many accepted ones preceded it.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    discarded: int = 0
+    accepted_runs: list[int] = field(default_factory=list)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the judged draft tokens that were accepted; 0 where none was judged."""
+        judged = self.accepted + self.rejected
+        return self.accepted / judged if judged else 0.0
+
+
+class Commitment:
+    """The tokens that are final, from the prompt on.
+
+    Attributes:
+        prefix: All of them.
+        limit: The most there can be.
+        finish_reason: Why there will be no more, or None.
+        statistics: What became of the draft tokens.
+    """
+
+    def __init__(self, task: DecodingTask) -> None:
+        self.prefix = task.prompt
+        self.limit = len(task.prompt) + task.max_tokens
+        self.finish_reason = None if task.max_tokens else FinishReason.LENGTH
+        self.statistics = DraftStatistics()
+        self._eos_ids = task.eos_ids
+        self._run_length = 0
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still come."""
+        return self.limit - len(self.prefix)
+
+    def ends_after(self, token_id: int, *, length: int) -> bool:
+        """Whether a text of this length that ends with this token goes no further."""
+        return length >= self.limit or token_id in self._eos_ids
+
+    def commit(
+        self,
+        token_ids: Sequence[int],
+        *,
+        accepted: Sequence[bool],
+        logprobs: Sequence[float] = (),
+    ) -> EmitTokens:
+        """Make one or more tokens final; what follows the end of the text is left out.
+
+        Args:
+            token_ids: The tokens.
+            accepted: For each whether it is an accepted draft token.
+            logprobs: One for each, or none.
+        """
+        count = 0
+        for token_id, was_drafted in zip(token_ids, accepted, strict=True):
+            count += 1
+            self._count(was_drafted)
+            if self.ends_after(token_id, length=len(self.prefix) + count):
+                at_eos = token_id in self._eos_ids
+                self.finish_reason = FinishReason.EOS if at_eos else FinishReason.LENGTH
+                break
+        self.prefix += tuple(token_ids[:count])
+        return EmitTokens(
+            tuple(token_ids[:count]), tuple(accepted[:count]), tuple(logprobs[:count])
+        )
+
+    def _count(self, was_drafted: bool) -> None:
+        if was_drafted:
+            self.statistics.accepted += 1
+            self._run_length += 1
+        else:
+            self.statistics.accepted_runs.append(self._run_length)
+            self._run_length = 0

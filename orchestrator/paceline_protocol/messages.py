@@ -1,0 +1,228 @@
+"""The words a decoding method speaks: events in, commands out.
+
+Ids of drafts and verifications are chosen by the method, count up from 1 and are never used again.
+Servers are named by their index in the request's own lists of drafters and targets. Prefixes are
+whole: the prompt, what is committed, and what is assumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from paceline_protocol.proposal import Proposal
+
+__all__ = [
+    "AbandonVerify",
+    "BlockVerified",
+    "CapacityChanged",
+    "Command",
+    "DecodingMethod",
+    "DraftEnded",
+    "DraftFailed",
+    "EmitTokens",
+    "Event",
+    "Finish",
+    "FinishReason",
+    "PromoteVerify",
+    "StartDraft",
+    "StartVerify",
+    "StopDraft",
+    "TokensDrafted",
+    "VerifyFailed",
+]
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDrafted:
+    """A drafter found the next tokens of a draft.
+
+    Attributes:
+        draft_id: The draft they belong to.
+        proposal: One token or more, after the draft's prefix and the tokens it found before.
+    """
+
+    draft_id: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEnded:
+    """A draft's window is used up; all its tokens have been reported."""
+
+    draft_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFailed:
+    """A draft came to nothing more. Its tokens so far stand."""
+
+    draft_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockVerified:
+    """A target's verdict on a proposal.
+
+    Attributes:
+        verify_id: The verification it answers.
+        accepted_path: Which of the proposal's tokens are accepted: indices, root first. Of a chain
+            the first n.
+        next_token: The target's own token after them.
+        logprobs: If asked for, one for each accepted token and last the next one. Else empty.
+    """
+
+    verify_id: int
+    accepted_path: tuple[int, ...]
+    next_token: int
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyFailed:
+    """A verification came to nothing."""
+
+    verify_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityChanged:
+    """The servers that can be given work from now on. What runs elsewhere has failed or will.
+
+    Attributes:
+        targets: Indices of the usable targets, ascending.
+        drafters: Indices of the usable drafters, ascending.
+        leaving: Indices of targets that finish what they have.
+        lookahead: Draft tokens in a verification from now on, for a method that can change it; None
+            leaves it as it is.
+    """
+
+    targets: tuple[int, ...]
+    drafters: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
+    lookahead: int | None = None
+
+    def has(self, target: int) -> bool:
+        """Whether a verification that runs at this target may be answered."""
+        return target in self.targets or target in self.leaving
+
+
+Event: TypeAlias = (
+    TokensDrafted | DraftEnded | DraftFailed | BlockVerified | VerifyFailed | CapacityChanged
+)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartDraft:
+    """Draft up to max_tokens tokens after the prefix, and report each as soon as it is known.
+
+    Up to chunk_tokens may be reported together: fewer messages, where nothing is done with a single
+    token.
+    """
+
+    draft_id: int
+    drafter: int
+    prefix: tuple[int, ...]
+    max_tokens: int
+    chunk_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StopDraft:
+    """Withdraw a draft: nothing more of it is wanted."""
+
+    draft_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartVerify:
+    """Judge a proposal after the prefix, and choose the token after the accepted ones.
+
+    Attributes:
+        verify_id: Its name.
+        target: Where.
+        prefix: The tokens assumed right, one or more.
+        proposal: The draft tokens to judge; empty for plain decoding.
+        depth: 0 if it decides the first open position; else how many verifications are before it.
+    """
+
+    verify_id: int
+    target: int
+    prefix: tuple[int, ...]
+    proposal: Proposal
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteVerify:
+    """A verification that may still wait in a server's queue has come closer to the front."""
+
+    verify_id: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonVerify:
+    """Withdraw a verification: its verdict is worthless."""
+
+    verify_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """Tokens that are final.
+
+    Attributes:
+        token_ids: One or more, in order.
+        accepted: For each whether it was an accepted draft token (else the target's own).
+        logprobs: One for each, if asked for; else empty.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: tuple[bool, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+class FinishReason(Enum):
+    """Why a method ended."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last command. Nothing is in flight any more."""
+
+    reason: FinishReason
+
+
+Command: TypeAlias = (
+    StartDraft | StopDraft | StartVerify | PromoteVerify | AbandonVerify | EmitTokens | Finish
+)
+
+
+class DecodingMethod(Protocol):
+    """A decoding method: a deterministic state machine without I/O, clock, tasks or randomness.
+
+    Events about ids that were withdrawn, answered or never issued are ignored, so that late and
+    duplicated answers are harmless.
+    """
+
+    def start(self) -> list[Command]:
+        """Begin. Called once, first."""
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take in what happened, and say what to do."""
+
+    def stop(self) -> list[Command]:
+        """End early: withdraw everything, then Finish(STOPPED). Nothing if it has finished."""

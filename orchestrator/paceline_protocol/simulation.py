@@ -1,0 +1,334 @@
+"""Runs a decoding method on a virtual clock, where a forward costs a latency and nothing else does.
+
+The method is the very object that serves users, so simulated time is what the protocol allows, and
+online time divided by it is the system's overhead. Times have the unit of the latencies; with
+integers or fractions they are exact.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+from fractions import Fraction
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from paceline_protocol.messages import (
+    AbandonVerify,
+    BlockVerified,
+    Command,
+    DecodingMethod,
+    DraftEnded,
+    EmitTokens,
+    Event,
+    Finish,
+    StartDraft,
+    StartVerify,
+    StopDraft,
+    TokensDrafted,
+)
+from paceline_protocol.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "AgreementOracle",
+    "ServerLatency",
+    "SimulationResult",
+    "Span",
+    "SpanKind",
+    "Time",
+    "TokenOracle",
+    "simulate",
+]
+
+Time: TypeAlias = int | float | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLatency:
+    """What forwards take at one server.
+
+    Attributes:
+        first: Until its first one is finished (TTFT: the prompt's prefill).
+        step: Each later one (TPOT), whatever its number of rows.
+        call: What a call takes besides: its first answer comes so much later.
+    """
+
+    first: Time
+    step: Time
+    call: Time = 0
+
+
+class TokenOracle(Protocol):
+    """What the models say."""
+
+    def draft(self, drafter: int, text: Sequence[int]) -> int:
+        """Return the token with which a drafter continues a text."""
+
+    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
+        """Return how many tokens of a block the target accepts, and its token after them."""
+
+
+class AgreementOracle:
+    """A target with one right token for each position, and drafters that often find it.
+
+    Whether a drafter is right at a position depends on the seed, the drafter and the position
+    alone, so runs of different strategies are paired. After a wrong token it stays wrong.
+    """
+
+    def __init__(self, acceptance_rate: float, *, seed: int, length: int) -> None:
+        """Draw which positions agree.
+
+        Args:
+            acceptance_rate: Probability that a drafter's token is right.
+            seed: Names the draw.
+            length: Positions there are, the prompt's included.
+        """
+        self._acceptance_rate = acceptance_rate
+        self._seed = seed
+        self._length = length
+        self._draws: dict[int, list[float]] = {}
+
+    def prompt(self, length: int) -> tuple[int, ...]:
+        """Return a prompt of right tokens."""
+        return tuple(2 * position for position in range(length))
+
+    def draft(self, drafter: int, text: Sequence[int]) -> int:
+        """Return the right token, an even number, or a wrong one; see TokenOracle."""
+        position = len(text)
+        is_right = text[-1] % 2 == 0 and self.agrees(drafter, position)
+        return 2 * position if is_right else 2 * position + 1
+
+    def agrees(self, drafter: int, position: int) -> bool:
+        """Whether a drafter on the right text finds the token of a position, from 0 on."""
+        return self._draw(drafter)[position] < self._acceptance_rate
+
+    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
+        """Accept right tokens; see TokenOracle."""
+        position = len(prefix)
+        for token_id in block:
+            if token_id != 2 * position:
+                break
+            position += 1
+        return position - len(prefix), 2 * position
+
+    def _draw(self, drafter: int) -> list[float]:
+        if drafter not in self._draws:
+            source = random.Random(f"{self._seed}/{drafter}")  # noqa: S311  no secret
+            self._draws[drafter] = [source.random() for _ in range(self._length)]
+        return self._draws[drafter]
+
+
+class SpanKind(Enum):
+    """What a server did for a while."""
+
+    DRAFT = "draft"
+    VERIFY = "verify"
+
+
+@dataclass(slots=True)
+class Span:
+    """A draft or a verification, for pictures and for counting.
+
+    Attributes:
+        kind: Which of the two.
+        server: Index of the drafter or target.
+        call_id: The draft's or verification's name.
+        start: When it began.
+        end: When it was answered or withdrawn.
+        position: Where its first token stands, the prompt counted.
+        token_ids: What was drafted, or the block that was judged.
+        depth: A verification's depth at its start.
+        withdrawn: Whether it was given up before its (last) answer.
+        accepted_count: Of an answered verification.
+        next_token: Of an answered verification.
+    """
+
+    kind: SpanKind
+    server: int
+    call_id: int
+    start: Time
+    end: Time
+    position: int
+    token_ids: list[int]
+    depth: int = 0
+    withdrawn: bool = False
+    accepted_count: int | None = None
+    next_token: int | None = None
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """What happened.
+
+    Attributes:
+        token_ids: The output.
+        token_times: When each of them became final.
+        accepted: For each whether it was an accepted draft token.
+        total_time: When the method finished.
+        spans: Every draft and verification, by start.
+        target_forwards: Answered forwards of targets.
+        drafter_forwards: Answered forwards of drafters.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    token_times: list[Time] = field(default_factory=list)
+    accepted: list[bool] = field(default_factory=list)
+    total_time: Time = 0
+    spans: list[Span] = field(default_factory=list)
+    target_forwards: int = 0
+    drafter_forwards: int = 0
+
+
+def simulate(
+    method: DecodingMethod,
+    oracle: TokenOracle,
+    *,
+    targets: Sequence[ServerLatency],
+    drafters: Sequence[ServerLatency] = (),
+    after_event: Callable[[], None] = lambda: None,
+) -> SimulationResult:
+    """Run a method to its end, with every server to itself.
+
+    Withdrawn work frees its server at once. Of what happens at the same time, drafted tokens come
+    first, then verdicts, each in the order of their start.
+
+    Args:
+        method: Not yet started, and told of as many servers as there are latencies.
+        oracle: What the models say.
+        targets: Latencies of the targets.
+        drafters: Latencies of the drafters.
+        after_event: Called between events, for a caller that has to let others run.
+
+    Raises:
+        RuntimeError: the method waits for something that will never come.
+    """
+    return _Run(method, oracle, targets=targets, drafters=drafters).to_end(after_event)
+
+
+class _Run:
+    """One simulation under way."""
+
+    def __init__(
+        self,
+        method: DecodingMethod,
+        oracle: TokenOracle,
+        *,
+        targets: Sequence[ServerLatency],
+        drafters: Sequence[ServerLatency],
+    ) -> None:
+        self._method = method
+        self._oracle = oracle
+        self._latencies = {SpanKind.VERIFY: targets, SpanKind.DRAFT: drafters}
+        self._warm: set[tuple[SpanKind, int]] = set()
+        self._working: dict[tuple[SpanKind, int], _Work] = {}  # by call
+        self._due: list[tuple[Time, bool, int, _Work]] = []
+        self._scheduled_count = 0
+        self._now: Time = 0
+        self._finished = False
+        self._result = SimulationResult()
+
+    def to_end(self, after_event: Callable[[], None]) -> SimulationResult:
+        self._obey(self._method.start())
+        while not self._finished:
+            after_event()
+            if not self._due:
+                raise RuntimeError("the method waits for something that will never come")
+            self._now, _, _, work = heapq.heappop(self._due)
+            if not work.span.withdrawn:
+                self._answer(work)
+        self._result.total_time = self._now
+        return self._result
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case StartDraft(draft_id=call_id, drafter=server):
+                    self._begin(command, kind=SpanKind.DRAFT, server=server, call_id=call_id)
+                case StartVerify(verify_id=call_id, target=server):
+                    self._begin(command, kind=SpanKind.VERIFY, server=server, call_id=call_id)
+                case StopDraft(draft_id=call_id):
+                    self._withdraw(SpanKind.DRAFT, call_id)
+                case AbandonVerify(verify_id=call_id):
+                    self._withdraw(SpanKind.VERIFY, call_id)
+                case EmitTokens(token_ids=token_ids, accepted=accepted):
+                    self._result.token_ids += token_ids
+                    self._result.token_times += [self._now] * len(token_ids)
+                    self._result.accepted += accepted
+                case Finish():
+                    self._finished = True
+
+    def _begin(
+        self, command: StartDraft | StartVerify, *, kind: SpanKind, server: int, call_id: int
+    ) -> None:
+        busy = any((w.span.kind, w.span.server) == (kind, server) for w in self._working.values())
+        assert not busy, "a method gives a server one thing to do at a time"
+        block = list(command.proposal.token_ids) if isinstance(command, StartVerify) else []
+        depth = command.depth if isinstance(command, StartVerify) else 0
+        position = len(command.prefix)
+        span = Span(kind, server, call_id, self._now, self._now, position, block, depth)
+        self._result.spans.append(span)
+        work = _Work(command, span)
+        self._working[kind, call_id] = work
+        self._schedule(work, delay=self._latencies[kind][server].call)
+
+    def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
+        kind, server = work.span.kind, work.span.server
+        latency = self._latencies[kind][server]
+        forward = latency.step if (kind, server) in self._warm else latency.first
+        end = self._now + delay + forward
+        self._scheduled_count += 1
+        heapq.heappush(self._due, (end, kind is SpanKind.VERIFY, self._scheduled_count, work))
+
+    def _withdraw(self, kind: SpanKind, call_id: int) -> None:
+        work = self._working.pop((kind, call_id), None)
+        if work is not None:  # else it was just answered
+            work.span.withdrawn = True
+            work.span.end = self._now
+
+    def _answer(self, work: _Work) -> None:
+        self._warm.add((work.span.kind, work.span.server))
+        work.span.end = self._now
+        if isinstance(work.command, StartDraft):
+            self._answer_draft(work, work.command)
+        else:
+            self._answer_verify(work, work.command)
+
+    def _answer_draft(self, work: _Work, command: StartDraft) -> None:
+        self._result.drafter_forwards += 1
+        drafted = work.span.token_ids
+        drafted.append(self._oracle.draft(command.drafter, work.text))
+        work.text.append(drafted[-1])
+        ended = len(drafted) == command.max_tokens
+        if ended:
+            del self._working[SpanKind.DRAFT, command.draft_id]
+        self._tell(TokensDrafted(command.draft_id, Proposal((drafted[-1],))))
+        if ended:
+            self._tell(DraftEnded(command.draft_id))
+        elif not work.span.withdrawn:
+            self._schedule(work)
+
+    def _answer_verify(self, work: _Work, command: StartVerify) -> None:
+        self._result.target_forwards += 1
+        del self._working[SpanKind.VERIFY, command.verify_id]
+        accepted_count, next_token = self._oracle.judge(command.prefix, command.proposal.token_ids)
+        work.span.accepted_count, work.span.next_token = accepted_count, next_token
+        self._tell(BlockVerified(command.verify_id, tuple(range(accepted_count)), next_token))
+
+    def _tell(self, event: Event) -> None:
+        if not self._finished:
+            self._obey(self._method.handle(event))
+
+
+class _Work:
+    """What occupies a server; for a draft with the text so far."""
+
+    __slots__ = ("command", "span", "text")
+
+    def __init__(self, command: StartDraft | StartVerify, span: Span) -> None:
+        self.command = command
+        self.span = span
+        self.text = list(command.prefix)

@@ -1,0 +1,209 @@
+"""The token tree of distributed speculative inference: what is drafted, and what is known of it.
+
+        committed          root
+    ── the ── cat ── sat ── on ──┬── the ── mat        drafter 0: the main path
+                                 └── a ── chair        drafter 1: a branch
+
+A node stands for the whole text that ends with it. The root is the last committed token.
+
+A verdict is taken apart into facts about nodes: "after this text the target says t". A fact holds
+whatever happens elsewhere, so verdicts can come in any order; those about texts that turn out
+wrong are dropped with their nodes. Committing is walking from the root along the facts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline_protocol.commitment import DraftStatistics
+
+__all__ = ["Node", "TokenTree"]
+
+
+class Node:
+    """A token after a text.
+
+    Attributes:
+        token_id: The token.
+        parent: The text before it; None for the first root.
+        length: Tokens of the whole text, this one included.
+        drafter: The smallest index of the drafters that found it; None if none did.
+        distribution: What it was drawn from, opaque; None unless under rejection sampling.
+        children: What may follow, by token.
+        next_token: What the target says follows: the fact. None if unknown.
+        logprob: Of this token, if the target said so.
+        alive: Whether nothing known contradicts the text.
+        assigned: Whether this token needs no (further) verification: one has it in its block or
+            assumes it, or a fact decides it.
+        judged: Under rejection sampling, the child whose fate decides what follows.
+        plain: Under rejection sampling, whether the target alone decides what follows.
+    """
+
+    __slots__ = (
+        "alive",
+        "assigned",
+        "children",
+        "distribution",
+        "drafter",
+        "judged",
+        "length",
+        "logprob",
+        "next_token",
+        "parent",
+        "plain",
+        "token_id",
+    )
+
+    def __init__(self, token_id: int, *, parent: Node | None, length: int) -> None:
+        self.token_id = token_id
+        self.parent = parent
+        self.length = length
+        self.drafter: int | None = None
+        self.distribution: object | None = None
+        self.children: dict[int, Node] = {}
+        self.next_token: int | None = None
+        self.logprob: float | None = None
+        self.alive = True
+        self.assigned = False
+        self.judged: Node | None = None
+        self.plain = False
+
+    def main_child(self) -> Node | None:
+        """Return the child on the main path: the judged one, else the smallest drafter's."""
+        if len(self.children) < 2:
+            return next(iter(self.children.values()), None)
+        return self.judged or min(self.children.values(), key=_drafter_order)
+
+    def can_judge(self, child: Node) -> bool:
+        """Whether a child's fate may decide what follows: nothing else does already."""
+        return not self.plain and self.judged in (None, child)
+
+    def child(self, token_id: int) -> Node:
+        """Return the child with this token; make it if there is none."""
+        found = self.children.get(token_id)
+        if found is None:
+            found = Node(token_id, parent=self, length=self.length + 1)
+            self.children[token_id] = found
+        return found
+
+
+class TokenTree:
+    """A tree of drafted tokens below the last committed one.
+
+    Invariants:
+        A node with a fact has one child, the fact's. A living node's ancestors live.
+
+    Attributes:
+        root: The last committed token.
+    """
+
+    def __init__(self, last_token: int, *, length: int, statistics: DraftStatistics) -> None:
+        self.root = Node(last_token, parent=None, length=length)
+        self._statistics = statistics
+
+    def draft(self, tip: Node, token_id: int, *, drafter: int, distribution: object | None) -> Node:
+        """Add a draft token, and return its node; an equal one of another drafter is shared."""
+        node = tip.child(token_id)
+        self._statistics.drafted += 1
+        if node.drafter is not None:
+            self._statistics.discarded += 1  # its twin counts
+        if (node.drafter is None or drafter < node.drafter) and tip.judged is not node:
+            # What a token was drawn from is fixed once it is being judged.
+            node.drafter, node.distribution = drafter, distribution
+        return node
+
+    def decide(self, node: Node, token_id: int, logprob: float | None) -> None:
+        """Learn what the target says after a text. Only the first word on it counts."""
+        if not node.alive or node.next_token is not None:
+            return
+        chosen = node.child(token_id)
+        chosen.logprob = logprob
+        chosen.assigned = True
+        for other in node.children.values():
+            if other is not chosen:
+                self._bury(other)
+        node.next_token = token_id
+        node.children = {token_id: chosen}
+
+    def advance(self) -> list[Node]:
+        """Move the root along the facts, and return the nodes passed: newly committed tokens."""
+        passed = []
+        while self.root.next_token is not None:
+            self.root = self.root.children[self.root.next_token]
+            passed.append(self.root)
+        return passed
+
+    def main_path(self) -> list[Node]:
+        """Return the main path, the root first."""
+        path = [self.root]
+        while (node := path[-1].main_child()) is not None:
+            path.append(node)
+        return path
+
+    def path_to(self, node: Node) -> list[Node]:
+        """Return the path to a living node below the root, the root first."""
+        path = [node]
+        while path[-1] is not self.root:
+            path.append(_parent(path[-1]))
+        return path[::-1]
+
+    def surviving(self, node: Node) -> Node:
+        """Return where to go on from a node: its last living ancestor, then along the facts."""
+        while not node.alive and node.parent is not None:
+            node = node.parent
+        if node.length < self.root.length:
+            node = self.root
+        while node.next_token is not None:
+            node = node.children[node.next_token]
+        return node
+
+    def last_common(self, node: Node, other: Node) -> Node:
+        """Return the end of what two texts share; the other one is a living node."""
+        while not node.alive and node.parent is not None:
+            node = node.parent
+        if node.length <= self.root.length:
+            return node
+        while node is not other:
+            if node.length > other.length:
+                node = _parent(node)
+            else:
+                other = _parent(other)
+        return node
+
+    def discard(self) -> None:
+        """Count what is left in the tree as discarded: the end has come."""
+        for node in _subtree(self.root):
+            if node is not self.root and node.drafter is not None:
+                self._statistics.discarded += 1
+
+    def _bury(self, rejected: Node) -> None:
+        """Mark a subtree as contradicted, because of its first token."""
+        for node in _subtree(rejected):
+            node.alive = False
+            if node.drafter is None:
+                continue
+            if node is rejected:
+                self._statistics.rejected += 1
+            else:
+                self._statistics.discarded += 1
+
+
+def _drafter_order(node: Node) -> int:
+    assert node.drafter is not None, "only a fact's token has no drafter, and it has no siblings"
+    return node.drafter
+
+
+def _parent(node: Node) -> Node:
+    assert node.parent is not None, "only the first root has no parent"
+    return node.parent
+
+
+def _subtree(top: Node) -> Iterator[Node]:
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.children.values())
