@@ -81,7 +81,8 @@ class DistributedDecoding:
     being decided; give free targets the blocks that are due.
 
     Invariants:
-        The five of docs/protocol.md (tests/unit/protocol/test_invariants.py).
+        The five of docs/architecture.md, "Why a state machine";
+        tests/unit/protocol/test_invariants.py holds it to them.
 
     Cost:
         O(drafted ahead + targets) for an event, and one copy of the text for a new command.
