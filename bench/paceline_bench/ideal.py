@@ -24,15 +24,17 @@ from paceline_protocol.messages import (
     StartVerify,
     TokensDrafted,
 )
+from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.simulation import SpanKind, simulate
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
-    from paceline_protocol.messages import Command, DecodingMethod, Event
+    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.messages import Command, Event
+    from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.simulation import SimulationResult
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
@@ -133,9 +135,9 @@ def ideal_schedule(
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
     )
-    speculates = plan.strategy is not Strategy.AUTOREGRESSIVE
     capacity = CapacityChanged(
-        targets=tuple(range(plan.target_count)), drafters=(0,) if speculates else ()
+        targets=tuple(range(plan.target_count)),
+        drafters=(0,) if METHODS[plan.strategy].drafts else (),
     )
     method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
     oracle = BackendOracle(node.acceptance_rate, length=len(prompt) + max_tokens)
@@ -164,6 +166,10 @@ class _CauseKeeper:
         self._drafted: Counter[int] = Counter()
         self.cause: dict[tuple[SpanKind, int], _Moment | None] = {}  # by call; None: the start
         self.last: _Moment | None = None
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        return self._method.statistics
 
     def start(self) -> list[Command]:
         return self._note(self._method.start(), cause=None)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         Command,
         FinishReason,
     )
-    from paceline_protocol.strategy import AnyMethod
+    from paceline_protocol.methods import DecodingMethod
 
 __all__ = ["Driver"]
 
@@ -92,7 +92,7 @@ class Driver:
 
     def __init__(
         self,
-        create_method: Callable[[CapacityChanged], AnyMethod],
+        create_method: Callable[[CapacityChanged], DecodingMethod],
         *,
         crew: Crew,
         pool: ServerPool,
@@ -104,7 +104,7 @@ class Driver:
         conclude: Callable[[FinishReason], None],
     ) -> None:
         self._create_method = create_method
-        self._method: AnyMethod | None = None
+        self._method: DecodingMethod | None = None
         self._crew = crew
         self._pool = pool
         self._recorder = recorder

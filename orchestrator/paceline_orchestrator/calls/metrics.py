@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline.v1 import orchestrator_service_pb2 as pb
-    from paceline_protocol.strategy import Strategy
+    from paceline_protocol.methods import Strategy
 
 
 __all__ = ["RequestMetrics"]

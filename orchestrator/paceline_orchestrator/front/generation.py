@@ -14,7 +14,7 @@ from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.front.order import NUMBER_OF_STRATEGY
 from paceline_orchestrator.front.text import FinalToken
 from paceline_protocol.messages import FinishReason
-from paceline_protocol.strategy import create_method
+from paceline_protocol.methods import create_method
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.front.order import Order
     from paceline_protocol.messages import CapacityChanged, EmitTokens
-    from paceline_protocol.strategy import AnyMethod, Strategy
+    from paceline_protocol.methods import DecodingMethod, Strategy
 
 __all__ = ["Generation"]
 
@@ -136,7 +136,7 @@ class Generation:
         """Return what it took so far."""
         return self._recorder.statistics(self._driver.statistics)
 
-    def _create_method(self, capacity: CapacityChanged) -> AnyMethod:
+    def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
         broadcast_prefill = order.plan.broadcast_prefill and self._crew.is_idle
         return create_method(

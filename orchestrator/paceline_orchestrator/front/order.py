@@ -12,7 +12,7 @@ from paceline.v1.session_pb2 import SessionSpec
 from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.planner import Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:

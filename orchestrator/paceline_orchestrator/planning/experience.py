@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import TokenizerMismatchError
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_protocol.methods import Strategy
 
 __all__ = ["Planning"]
 
@@ -98,7 +99,7 @@ class Planning:
         if measurements.request_count == 1:
             self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
         plan = self._planner.choose(measurements, wish)
-        if wish.target_count and plan.strategy is Strategy.DISTRIBUTED:
+        if wish.target_count and METHODS[plan.strategy].overlaps:
             plan = replace(plan, target_count=wish.target_count)
         return plan if wish.strategy is None else replace(plan, note="")
 
@@ -130,7 +131,7 @@ class Planning:
         try:
             return self._pool.drafters(model)
         except TokenizerMismatchError:
-            if strategy in (None, Strategy.AUTOREGRESSIVE):
+            if strategy is None or not METHODS[strategy].drafts:
                 return []
             raise
 

@@ -8,8 +8,8 @@ from paceline_bench.node import TABLE2, SimulatedNode
 from paceline_bench.online import make_prompt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency, SpanKind
-from paceline_protocol.strategy import Strategy
 
 PROMPT = make_prompt("a prompt")
 NODE = SimulatedNode(

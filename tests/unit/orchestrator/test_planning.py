@@ -12,7 +12,7 @@ from paceline_orchestrator.fleet.latency import LatencyMeter
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.planner import Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import Strategy
 
 MS = 1_000_000
 
