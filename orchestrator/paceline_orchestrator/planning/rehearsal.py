@@ -139,14 +139,21 @@ class Rehearsals:
             self._missing.append(setting)
 
     def hold(self) -> None:
-        """Rehearse what was asked for."""
+        """Rehearse what was asked for.
+
+        What fails is forgotten, and rehearsed again when it is next asked for.
+        """
         while self._missing:
             setting = self._missing.pop()
             self._held[setting] = {}  # known from here on, or it would be asked for again
-            self._held[setting] = {
-                lookahead: rehearse(setting, lookahead=lookahead)
-                for lookahead in _lookaheads(setting)
-            }
+            try:
+                self._held[setting] = {
+                    lookahead: rehearse(setting, lookahead=lookahead)
+                    for lookahead in _lookaheads(setting)
+                }
+            except BaseException:
+                del self._held[setting]
+                raise
             while len(self._held) > _MOST_REHEARSED:
                 self._held.popitem(last=False)
 
