@@ -29,7 +29,7 @@ from paceline.v1 import (
     model_service_pb2,
     model_service_pb2_grpc,
     sampling_pb2,
-    session_pb2,
+    session_service_pb2,
     target_service_pb2,
     target_service_pb2_grpc,
 )
@@ -137,7 +137,7 @@ class FakeModelServer:
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
-    specs: list[session_pb2.SessionSpec] = field(default_factory=list)
+    specs: list[session_service_pb2.SessionSpec] = field(default_factory=list)
     waiting: int = 0
     refused: int = 0
     opened: int = 0
@@ -203,7 +203,7 @@ class FakeModelServer:
         async with self.changed:
             self.changed.notify_all()
 
-    async def open(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+    async def open(self, spec: session_service_pb2.SessionSpec) -> session_service_pb2.SessionGrant:
         """Open a session."""
         self.waiting += 1
         await self.opens.wait()
@@ -217,7 +217,9 @@ class FakeModelServer:
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
         self.sessions[session_id] = _Session(spec.limit_length or spec.reserve_length)
-        return session_pb2.SessionGrant(session_id=session_id, reserved_length=spec.reserve_length)
+        return session_service_pb2.SessionGrant(
+            session_id=session_id, reserved_length=spec.reserve_length
+        )
 
     def close(self, session_id: str) -> None:
         """Close a session; what runs in it is superseded."""
@@ -275,7 +277,7 @@ class FakeModelServer:
         if superseded.is_set():
             raise errors.SupersededError("a newer call came")
 
-    def _fence(self, session: _Session, call: session_pb2.SessionCall) -> None:
+    def _fence(self, session: _Session, call: session_service_pb2.SessionCall) -> None:
         if call.sequence <= session.sequence:
             raise errors.StaleCallError("a newer call came first")
         if call.base_length > len(session.tokens):
@@ -371,7 +373,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             accepted_count=accepted,
             next_token_id=fake.token_after(prefix + block[:accepted]),
             held_length=len(prefix) + len(block),
-            timing=session_pb2.CallTiming(
+            timing=session_service_pb2.CallTiming(
                 forward_count=1, forward_ns=fake.forward_ns or 1000, row_count=1
             ),
         )
@@ -414,7 +416,7 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - 1,
                         token_ids=[token_id],
-                        timing=session_pb2.CallTiming(
+                        timing=session_service_pb2.CallTiming(
                             forward_count=1, forward_ns=fake.forward_ns, row_count=1
                         ),
                     )

@@ -18,7 +18,7 @@ from paceline_orchestrator.fleet.silence import SilenceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from paceline.v1.session_pb2 import SessionCall
+    from paceline.v1.session_service_pb2 import SessionCall
     from paceline_orchestrator.calls.session import Session
     from paceline_orchestrator.fleet.silence import Waiting
 

@@ -31,7 +31,7 @@ from paceline_protocol.messages import CapacityChanged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.v1.session_pb2 import SessionSpec
+    from paceline.v1.session_service_pb2 import SessionSpec
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import SessionKeeper
     from paceline_orchestrator.fleet.pool import ServerPool

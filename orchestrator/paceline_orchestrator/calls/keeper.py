@@ -15,7 +15,7 @@ from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_orchestrator.fleet.wire import answer
 
 if TYPE_CHECKING:
-    from paceline.v1.session_pb2 import SessionGrant, SessionSpec
+    from paceline.v1.session_service_pb2 import SessionGrant, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["Opening", "SessionKeeper"]

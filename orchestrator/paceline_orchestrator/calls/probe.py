@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline.v1.session_pb2 import SessionSpec
+from paceline.v1.session_service_pb2 import SessionSpec
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import SessionKeeper
 from paceline_orchestrator.calls.session import Session

@@ -17,7 +17,7 @@ from paceline.errors import (
     SessionNotFoundError,
 )
 from paceline.v1.drafter_service_pb2 import DraftRequest
-from paceline.v1.session_pb2 import SessionCall
+from paceline.v1.session_service_pb2 import SessionCall
 from paceline.v1.target_service_pb2 import VerifyRequest
 from paceline_orchestrator.calls.call import CallUnderWay, Sent
 from paceline_orchestrator.calls.deadline import patience_seconds
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.errors import SessionError
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import SparseDistribution
-    from paceline.v1.session_pb2 import SessionSpec
+    from paceline.v1.session_service_pb2 import SessionSpec
     from paceline.v1.target_service_pb2 import VerifyResponse
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper

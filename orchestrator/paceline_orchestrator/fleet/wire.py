@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
     from paceline.v1.model_service_pb2 import GetModelInfoResponse
-    from paceline.v1.session_pb2 import CallTiming
+    from paceline.v1.session_service_pb2 import CallTiming
 
 __all__ = ["ModelFacts", "StreamCall", "Timing", "answer", "answers", "read_facts", "read_timing"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline.v1.session_pb2 import SessionSpec
+from paceline.v1.session_service_pb2 import SessionSpec
 from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.planner import Wish

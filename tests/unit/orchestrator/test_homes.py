@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.v1.session_pb2 import SessionSpec
+from paceline.v1.session_service_pb2 import SessionSpec
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.deadline import Deadline

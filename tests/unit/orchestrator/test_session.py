@@ -11,7 +11,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1.model_service_pb2 import GetModelInfoRequest
-from paceline.v1.session_pb2 import SessionCall, SessionSpec
+from paceline.v1.session_service_pb2 import SessionCall, SessionSpec
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
 from paceline_orchestrator.calls.session import Session
