@@ -42,7 +42,7 @@ demo: install ## stream real text through real processes, compare the strategies
 test: install ## every test but the long ones, the chart's and the other languages'
 	$(BIN)/python -m pytest -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
 
-test-long: install ## what takes minutes: all cells, 100,000 tokens (CI runs it, too)
+test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
 	$(BIN)/python -m pytest -m long --ignore=tests/chart --ignore=tests/clients
 
 test-full: install ## the long form of the proofs (about two hours)

@@ -8,6 +8,8 @@ import pytest
 
 from paceline_cli.__main__ import main
 
+pytestmark = pytest.mark.long
+
 TOKENS, TARGETS, STREAMS, ORCHESTRATORS = 6, 2, (1, 3), (1, 2)
 REQUESTS_OF_A_STREAM = 2
 OPTIONS = {

@@ -96,7 +96,12 @@ def fit_uniform(streams):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "target_count"), [("speculative", 1), ("distributed", 1), ("distributed", 3)]
+    ("strategy", "target_count"),
+    [
+        ("distributed", 3),
+        pytest.param("speculative", 1, marks=pytest.mark.long),
+        pytest.param("distributed", 1, marks=pytest.mark.long),
+    ],
 )
 async def test_every_token_is_distributed_as_the_targets(
     strategy, target_count, sixteen_token_model, drafter_model, models

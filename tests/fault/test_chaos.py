@@ -17,6 +17,7 @@ FEWEST_HITS = 6
 LONGEST_RUN_SECONDS = 3600
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LONGEST_RUN_SECONDS)
 async def test_chaos_changes_no_token_and_leaves_nothing_behind(request):
     option = request.config.getoption

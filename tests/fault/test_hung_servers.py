@@ -17,13 +17,13 @@ from support.waiting import eventually
 
 WORK = {"target": "Verify", "drafter": "Draft"}
 CASES = [
-    ("speculative", "target"),
     ("distributed", "target"),
     ("auto", "drafter"),
     *(
         pytest.param(strategy, role, marks=pytest.mark.long)
         for strategy, role in [
             ("autoregressive", "target"),
+            ("speculative", "target"),
             ("auto", "target"),
             ("speculative", "drafter"),
             ("distributed", "drafter"),
@@ -31,6 +31,7 @@ CASES = [
     ),
 ]
 TOKENS, REQUESTS, CALM_REQUESTS = 16, 100, 10
+FORGETTING_SECONDS, MOST_REQUESTS = 1.1, REQUESTS + 20
 # What is promised of a reaction; how long this machine takes for the same when all is well comes on
 # top of it, several times, since it may be busy.
 LONGEST_GAP_SECONDS, BACK_WITHIN_SECONDS, CALM_GAPS = 3.0, 5.0, 10
@@ -108,13 +109,22 @@ def test_a_hung_server_costs_two_requests_seconds_and_the_others_nothing(
     with system.client() as client:
         calm = CALM_GAPS * calm_gap(client, strategy, text)
         felt = 0
+
+        def met():
+            return links[f"{role}-0"].calls.hits[WORK[role]]
+
         with hung(links[f"{role}-0"], role):
-            for number in range(REQUESTS):
+            for number in range(MOST_REQUESTS):
+                if number >= REQUESTS:
+                    if met():
+                        break
+                    # Requests stay with a target that was free a moment ago; then a lot decides.
+                    time.sleep(FORGETTING_SECONDS)
                 gap = longest_gap(client, strategy, text)
                 assert gap <= LONGEST_GAP_SECONDS + calm, f"request {number} waited {gap:.1f} s"
                 felt += gap > FELT_SECONDS + calm
                 assert felt <= LEFT_ALONE_AFTER, f"request {number} waited {gap:.1f} s, too"
-    assert links[f"{role}-0"].calls.hits[WORK[role]] > 0, "the fault met nothing"
+    assert met(), "the fault met nothing"
 
 
 @pytest.mark.parametrize("role", ["target", "drafter"])

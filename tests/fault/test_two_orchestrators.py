@@ -23,6 +23,7 @@ def open_sessions(system):
     return sum(server.metric("paceline_sessions_active") for server in system.models)
 
 
+@pytest.mark.long  # a lease has to end
 def test_a_stream_of_a_killed_orchestrator_goes_on_at_another(system):
     first, _ = system.orchestrators
     with system.client(0) as client, system.client(1) as other:
