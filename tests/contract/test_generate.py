@@ -12,6 +12,7 @@ import pytest
 
 from paceline import errors
 from paceline.status import decode
+from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
@@ -700,9 +701,9 @@ async def test_system_info_tells_who_is_there():
         assert info.model_name == "fake-target"
         assert info.vocabulary_size == VOCABULARY_SIZE
         assert [(it.name, it.role, it.ready) for it in info.servers] == [
-            ("drafter-0", "drafter", True),
-            ("target-0", "target", True),
-            ("target-1", "target", True),
+            ("drafter-0", model_pb.MODEL_ROLE_DRAFTER, True),
+            ("target-0", model_pb.MODEL_ROLE_TARGET, True),
+            ("target-1", model_pb.MODEL_ROLE_TARGET, True),
         ]
         assert info.running_request_count == 0
         assert info.tokenizer_fingerprint

@@ -28,8 +28,10 @@ from paceline.v1 import (
     drafter_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    proposal_pb2,
     sampling_pb2,
     session_service_pb2,
+    session_service_pb2_grpc,
     target_service_pb2,
     target_service_pb2_grpc,
 )
@@ -166,6 +168,7 @@ class FakeModelServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Model(self), self._server)
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self), self._server)
         if self.role == "drafter":
             drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server(
                 _Drafter(self), self._server
@@ -332,22 +335,27 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
         yield model_service_pb2.GetTokenizerResponse(data=self._fake.tokenizer[half:])
 
 
-class _Target(target_service_pb2_grpc.TargetServiceServicer):
+class _Sessions(session_service_pb2_grpc.SessionServiceServicer):
     def __init__(self, fake: FakeModelServer) -> None:
         self._fake = fake
 
     async def OpenSession(self, request, context):  # noqa: N802
         grant = await self._fake.open(request.spec)
-        return target_service_pb2.TargetServiceOpenSessionResponse(grant=grant)
+        return session_service_pb2.OpenSessionResponse(grant=grant)
 
     async def RenewSession(self, request, context):  # noqa: N802
         self._fake.renew(request.session_id)
-        return target_service_pb2.TargetServiceRenewSessionResponse()
+        return session_service_pb2.RenewSessionResponse()
 
     async def CloseSession(self, request, context):  # noqa: N802
         self._fake.close(request.session_id)
         await self._fake.note()
-        return target_service_pb2.TargetServiceCloseSessionResponse()
+        return session_service_pb2.CloseSessionResponse()
+
+
+class _Target(target_service_pb2_grpc.TargetServiceServicer):
+    def __init__(self, fake: FakeModelServer) -> None:
+        self._fake = fake
 
     async def Verify(self, request, context):  # noqa: N802
         fake = self._fake
@@ -357,22 +365,22 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                 superseded = session.superseded
                 await fake.note()
                 await fake.forward(superseded, "hang" if fake.stalls(prefix) else fault)
-                block = list(request.draft_token_ids)
+                block = list(request.proposal.token_ids)
                 accepted = 0
                 while accepted < len(block) and block[accepted] == fake.token_after(
                     prefix + block[:accepted]
                 ):
                     accepted += 1
                 if not superseded.is_set():
-                    session.tokens = prefix + block
+                    session.tokens = prefix + block[:accepted]
         finally:
             await fake.note()
         response = target_service_pb2.VerifyResponse(
             sequence=request.call.sequence,
             prefix_length=len(prefix),
-            accepted_count=accepted,
+            accepted_path=range(accepted),
             next_token_id=fake.token_after(prefix + block[:accepted]),
-            held_length=len(prefix) + len(block),
+            held_length=len(prefix) + accepted,
             timing=session_service_pb2.CallTiming(
                 forward_count=1, forward_ns=fake.forward_ns or 1000, row_count=1
             ),
@@ -388,19 +396,6 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
     def __init__(self, fake: FakeModelServer) -> None:
         self._fake = fake
 
-    async def OpenSession(self, request, context):  # noqa: N802
-        grant = await self._fake.open(request.spec)
-        return drafter_service_pb2.DrafterServiceOpenSessionResponse(grant=grant)
-
-    async def RenewSession(self, request, context):  # noqa: N802
-        self._fake.renew(request.session_id)
-        return drafter_service_pb2.DrafterServiceRenewSessionResponse()
-
-    async def CloseSession(self, request, context):  # noqa: N802
-        self._fake.close(request.session_id)
-        await self._fake.note()
-        return drafter_service_pb2.DrafterServiceCloseSessionResponse()
-
     async def Draft(self, request, context):  # noqa: N802
         fake = self._fake
         try:
@@ -415,7 +410,7 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                     yield drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - 1,
-                        token_ids=[token_id],
+                        proposal=proposal_pb2.Proposal(token_ids=[token_id]),
                         timing=session_service_pb2.CallTiming(
                             forward_count=1, forward_ns=fake.forward_ns, row_count=1
                         ),

@@ -18,7 +18,7 @@ from paceline_orchestrator.fleet.silence import SilenceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from paceline.v1.session_service_pb2 import SessionCall
+    from paceline_orchestrator.calls.rpcs import PrefixCall
     from paceline_orchestrator.calls.session import Session
     from paceline_orchestrator.fleet.silence import Waiting
 
@@ -34,7 +34,7 @@ _REPAIRS = 3
 class Sent:
     """What was sent: the call's fence, its RPC, who waits, and since when (perf_counter_ns)."""
 
-    call: SessionCall
+    call: PrefixCall
     rpc: Any
     waiting: Waiting
     at_ns: int = field(default_factory=time.perf_counter_ns)

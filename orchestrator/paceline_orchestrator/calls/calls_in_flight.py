@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.call import CallUnderWay
     from paceline_orchestrator.calls.ledger import Ledger
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
-    from paceline_orchestrator.calls.session import Drafted, Judged, Session
+    from paceline_orchestrator.calls.rpcs import Drafted, Judged
+    from paceline_orchestrator.calls.session import Session
     from paceline_orchestrator.fleet.pool import ServerPool
 
 __all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall"]

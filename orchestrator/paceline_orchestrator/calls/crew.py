@@ -25,21 +25,24 @@ from paceline.errors import (
     TokenizerMismatchError,
 )
 from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.v1.session_service_pb2 import SessionSpec
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.rpcs import SessionSpec
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.planning.growth import Growth
 
 __all__ = ["Crew"]
+
+_LOST = {Role.TARGET: Fallback.TARGET_LOST, Role.DRAFTER: Fallback.DRAFTER_LOST}
 
 # A server without room for a session is asked again after so long, if it did not say when.
 _REFUSAL_SECONDS = 1.0
@@ -127,7 +130,7 @@ class Crew:
         drafter_count: int,
         keeper: SessionKeeper,
         deadline: Deadline,
-        note_fallback: Callable[[str], None],
+        note_fallback: Callable[[Fallback], None],
         arrived: Callable[[Session, PacelineError | None], None],
         growth: Growth | None = None,
     ) -> None:
@@ -150,7 +153,7 @@ class Crew:
         self._known = CapacityChanged((), ())
         self.fill()
         if drafter_count and not self._drafters.everyone:
-            note_fallback("no_drafter")
+            note_fallback(Fallback.NO_DRAFTER)
 
     @property
     def capacity(self) -> CapacityChanged:
@@ -235,16 +238,16 @@ class Crew:
         if isinstance(error, CacheExhaustedError | OverloadedError):
             pause = error.retry_after_seconds or _REFUSAL_SECONDS
             self._barred_until[server] = time.monotonic() + pause
-            self._note_fallback("session_refused")
+            self._note_fallback(Fallback.SESSION_REFUSED)
         elif isinstance(error, InvalidFieldError):
             self._barred_until[server] = float("inf")  # too small a model for this request
-            self._note_fallback(f"{server.role}_lost")
+            self._note_fallback(_LOST[server.role])
         else:
             self._pool.report_failure(server, error)
             is_late = isinstance(error, DeadlineError)
-            self._note_fallback("deadline" if is_late else f"{server.role}_lost")
+            self._note_fallback(Fallback.DEADLINE if is_late else _LOST[server.role])
         if server.role is Role.DRAFTER and not self._drafters.everyone:
-            self._note_fallback("no_drafter")
+            self._note_fallback(Fallback.NO_DRAFTER)
         self._known = self.capacity
         return pause
 

@@ -9,9 +9,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline.v1.session_service_pb2 import SessionSpec
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import SessionKeeper
+from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.calls.session import Session
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.proposal import Proposal
@@ -32,7 +32,7 @@ async def answers(server: ModelServer) -> bool:
     """Ask a server for one token, and tell whether it came."""
     assert server.facts is not None, "a server that was called has said what it is"
     spec = SessionSpec(
-        expected_model_fingerprint=server.facts.fingerprint,
+        fingerprint=server.facts.fingerprint,
         reserve_length=len(_TOKENS) + 1,
         request_id="probe",
         share="probe",

@@ -28,9 +28,10 @@ from paceline_orchestrator.front.admission import (
 )
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import share_of
-from paceline_orchestrator.front.order import Order, wish_of
+from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
+from paceline_orchestrator.front.translation import read_options, server_message
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 closing(generation),
                 self._metrics.request(generation),
                 self._demand.stream(
-                    verifier_limit=order.verifier_limit, lookahead=order.asked_lookahead
+                    verifier_limit=order.verifier_limit,
+                    lookahead=order.options.wish.lookahead,
                 ),
             ):
                 run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
@@ -150,7 +152,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     self._generations.discard(generation)
                     run.cancel()
                     await asyncio.wait((run,))
-                    self._planning.learn(generation.statistics())
+                    took = generation.statistics()
+                    self._planning.learn(
+                        accepted_count=took.drafts.accepted,
+                        rejected_count=took.drafts.rejected,
+                        verification_count=took.target_forward_count + took.cancelled_count,
+                    )
         if not self.running_count:
             self._planning.refine_soon(self._tasks)
 
@@ -170,15 +177,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
         for server in self._pool.servers:
-            info.servers.add(
-                name=server.name,
-                address=server.endpoint.address,
-                role=server.role,
-                ready=server.ready,
-                status=server.status,
-                model_fingerprint=server.facts.fingerprint if server.facts else "",
-                decode_step_ns=server.latency.step_ns,
-            )
+            info.servers.append(server_message(server))
         return info
 
     @contextmanager
@@ -220,18 +219,20 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         check_tokens(request, model, prompt=prompt)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings)
-        resumed = request.resume_token_ids
+        resumed = tuple(request.resume_token_ids)
+        options = read_options(request)
         await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)
         return Order(
-            request=request,
+            options=options,
             request_id=request_id,
             share=share,
             model=model,
             text=text,
             prompt=prompt,
+            resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(wish_of(request), model, prompt_length=len(prompt)),
+            plan=self._planning.plan(options.wish, model, prompt_length=len(prompt)),
             arrived_ns=arrived_ns,
             deadline=deadline,
         )

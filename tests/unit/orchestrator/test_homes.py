@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.v1.session_service_pb2 import SessionSpec
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import Opening
+from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.latency import LatencyMeter
 from paceline_orchestrator.fleet.pool import ServerPool
@@ -74,7 +74,7 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
     return Crew(
         pool,
         MODEL,
-        make_spec=lambda _: SessionSpec(),
+        make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         target_count=target_count,
         drafter_count=drafter_count,
         growth=growth,

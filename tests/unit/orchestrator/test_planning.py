@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.fleet.latency import LatencyMeter
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
@@ -39,12 +38,11 @@ def a_plan(planning, **wish):
 
 
 def took(*, forwards=0, cancelled=0, accepted=0, rejected=0):
-    return pb.GenerationStatistics(
-        target_forward_count=forwards,
-        cancelled_rpc_count=cancelled,
-        accepted_token_count=accepted,
-        rejected_token_count=rejected,
-    )
+    return {
+        "accepted_count": accepted,
+        "rejected_count": rejected,
+        "verification_count": forwards + cancelled,
+    }
 
 
 def test_a_request_alone_uses_the_targets_it_needs():
@@ -97,7 +95,7 @@ def test_verdicts_change_what_a_drafter_is_worth():
     planning = a_planning([a_server(30)])
     assert a_plan(planning).strategy is Strategy.SPECULATIVE
     for _ in range(40):
-        planning.learn(took(rejected=100))
+        planning.learn(**took(rejected=100))
     assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
 
 
@@ -108,7 +106,7 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
     for _ in range(40):
         a_plan(planning)
         clock.ns += 100 * 5 * MS
-        planning.learn(took(forwards=70, cancelled=30, accepted=70, rejected=30))
+        planning.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
 
