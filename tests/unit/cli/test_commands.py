@@ -12,7 +12,7 @@ import pytest
 from paceline import ServerInfo, SystemInfo, errors
 from paceline_cli import info
 from paceline_cli.__main__ import main
-from paceline_cli.up import UpSettings, _config, _from_here
+from paceline_cli.up import UpSettings, _config, _local_address
 from support.fake_models import FakeModelServer, serving
 from support.fake_orchestrator import Leg
 
@@ -290,7 +290,7 @@ def test_up_without_models_says_where_it_looked(capsys, tmp_path):
 def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
     settings = UpSettings(backend="simulated", listen="0.0.0.0:6000", insecure=True)
     assert "--insecure" in _config(settings).orchestrator_arguments
-    assert _from_here(settings.listen) == "127.0.0.1:6000"
+    assert _local_address(settings.listen) == "127.0.0.1:6000"
 
 
 def test_serve_names_the_roles(capsys):
