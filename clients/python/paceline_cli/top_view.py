@@ -109,6 +109,10 @@ def _scraped_role(samples: Samples) -> str:
     return "orchestrator" if "paceline_incoming_requests_total" in samples else "unknown"
 
 
+def _reported_role(info: ServerInfo) -> str:
+    return info.role if info.role in _ROLES else "unknown"
+
+
 def _fresh(scrape: Scrape) -> Readings | None:
     return None if scrape.problem else scrape.readings
 
@@ -120,7 +124,7 @@ def _scraped_view(scrape: Scrape, info: ServerInfo | None) -> ServerView:
     fresh, state, problem = _fresh(scrape), _state(info, scrape), scrape.problem
     return ServerView(
         name=name or scrape.page.address,
-        role=info.role if info is not None and role == "unknown" else role,
+        role=_reported_role(info) if info is not None and role == "unknown" else role,
         state=state,
         address=scrape.page.address,
         note=f"no metrics, {problem}" if state == _READY and problem else problem,
@@ -133,7 +137,7 @@ def _unscraped_view(info: ServerInfo) -> ServerView:
     """Describe a server by what the orchestrator says alone."""
     return ServerView(
         name=info.name,
-        role=info.role,
+        role=_reported_role(info),
         state=_state(info),
         address=info.address,
         note="no metrics",

@@ -297,6 +297,12 @@ async def test_an_address_that_never_answered_is_shown_too():
     assert (pool.role, pool.servers[0].state) == ("unknown", "no answer")
 
 
+async def test_a_server_of_a_role_that_is_new_is_shown_as_unknown():
+    async with watching(Orchestrator(known("new", role="role 12"))) as look_after:
+        (pool,) = (await look_after(0)).pools
+    assert (pool.role, pool.servers[0].name) == ("unknown", "new")
+
+
 # --- drawing --------------------------------------------------------------------------------------
 
 
