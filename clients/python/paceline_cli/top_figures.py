@@ -146,8 +146,8 @@ def totals(
         return Totals(running=told_running, acceptance_rate=judged)
     readings = Readings.sum(orchestrators)
     now = readings.now
-    rejected = readings.rate("paceline_wasted_tokens_total", reason="rejected")
-    discarded = readings.rate("paceline_wasted_tokens_total", reason="discarded")
+    rejected = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="rejected")
+    discarded = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="discarded")
     of_requests = readings.mean("paceline_request_spec_decode_acceptance_rate")
     return Totals(
         running=int(now.total("paceline_num_requests_running")),
@@ -167,7 +167,8 @@ def totals(
         rejected_per_second=rejected,
         discarded_per_second=discarded,
         wasted_share=readings.share(
-            "paceline_wasted_tokens_total", of="paceline_spec_decode_num_draft_tokens_total"
+            "paceline_spec_decode_num_wasted_tokens_total",
+            of="paceline_spec_decode_num_draft_tokens_total",
         ),
         cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
         repairs_per_second=readings.rate("paceline_fallbacks_total"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from paceline_orchestrator.calls.rpcs import PrefixCall
-    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.silence import Waiting
 
 __all__ = ["CallUnderWay", "Sent"]
@@ -57,7 +57,7 @@ class CallUnderWay(Generic[_T]):
 
     def __init__(
         self,
-        session: Session,
+        session: RemoteSession,
         send: Callable[[str], Sent],
         read: Callable[[Sent], Awaitable[_T]],
         *,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.candidates import Candidates
 from paceline_orchestrator.calls.seats import Seats
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
@@ -68,7 +68,7 @@ class Crew:
         keeper: SessionKeeper,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
-        arrived: Callable[[Session, PacelineError | None], None],
+        arrived: Callable[[RemoteSession, PacelineError | None], None],
         growth: Growth | None = None,
     ) -> None:
         self._pool = pool
@@ -104,7 +104,7 @@ class Crew:
         )
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[RemoteSession]:
         """All sessions, those that are being opened, too."""
         return [*self._targets.everyone, *self._drafters.everyone]
 
@@ -133,11 +133,11 @@ class Crew:
         """Whether this orchestrator uses the targets for nothing else."""
         return all(it.server.session_count == 1 for it in self._targets.everyone)
 
-    def target(self, index: int) -> Session | None:
+    def target(self, index: int) -> RemoteSession | None:
         """Return the open session in a target's seat."""
         return self._targets.sessions[index]
 
-    def drafter(self, index: int) -> Session | None:
+    def drafter(self, index: int) -> RemoteSession | None:
         """Return the open session in a drafter's seat."""
         return self._drafters.sessions[index]
 
@@ -158,7 +158,7 @@ class Crew:
         before, self._known = self._known, self.capacity
         return before != self._known
 
-    def vacate(self, session: Session, error: PacelineError) -> float | None:
+    def vacate(self, session: RemoteSession, error: PacelineError) -> float | None:
         """Take a session out of its seat after a call of it failed.
 
         The caller is to pass on the capacity that is left.
@@ -246,7 +246,7 @@ class Crew:
     def _invite(self, seats: Seats, index: int, server: ModelServer) -> None:
         """Open a session for a seat."""
         assert server.facts is not None, "a server that is ready has said what it is"
-        session = Session(
+        session = RemoteSession(
             server,
             self._make_spec(server.facts.fingerprint),
             keeper=self._keeper,
@@ -256,7 +256,7 @@ class Crew:
         seats.arriving[index] = session
         session.when_opened(self._take_in)
 
-    def _take_in(self, session: Session, error: PacelineError | None) -> None:
+    def _take_in(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Let a session that has opened take its seat; who had it finishes its call."""
         seats = self._seats_of(session)
         index = next((index for index, it in seats.arriving.items() if it is session), None)
@@ -273,7 +273,7 @@ class Crew:
             self._known = self.capacity
         self._arrived(session, error)
 
-    def _seats_of(self, session: Session) -> Seats:
+    def _seats_of(self, session: RemoteSession) -> Seats:
         return self._targets if session.server.role is Role.TARGET else self._drafters
 
     def _unseated(self, seats: Seats) -> list[ModelServer]:

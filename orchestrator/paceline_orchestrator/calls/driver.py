@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.crew import Crew
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.recorder import Recorder
-    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import (
@@ -170,7 +170,7 @@ class Driver:
         """What became of the draft tokens."""
         return self._method.statistics if self._method is not None else DraftStatistics()
 
-    def take_arrival(self, session: Session, error: PacelineError | None) -> None:
+    def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         if error is not None:
             self._lose(session, error)
@@ -261,13 +261,13 @@ class Driver:
             case Finish():
                 pass
 
-    def _start(self, call: StartCall, session: Session | None) -> None:
+    def _start(self, call: StartCall, session: RemoteSession | None) -> None:
         if session is None:
             self._post(_failed(call))
         else:
             self._calls.start(call, session)
 
-    def _take_failure(self, call: StartCall, session: Session, error: PacelineError) -> None:
+    def _take_failure(self, call: StartCall, session: RemoteSession, error: PacelineError) -> None:
         """Tell the method, and find another server if this one is to blame."""
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
@@ -281,7 +281,7 @@ class Driver:
             self._lose(session, error)
         self._post(_failed(call))
 
-    def _lose(self, session: Session, error: PacelineError) -> None:
+    def _lose(self, session: RemoteSession, error: PacelineError) -> None:
         """Do without a session that failed, or could not be opened, and find another server."""
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):

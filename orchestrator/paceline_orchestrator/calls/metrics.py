@@ -103,7 +103,7 @@ class RequestMetrics:
             registry=registry,
         )
         self._wasted = Counter(
-            "paceline_wasted_tokens",
+            "paceline_spec_decode_num_wasted_tokens",
             "Draft tokens that became no output",
             ["reason"],
             registry=registry,

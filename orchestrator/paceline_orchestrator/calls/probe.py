@@ -12,7 +12,7 @@ from paceline.errors import PacelineError
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import SessionKeeper
 from paceline_orchestrator.calls.rpcs import SessionSpec
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.proposal import Proposal
 
@@ -38,7 +38,7 @@ async def answers(server: ModelServer) -> bool:
         share="probe",
     )
     async with SessionKeeper() as keeper:
-        session = Session(
+        session = RemoteSession(
             server,
             spec,
             keeper=keeper,
@@ -58,7 +58,7 @@ async def answers(server: ModelServer) -> bool:
             session.close()
 
 
-async def _compute_a_token(session: Session) -> None:
+async def _compute_a_token(session: RemoteSession) -> None:
     await session.opened()
     if session.server.role is Role.TARGET:
         await session.verify(_TOKENS, Proposal(), final_length=len(_TOKENS))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.discovery import Role
 
 __all__ = ["Seats"]
@@ -23,8 +23,8 @@ class Seats:
     """
 
     role: Role
-    sessions: list[Session | None]
-    arriving: dict[int, Session] = field(default_factory=dict)
+    sessions: list[RemoteSession | None]
+    arriving: dict[int, RemoteSession] = field(default_factory=dict)
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Seats:
         return tuple(index for index, session in enumerate(self.sessions) if session is not None)
 
     @property
-    def everyone(self) -> list[Session]:
+    def everyone(self) -> list[RemoteSession]:
         """All sessions, by seat; one that is to replace another before that."""
         coming = [(index, 0, it) for index, it in self.arriving.items()]
         seated = [(index, 1, it) for index, it in enumerate(self.sessions) if it is not None]
@@ -52,7 +52,7 @@ class Seats:
         """A decoding step of the first server seated; 0 while it is not known."""
         return next((it.server.latency.step_ns for it in self.everyone), 0)
 
-    def dismiss(self, session: Session) -> bool:
+    def dismiss(self, session: RemoteSession) -> bool:
         """Take a session out; whether it was here."""
         if session in self.sessions:
             self.sessions[self.sessions.index(session)] = None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 
-__all__ = ["Session"]
+__all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
 _RENEWING_SECONDS = 1.0
@@ -56,7 +56,7 @@ class _Draft:
     found_count: int = 0
 
 
-class Session:
+class RemoteSession:
     """A session that is opened at once, repaired when it must be, and closed behind its owner.
 
     Concurrency:
@@ -210,7 +210,7 @@ class Session:
         """Its handle, once it is open and a call can be sent; else empty."""
         return self._opening.result().session_id if self._opening.done() else ""
 
-    def when_opened(self, callback: Callable[[Session, PacelineError | None], None]) -> None:
+    def when_opened(self, callback: Callable[[RemoteSession, PacelineError | None], None]) -> None:
         """Have it called in a later turn of the loop: with no error, or with why it is not open."""
 
         def tell(opening: asyncio.Task[Opening]) -> None:

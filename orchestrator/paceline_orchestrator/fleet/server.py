@@ -9,7 +9,7 @@ from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline.v1.session_service_pb2_grpc import SessionServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline_orchestrator.fleet.discovery import Availability
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.silence import SilenceWatch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ModelServer:
         self.drafter = DrafterServiceStub(channel)
         self.target = TargetServiceStub(channel)
         self.facts: ModelFacts | None = None
-        self.latency = LatencyMeter()
+        self.latency = ObservedLatency()
         self.silence = SilenceWatch()
         self.session_count = 0
         self.call_count = 0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.planner import Wish
@@ -18,7 +18,7 @@ MS = 1_000_000
 
 def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0):
     """A server with so many of our requests, whose queue holds so many calls."""
-    latency = LatencyMeter(clock=lambda: 0.0)
+    latency = ObservedLatency(clock=lambda: 0.0)
     latency.adopt(((1, step_ms * MS),), prefill_fixed_ns=step_ms * MS, prefill_ns_per_token=0)
     queue_ns = round(calls_ahead * step_ms * MS)
     for _ in range(80 if calls_ahead else 0):

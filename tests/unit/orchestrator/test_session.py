@@ -13,7 +13,7 @@ from paceline import errors
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
 from paceline_orchestrator.calls.rpcs import PrefixCall, SessionSpec
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
@@ -32,7 +32,7 @@ async def a_session(fake, *, seconds=20.0):
         server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
         server.adopt(await fetch_facts(server.models))
         async with SessionKeeper() as keeper:
-            session = Session(
+            session = RemoteSession(
                 server,
                 SessionSpec(fingerprint=fake.fingerprint, reserve_length=100),
                 keeper=keeper,
@@ -103,7 +103,7 @@ async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one()
     openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
     keeper = SimpleNamespace(open=lambda *_: openings.pop(0), close=lambda *_: None)
     first, second = openings
-    session = Session(
+    session = RemoteSession(
         SimpleNamespace(session_count=0),
         SessionSpec(fingerprint="it", reserve_length=1),
         keeper=keeper,
