@@ -204,6 +204,24 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
     assert len(lookaheads) == len(set(lookaheads)) > 0
 
 
+def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
+    outcomes = [MemoryError("once")]
+
+    def rehearse(_setting, *, lookahead):
+        if outcomes:
+            raise outcomes.pop()
+        return [1]
+
+    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    planner = Planner()
+    planner.choose(VICUNA)
+    with pytest.raises(MemoryError):
+        planner.refine()
+    unrefined = planner.choose(VICUNA)
+    planner.refine()
+    assert planner.choose(VICUNA).lookahead != unrefined.lookahead
+
+
 def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
     settings = []
     monkeypatch.setattr(

@@ -136,14 +136,19 @@ class Planner:
         """Simulate DSI where it was not yet, so that `choose` knows its best lookahead.
 
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
+        What fails is forgotten, and simulated again when it is next asked for.
         """
         while self._missing:
             setting = self._missing.pop()
             self._rehearsed[setting] = {}  # known from here on, or `choose` would ask for it again
-            self._rehearsed[setting] = {
-                lookahead: rehearse(setting, lookahead=lookahead)
-                for lookahead in _lookaheads(setting)
-            }
+            try:
+                self._rehearsed[setting] = {
+                    lookahead: rehearse(setting, lookahead=lookahead)
+                    for lookahead in _lookaheads(setting)
+                }
+            except BaseException:
+                del self._rehearsed[setting]
+                raise
             while len(self._rehearsed) > _MOST_REHEARSED:
                 self._rehearsed.popitem(last=False)
 
