@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import grpc
@@ -17,6 +19,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_orchestrator.tokenizer import Codec
 from support.fake_models import (
     EOS,
     VOCABULARY_SIZE,
@@ -743,6 +746,71 @@ async def test_a_request_just_after_the_start_waits_for_the_first_target():
         await beginning
         await process.finish()
     assert token_ids == continuation(PROMPT, 4)
+
+
+@asynccontextmanager
+async def hastily_draining(target):
+    """An orchestrator in a hurry; yields a client's stub and what drains it to its end."""
+    async with serving(target):
+        process = not_yet_begun(
+            OrchestratorSettings(
+                listen="127.0.0.1:0",
+                health_listen="",
+                targets=(target.address,),
+                drain_seconds=0.05,
+            )
+        )
+        await process.begin()
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            yield OrchestratorServiceStub(channel), process.finish
+
+
+async def hears_draining_while_it_waits(stub, request, drain):
+    """Whether a request that is not yet decoded is told why it ends."""
+    call = stub.Generate(request, timeout=20)
+    while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
+        assert not call.done()
+    await drain()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return isinstance(decode(caught.value), errors.DrainingError)
+
+
+async def test_a_request_that_waits_for_a_target_at_the_end_of_a_drain_hears_draining():
+    target = targets(1)[0]
+    async with hastily_draining(target) as (stub, drain):
+        await target.set_serving(False)
+        while (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).servers[0].ready:
+            pass
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4)
+        assert await hears_draining_while_it_waits(stub, request, drain)
+
+
+async def test_a_request_whose_text_is_read_at_the_end_of_a_drain_hears_draining(monkeypatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr(Codec, "encode", lambda *_, **__: goes_on.wait(60))
+    async with hastily_draining(targets(1)[0]) as (stub, drain):
+        request = pb.GenerateRequest(text="long " * 1000, max_tokens=4)
+        assert await hears_draining_while_it_waits(stub, request, drain)
+        goes_on.set()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_client_that_leaves_while_its_request_waits_has_cancelled_it(is_cut):
+    async with orchestrating(targets=targets(1)) as system:
+        servicer = system.application._servicer
+
+        async def wait():
+            with servicer._cuttable():
+                await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        if is_cut:
+            servicer.cut()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert waiting.cancelled()
 
 
 async def test_malformed_bytes_are_refused():

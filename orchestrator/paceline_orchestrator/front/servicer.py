@@ -95,6 +95,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._is_draining = False
         self._shares = FairShares(settings.request_limit)
         self._texts = TextWorkers()
+        self._preparing: set[asyncio.Task[Any]] = set()  # requests that are not yet decoded
         self._generations: set[Generation] = set()
         self.running_count = 0
 
@@ -112,6 +113,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def cut(self) -> None:
         """End all requests; each stream says why, and can be resumed elsewhere."""
+        while self._preparing:
+            self._preparing.pop().cancel()
         for generation in tuple(self._generations):
             generation.fail(DrainingError(_DRAINING))
 
@@ -129,9 +132,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         with self._admitted(share):
             check(request)
             deadline = Deadline.after(self._allowed_seconds(context))
-            order = await self._order(
-                request, share=share, arrived_ns=arrived_ns, deadline=deadline
-            )
+            with self._cuttable():
+                order = await self._order(
+                    request, share=share, arrived_ns=arrived_ns, deadline=deadline
+                )
             generation = Generation(
                 order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
             )
@@ -202,6 +206,22 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             self._shares.give_back(share)
             if not self.running_count:
                 self._idle.set()
+
+    @contextmanager
+    def _cuttable(self) -> Iterator[None]:
+        """Let `cut` end what is awaited in here, with DrainingError."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._preparing.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Not by `cut`, or its client has cancelled it as well.
+            if task in self._preparing or task.uncancel():
+                raise
+            raise DrainingError(_DRAINING) from None
+        finally:
+            self._preparing.discard(task)
 
     async def _order(
         self, request: pb.GenerateRequest, *, share: str, arrived_ns: int, deadline: Deadline
