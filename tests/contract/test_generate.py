@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import grpc
 import pytest
+from paceline_orchestrator.tokenizer import Codec
 
 from paceline import errors
 from paceline.status import decode
@@ -19,7 +20,6 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_orchestrator.tokenizer import Codec
 from support.fake_models import (
     EOS,
     VOCABULARY_SIZE,
@@ -241,7 +241,7 @@ async def test_a_target_without_room_is_passed_over(monkeypatch):
 
 
 async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_again(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
         for target in system.targets:
             target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -254,7 +254,7 @@ async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_a
 
 
 async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
     async with orchestrating(targets=targets(2)) as system:
         for target in system.targets:
             target.faults.extend(["overload"] * 1000)
@@ -265,7 +265,7 @@ async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeyp
 async def test_a_target_at_work_is_waited_for_while_another_has_no_room(
     monkeypatch,
 ):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.1)
     slow, full = targets(2)
     slow.latency_seconds = 1.0
     full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -316,20 +316,24 @@ async def test_an_overloaded_target_is_asked_again():
 
 
 async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("paceline_orchestrator.front.servicer._TARGET_WAIT_SECONDS", 0.05)
+    """Before its first token, and after it: either way as soon, and with the same time to wait."""
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.RETRY_SECONDS", 7.0)
     target = targets(1)[0]
     async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
-        call = asyncio.create_task(system.generate(strategy=pb.STRATEGY_DISTRIBUTED))
+        sooner_than_usual = {"timeout": 4.5}
+        call = asyncio.create_task(
+            system.generate(strategy=pb.STRATEGY_DISTRIBUTED, **sooner_than_usual)
+        )
         await target.until(lambda it: len(it.calls) >= 3)
         await target.kill()
-        with pytest.raises(errors.NoTargetError) as caught:
+        with pytest.raises(errors.NoTargetError) as after:
             await call
-        assert caught.value.retry_after_seconds
         await system.drafters[0].until(lambda it: not it.sessions and not it.running)
-        with pytest.raises(errors.NoTargetError):
-            await system.generate()
+        with pytest.raises(errors.NoTargetError) as before:
+            await system.generate(**sooner_than_usual)
+        assert after.value.retry_after_seconds == before.value.retry_after_seconds == 7.0
 
 
 async def test_a_target_that_comes_back_in_time_goes_on():
@@ -346,7 +350,7 @@ async def test_a_target_that_comes_back_in_time_goes_on():
 
 
 async def test_a_target_with_another_model_never_takes_over(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
     first = targets(1)[0]
     other = FakeModelServer(
         "target", fingerprint="other", token_after=lambda text: (next_token(text) + 1) % EOS

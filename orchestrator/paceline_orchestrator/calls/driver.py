@@ -27,6 +27,7 @@ from paceline.errors import (
 )
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
@@ -62,11 +63,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver"]
 
-# How long a request does without any target before it gives up.
-_TARGET_WAIT_SECONDS = 5.0
 # Who opens its session so much later than the first target joins a method that has begun.
 _ASSEMBLY_SECONDS = 0.05
-_RETRY_SECONDS = 1.0
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
 
@@ -318,7 +316,7 @@ class Driver:
             self._patience.cancel()
             self._patience = None
         elif not capacity.targets and self._patience is None and self._crew.seat_count:
-            self._patience = self._call_later(_TARGET_WAIT_SECONDS, self._give_up)
+            self._patience = self._call_later(shortage.WAIT_SECONDS, self._give_up)
 
     def _note_refusal(self, server: ModelServer, error: PacelineError) -> None:
         """Be patient for a while with targets that have no room, and no longer.
@@ -331,7 +329,7 @@ class Driver:
         self._refusal = error
         if self._refused_at is None:
             self._refused_at = now
-        elif now - self._refused_at >= _TARGET_WAIT_SECONDS and self._refusing.issuperset(
+        elif now - self._refused_at >= shortage.WAIT_SECONDS and self._refusing.issuperset(
             self._crew.target_servers
         ):
             self._give_up()
@@ -341,13 +339,13 @@ class Driver:
             self._fail(
                 OverloadedError(
                     f"no target has room for this request: {self._refusal.message}",
-                    retry_after_seconds=self._refusal.retry_after_seconds or _RETRY_SECONDS,
+                    retry_after_seconds=self._refusal.retry_after_seconds or shortage.RETRY_SECONDS,
                 )
             )
         else:
             self._fail(
                 NoTargetError(
-                    "no target is left for this request", retry_after_seconds=_RETRY_SECONDS
+                    "no target is left for this request", retry_after_seconds=shortage.RETRY_SECONDS
                 )
             )
 

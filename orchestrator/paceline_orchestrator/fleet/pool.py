@@ -25,6 +25,7 @@ from paceline.errors import (
     PacelineError,
     TokenizerMismatchError,
 )
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
 from paceline_orchestrator.fleet.server import NOT_SERVING, ModelServer
 from paceline_orchestrator.fleet.silence import SilenceError
@@ -131,7 +132,9 @@ class ServerPool:
         targets = [it for it in self.servers if it.role is Role.TARGET]
         model = _commonest_model(it for it in targets if it.ready)
         if model is None:
-            raise NoTargetError(_why_none_is_ready(targets), retry_after_seconds=1.0)
+            raise NoTargetError(
+                _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
+            )
         return model
 
     def last_model(self) -> ModelFacts | None:

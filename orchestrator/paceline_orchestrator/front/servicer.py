@@ -19,6 +19,7 @@ from paceline.shares import FairShares
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
 from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.admission import (
     allowed_tokens,
     check,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OrchestratorServicer"]
 
-_TARGET_WAIT_SECONDS = 5.0
-_RETRY_SECONDS = 1.0
 _DRAINING = "this orchestrator is shutting down"
 
 
@@ -194,7 +193,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             raise OverloadedError(
                 f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
                 " this client's",
-                retry_after_seconds=_RETRY_SECONDS,
+                retry_after_seconds=shortage.RETRY_SECONDS,
             )
         self.running_count += 1
         self._shares.take(share)
@@ -229,9 +228,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """Complete a request with what only this process knows: model, tokens, seed, plan."""
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
-        await self._wait_for_begin(min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds))
+        await self._wait_for_begin(min(shortage.WAIT_SECONDS, deadline.remaining_seconds))
         model = await self._pool.wait_for_model(
-            min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
+            min(shortage.WAIT_SECONDS, deadline.remaining_seconds)
         )
         check_lengths(request, model)
         codec = self._codecs.get(model.tokenizer_fingerprint)
@@ -285,7 +284,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         except TimeoutError:
             raise LoadingError(
                 f"{self._what_is_missing()}: try again if it is still loading",
-                retry_after_seconds=_RETRY_SECONDS,
+                retry_after_seconds=shortage.RETRY_SECONDS,
             ) from None
 
     def _what_is_missing(self) -> str:

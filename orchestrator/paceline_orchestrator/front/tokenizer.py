@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from paceline.errors import InternalError, LoadingError, UnsupportedError
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.wire import fetch_tokenizer
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ class Codecs:
             LoadingError: It was not fetched yet.
         """
         if fingerprint not in self._codecs:
-            raise LoadingError("the tokenizer is being fetched", retry_after_seconds=1.0)
+            raise LoadingError(
+                "the tokenizer is being fetched", retry_after_seconds=shortage.RETRY_SECONDS
+            )
         return self._codecs[fingerprint]
 
     async def fetch(self, server: ModelServer) -> None:
