@@ -358,7 +358,8 @@ class Driver:
         """Keep the sessions that a long request does not use for a while."""
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
-            # At once, so that a server that hangs takes no other's time.
+            # All at once, so that a server that hangs takes no other's time. It is asked again when
+            # it has answered, or was given up: a session has one renewal at a time from here.
             async with asyncio.TaskGroup() as renewals:
                 for session in self._crew.sessions:
                     renewals.create_task(

@@ -6,6 +6,7 @@ What is sent is sent at once; reading waits. Only here do a request's calls meet
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -25,7 +26,7 @@ from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import SamplingParameters, SparseDistribution
@@ -225,27 +226,32 @@ def send_draft(
     return server.drafter.Draft(request, timeout=timeout_seconds)
 
 
-async def read_drafts(rpc: DraftRpc, *, sent_ns: int) -> AsyncIterator[Drafted]:
+async def read_drafts(rpc: DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]:
     """Wait for what is drafted, message by message.
 
     Raises:
         PacelineError: What the server or the transport said.
     """
     last_ns = sent_ns
-    async for message in answers(rpc):
-        now_ns = time.perf_counter_ns()
-        yield Drafted(
-            sequence=message.sequence,
-            start_length=message.start_length,
-            proposal=Proposal(
-                tuple(message.proposal.token_ids),
-                parents=tuple(message.proposal.parents),
-                distributions=tuple(message.proposal.distributions),
-            ),
-            timing=read_timing(message.timing),
-            elapsed_ns=now_ns - last_ns,
-        )
-        last_ns = now_ns
+    async with aclosing(answers(rpc)) as messages:
+        async for message in messages:
+            now_ns = time.perf_counter_ns()
+            yield _drafted(message, elapsed_ns=now_ns - last_ns)
+            last_ns = now_ns
+
+
+def _drafted(message: DraftResponse, *, elapsed_ns: int) -> Drafted:
+    return Drafted(
+        sequence=message.sequence,
+        start_length=message.start_length,
+        proposal=Proposal(
+            tuple(message.proposal.token_ids),
+            parents=tuple(message.proposal.parents),
+            distributions=tuple(message.proposal.distributions),
+        ),
+        timing=read_timing(message.timing),
+        elapsed_ns=elapsed_ns,
+    )
 
 
 def _call_message(call: PrefixCall) -> SessionCall:

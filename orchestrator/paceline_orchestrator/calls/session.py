@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -302,10 +302,11 @@ class RemoteSession:
         return patience_seconds(forward_ns, is_cold=is_cold)
 
     async def _read_draft(self, draft: _Draft, sent: Sent) -> None:
-        async for drafted in read_drafts(sent.rpc, sent_ns=sent.at_ns):
-            patience_seconds = self._patience(steps=draft.chunk_tokens)
-            self.server.silence.heard(sent.waiting, patience_seconds=patience_seconds)
-            self._take_drafted(draft, drafted, sent.call)
+        async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            async for drafted in messages:
+                patience_seconds = self._patience(steps=draft.chunk_tokens)
+                self.server.silence.heard(sent.waiting, patience_seconds=patience_seconds)
+                self._take_drafted(draft, drafted, sent.call)
 
     def _take_drafted(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> None:
         is_first, length = not draft.found_count, len(draft.prefix) + draft.found_count

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -341,15 +341,17 @@ class ServerPool:
                 await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
 
     async def _follow_health(self, server: ModelServer) -> None:
-        async for is_serving in health_changes(server.channel, seconds=_WATCH_SECONDS):
-            if is_serving:
-                server.adopt(await fetch_facts(server.models))
-                server.health_status = ""
-                if server.misfit:
-                    self._refuse(server, f"it {server.misfit}")
-            else:
-                server.health_status = NOT_SERVING
-            self._tell(server)
+        changes = health_changes(server.channel, seconds=_WATCH_SECONDS)
+        async with aclosing(changes):
+            async for is_serving in changes:
+                if is_serving:
+                    server.adopt(await fetch_facts(server.models))
+                    server.health_status = ""
+                    if server.misfit:
+                        self._refuse(server, f"it {server.misfit}")
+                else:
+                    server.health_status = NOT_SERVING
+                self._tell(server)
 
     def _tell(self, server: ModelServer) -> None:
         """Tell the listeners, if what this server may be used for changed."""

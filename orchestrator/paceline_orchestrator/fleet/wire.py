@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerReque
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 
     from paceline.errors import PacelineError
     from paceline.v1.model_service_pb2_grpc import ModelServiceAsyncStub
@@ -105,7 +105,7 @@ async def answer(call: Awaitable[_T]) -> _T:
         return await call
 
 
-async def answers(call: StreamCall[_T]) -> AsyncIterator[_T]:
+async def answers(call: StreamCall[_T]) -> AsyncGenerator[_T]:
     """Iterate over the messages of an RPC, and cancel it however the reading ends.
 
     gRPC alone loses the cancel of a task that reads its first message just when the request has
@@ -194,21 +194,24 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     """
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
     content = bytearray()
-    async for message in answers(stream):
-        content += message.data
-        if len(content) > _MOST_TOKENIZER_BYTES:
-            raise InternalError(
-                f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
-            )
+    # Closed here and now: a server that sends without end must not wait for a collector.
+    async with aclosing(answers(stream)) as messages:
+        async for message in messages:
+            content += message.data
+            if len(content) > _MOST_TOKENIZER_BYTES:
+                raise InternalError(
+                    f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
+                )
     return bytes(content)
 
 
-async def health_changes(channel: grpc.aio.Channel, *, seconds: float) -> AsyncIterator[bool]:
+async def health_changes(channel: grpc.aio.Channel, *, seconds: float) -> AsyncGenerator[bool]:
     """Yield whether a server says that it serves, at once and whenever it changes, for so long.
 
     Raises:
         PacelineError: It cannot be reached any more, or the time is over.
     """
     stream = HealthStub(channel).Watch(HealthCheckRequest(), timeout=seconds, wait_for_ready=True)
-    async for state in answers(stream):
-        yield state.status == HealthCheckResponse.SERVING
+    async with aclosing(answers(stream)) as states:
+        async for state in states:
+            yield state.status == HealthCheckResponse.SERVING

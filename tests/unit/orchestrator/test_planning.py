@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.strategy import Strategy
+from support.waiting import until
 
 MS = 1_000_000
 
@@ -119,3 +121,29 @@ async def test_what_was_asked_for_is_simulated_when_there_is_time():
     after = a_plan(planning)
     assert before.strategy is after.strategy is Strategy.DISTRIBUTED
     assert after.lookahead < before.lookahead
+
+
+async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypatch):
+    planning = a_planning([a_server(30) for _ in range(7)])
+    goes_on, running, most = threading.Event(), [], []
+
+    def rehearse(setting, *, lookahead):
+        running.append(lookahead)
+        most.append(len(running))
+        goes_on.wait(60)
+        running.pop()
+        return [1]
+
+    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    async with asyncio.TaskGroup() as tasks:
+        for target_count in (7, 6, 5):
+            a_plan(planning, target_count=target_count)
+            planning.refine_soon(tasks)
+            await until(lambda: running, what="a simulation runs")
+        goes_on.set()
+    assert max(most) == 1
+    simulated = len(most)
+    a_plan(planning, target_count=4)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+    assert len(most) > simulated

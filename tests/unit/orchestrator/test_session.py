@@ -215,6 +215,29 @@ async def test_a_drafter_that_falls_silent_is_noticed():
         await fake.until(lambda it: len(it.cancelled) == 1)
 
 
+@pytest.mark.parametrize(("role", "method"), [("target", "Verify"), ("drafter", "Draft")])
+async def test_a_call_has_a_second_more_than_its_request(role, method):
+    """So that it is the request's end that ends it, and a server that hears nothing ends it too."""
+    async with a_session(FakeModelServer(role), seconds=9.0) as session:
+        await session.opened()
+        stub, timeouts = getattr(session.server, role), []
+        send = getattr(stub, method)
+
+        def sending(request, *, timeout):
+            timeouts.append(timeout)
+            return send(request, timeout=timeout)
+
+        setattr(stub, method, sending)
+        before = session._deadline.remaining_seconds
+        if role == "target":
+            await verify(session, TEXT)
+        else:
+            await session.draft(TEXT, max_tokens=1, final_length=4, report=lambda _: None)
+        after = session._deadline.remaining_seconds
+        (timeout,) = timeouts
+        assert after + 1 <= timeout <= before + 1
+
+
 async def test_no_call_outlives_the_request():
     fake = FakeModelServer("target")
     async with a_session(fake, seconds=0.05) as session:
