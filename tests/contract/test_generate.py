@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import grpc
 import pytest
-from paceline_orchestrator.tokenizer import Codec
 
 from paceline import errors
 from paceline.status import decode
@@ -19,6 +18,7 @@ from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator.front.tokenizer import Codec
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_models import (
     EOS,

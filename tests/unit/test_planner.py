@@ -212,7 +212,7 @@ def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
             raise outcomes.pop()
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.planner.rehearse", rehearse)
     planner = Planner()
     planner.choose(VICUNA)
     with pytest.raises(MemoryError):

@@ -134,7 +134,7 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
         running.pop()
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planner.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.planner.rehearse", rehearse)
     async with asyncio.TaskGroup() as tasks:
         for target_count in (7, 6, 5):
             a_plan(planning, target_count=target_count)

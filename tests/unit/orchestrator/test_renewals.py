@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from paceline_orchestrator.driver import Driver
-
-from paceline_orchestrator import driver
+from paceline_orchestrator.calls import driver
+from paceline_orchestrator.calls.driver import Driver
 
 ROUNDS = 20
 

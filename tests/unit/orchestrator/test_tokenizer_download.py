@@ -6,11 +6,11 @@ import hashlib
 from types import SimpleNamespace
 
 import pytest
-from paceline_orchestrator.tokenizer import Codecs
 
 from paceline.errors import InternalError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
-from paceline_orchestrator import tokenizer
+from paceline_orchestrator.fleet import wire
+from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer().to_str().encode()
@@ -43,7 +43,7 @@ def a_server(stream):
 
 
 async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
-    monkeypatch.setattr(tokenizer, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", 10_000)
     stream, codecs = Stream([bytes(1000)] * 100), Codecs()
     with pytest.raises(InternalError, match="more than 10000 bytes"):
         await codecs.fetch(a_server(stream))
@@ -52,7 +52,7 @@ async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
 
 
 async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
-    monkeypatch.setattr(tokenizer, "_MOST_BYTES", len(TOKENIZER))
+    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", len(TOKENIZER))
     server, codecs = a_server(Stream([TOKENIZER[:100], TOKENIZER[100:]])), Codecs()
     await codecs.fetch(server)
     assert codecs.get(server.facts.tokenizer_fingerprint) is not None
