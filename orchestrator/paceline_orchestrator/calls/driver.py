@@ -19,15 +19,14 @@ from paceline.errors import (
     InternalError,
     InvalidFieldError,
     MalformedRequestError,
-    NoTargetError,
     OverloadedError,
     PacelineError,
     SessionError,
     UnsupportedError,
 )
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
+from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
-from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.recorder import Recorder
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import (
         CapacityChanged,
         Command,
@@ -127,10 +125,7 @@ class Driver:
         self._timers: list[asyncio.TimerHandle] = []
         self._assembled = asyncio.Event()
         self._assembling: asyncio.TimerHandle | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._refusal: PacelineError | None = None
-        self._refused_at: float | None = None  # the first time since the last verdict
-        self._refusing: set[ModelServer] = set()  # since then
+        self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: PacelineError | None = None
 
@@ -158,6 +153,7 @@ class Driver:
         finally:
             for timer in self._timers:
                 timer.cancel()
+            self._endurance.close()
             self._crew.close()
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
@@ -198,8 +194,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified):
-            self._refused_at = None
-            self._refusing.clear()
+            self._endurance.verdict_came()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -283,7 +278,7 @@ class Driver:
         """Do without a session that failed, or could not be opened, and find another server."""
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
-            self._note_refusal(session.server, error)
+            self._endurance.refused(session.server, error, targets=self._crew.target_servers)
         pause = self._crew.vacate(session, error)
         self._tell_capacity()
         self._refill()
@@ -298,7 +293,8 @@ class Driver:
     def _tell_capacity(self) -> None:
         """Tell the method who is there; or begin, if there is no reason to wait for more."""
         capacity = self._crew.capacity
-        self._mind_targets(capacity)
+        if self._crew.seat_count:
+            self._endurance.mind(has_targets=bool(capacity.targets))
         self._post(capacity)
         if self._method is not None or not self._assembling_is_of_use(capacity):
             self._assembled.set()
@@ -309,45 +305,6 @@ class Driver:
         if not self._crew.seat_count:
             return False  # nothing is to be decoded
         return not (capacity.targets and self._crew.is_assembled)
-
-    def _mind_targets(self, capacity: CapacityChanged) -> None:
-        """Be patient for a while without any target, and no longer."""
-        if capacity.targets and self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        elif not capacity.targets and self._patience is None and self._crew.seat_count:
-            self._patience = self._call_later(shortage.WAIT_SECONDS, self._give_up)
-
-    def _note_refusal(self, server: ModelServer, error: PacelineError) -> None:
-        """Be patient for a while with targets that have no room, and no longer.
-
-        A session may open, and its first call be refused, again and again: a verdict alone shows
-        that there is room. A target that has not refused yet may be at work on a long prompt.
-        """
-        self._refusing.add(server)
-        now = asyncio.get_running_loop().time()
-        self._refusal = error
-        if self._refused_at is None:
-            self._refused_at = now
-        elif now - self._refused_at >= shortage.WAIT_SECONDS and self._refusing.issuperset(
-            self._crew.target_servers
-        ):
-            self._give_up()
-
-    def _give_up(self) -> None:
-        if self._refusal is not None and self._refused_at is not None:
-            self._fail(
-                OverloadedError(
-                    f"no target has room for this request: {self._refusal.message}",
-                    retry_after_seconds=self._refusal.retry_after_seconds or shortage.RETRY_SECONDS,
-                )
-            )
-        else:
-            self._fail(
-                NoTargetError(
-                    "no target is left for this request", retry_after_seconds=shortage.RETRY_SECONDS
-                )
-            )
 
     def _fail(self, failure: PacelineError) -> None:
         self._failure = self._failure or failure
