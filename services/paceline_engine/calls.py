@@ -55,7 +55,7 @@ class SparseDistribution:
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a session is opened for; limits as in session.proto.
+    """What a session is opened for; limits as in session_service.proto.
 
     Attributes:
         limit_length: Tokens it may grow to; None is what is reserved at once.
@@ -89,7 +89,7 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCall:
-    """Which session, and what it shall hold before the work: see SessionCall in session.proto.
+    """Which session, and what it shall hold before the work: see SessionCall in session_service.proto.
 
     Attributes:
         caller: Who calls; has to be the session's owner.

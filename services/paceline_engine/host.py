@@ -143,7 +143,6 @@ class ModelHost:
 
     async def stop(self) -> None:
         """Refuse new calls, end the live ones and all sessions, and stop the thread."""
-        self._ready = False
         if self._reaper is not None:
             self._reaper.cancel()
         self.end_sessions()
@@ -151,7 +150,8 @@ class ModelHost:
         await self._calls.all_left()
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls."""
+        """End all sessions, and with DrainingError their live calls and those that come later."""
+        self._ready = False
         for session in self._sessions:
             self._calls.end(session.live_call, DrainingError("the server is shutting down"))
             self._sessions.close(session.session_id)

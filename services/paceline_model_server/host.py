@@ -42,7 +42,7 @@ class Host(Protocol):
         """Wait until every session is closed, or its lease is over."""
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls."""
+        """End all sessions, and with DrainingError their live calls and those that come later."""
 
     async def stop(self) -> None:
         """Free everything."""

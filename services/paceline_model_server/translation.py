@@ -18,7 +18,7 @@ from paceline.v1 import (
     drafter_service_pb2,
     model_service_pb2,
     sampling_pb2,
-    session_pb2,
+    session_service_pb2,
     target_service_pb2,
 )
 from paceline_engine.calls import (
@@ -90,7 +90,7 @@ class _Distributions(Sequence[SparseDistribution]):
 
 
 def session_spec(
-    message: session_pb2.SessionSpec, *, model: ModelDescription, owner: str
+    message: session_service_pb2.SessionSpec, *, model: ModelDescription, owner: str
 ) -> SessionSpec:
     """Translate what a session is opened for, with its defaults, and by whom."""
     _expect_model("spec", message.expected_model_fingerprint, model=model)
@@ -139,9 +139,9 @@ def draft_request(
     return call, message.max_tokens, message.chunk_tokens or 1
 
 
-def session_grant(grant: SessionGrant) -> session_pb2.SessionGrant:
+def session_grant(grant: SessionGrant) -> session_service_pb2.SessionGrant:
     """Translate the receipt of an opened session."""
-    return session_pb2.SessionGrant(
+    return session_service_pb2.SessionGrant(
         session_id=grant.session_id,
         lease=duration(grant.lease_seconds),
         reserved_length=grant.reserved_length,
@@ -226,7 +226,7 @@ def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
 
 
 def _prefix_call(
-    message: session_pb2.SessionCall, *, model: ModelDescription, caller: str
+    message: session_service_pb2.SessionCall, *, model: ModelDescription, caller: str
 ) -> PrefixCall:
     _expect_model("call", message.expected_model_fingerprint, model=model)
     return PrefixCall(
@@ -239,8 +239,8 @@ def _prefix_call(
     )
 
 
-def _timing(timing: CallTiming) -> session_pb2.CallTiming:
-    return session_pb2.CallTiming(
+def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
+    return session_service_pb2.CallTiming(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
         forward_count=timing.forward_count,

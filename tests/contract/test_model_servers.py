@@ -15,6 +15,7 @@ import tracemalloc
 import urllib.request
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -910,6 +911,27 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_hos
         await target.close(session)
         await draining
         await target.channel.close()
+
+
+@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
+async def test_what_runs_and_what_waits_at_the_end_of_a_drain_hears_draining(new_host, role):
+    host = new_host(stalls=True)
+    async with serving(role, host, drain_seconds=0.01) as process:
+        client = await ModelClient(role, process.addresses["address"]).learn()
+        work = client.verify if role is TARGET else partial(client.draft, max_tokens=1)
+        sessions = [await client.open() for _ in range(3)]
+        for session in sessions:
+            await work(client.call(session, 1, new=PROMPT))
+        async with asyncio.TaskGroup() as group:
+            cut = [
+                group.create_task(client.error_of(work(client.call(it, 2, held=PROMPT, new=(1,)))))
+                for it in sessions
+            ]
+            for session in sessions:
+                await until(lambda it=session: host.live_sequence(it, caller="") == 2)
+            await process.finish()
+        assert [type(it.result()) for it in cut] == [DrainingError] * 3
+        await client.channel.close()
 
 
 async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serves(new_host):

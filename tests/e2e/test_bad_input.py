@@ -14,7 +14,7 @@ from paceline.status import decode
 from paceline.v1 import drafter_service_pb2 as drafter_pb
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
-from paceline.v1 import session_pb2 as session_pb
+from paceline.v1 import session_service_pb2 as session_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from support.model_servers import DRAFTER, TARGET, ModelClient
 from support.streams import PROMPT, plain

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import (
     CacheExhaustedError,
+    DrainingError,
     LoadingError,
+    PacelineError,
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
@@ -71,6 +73,7 @@ class FakeHost:
         if loads:
             self.finish_loading.set()
         self._ready = False
+        self._is_over = False
         self._stalls = stalls
         self._sessions: dict[str, _Session] = {}
         self._counts = HostStatistics()
@@ -95,7 +98,9 @@ class FakeHost:
         await self._empty.wait()
 
     def end_sessions(self) -> None:
+        self._is_over = True
         for session_id, session in tuple(self._sessions.items()):
+            self._end_waiting(session, DrainingError("the server is shutting down"))
             self.close_session(session_id, caller=session.spec.owner)
 
     async def stop(self) -> None:
@@ -135,6 +140,7 @@ class FakeHost:
         return self._counts
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
+        self._refuse_when_over()
         fields.check_spec(spec, self.description)
         if not self._places.allows(spec.share):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
@@ -171,6 +177,7 @@ class FakeHost:
     async def verify(
         self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
     ) -> Verdict:
+        self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
@@ -201,6 +208,7 @@ class FakeHost:
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
     ) -> AsyncGenerator[DraftedTokens]:
+        self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
@@ -252,8 +260,15 @@ class FakeHost:
                 raise
 
     def _supersede(self, session: _Session) -> None:
+        self._end_waiting(session, SupersededError("a newer call replaced this one"))
+
+    def _end_waiting(self, session: _Session, error: PacelineError) -> None:
         if session.waiting is not None and not session.waiting.done():
-            session.waiting.set_exception(SupersededError("a newer call replaced this one"))
+            session.waiting.set_exception(error)
+
+    def _refuse_when_over(self) -> None:
+        if self._is_over:
+            raise DrainingError("the server is shutting down")
 
     def _find(self, session_id: str, caller: str) -> _Session:
         session = self._sessions.get(session_id)

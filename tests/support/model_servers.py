@@ -15,7 +15,7 @@ from paceline.v1 import (
     drafter_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
-    session_pb2,
+    session_service_pb2,
     target_service_pb2,
     target_service_pb2_grpc,
 )
@@ -104,20 +104,22 @@ class ModelClient:
             )
         return self
 
-    def spec(self, **spec: Any) -> session_pb2.SessionSpec:
+    def spec(self, **spec: Any) -> session_service_pb2.SessionSpec:
         defaults = {
             "expected_model_fingerprint": self.info.fingerprint,
             "reserve_length": 64,
             "request_id": "request-1",
         }
-        return session_pb2.SessionSpec(**{**defaults, **spec})
+        return session_service_pb2.SessionSpec(**{**defaults, **spec})
 
-    async def open_with(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+    async def open_with(
+        self, spec: session_service_pb2.SessionSpec
+    ) -> session_service_pb2.SessionGrant:
         request = getattr(self._pb, f"{self._prefix}OpenSessionRequest")(spec=spec)
         with decoded():
             answer = await self.stub.OpenSession(request, timeout=_TIMEOUT_SECONDS)
         self.opened.append(answer.grant.session_id)
-        grant: session_pb2.SessionGrant = answer.grant
+        grant: session_service_pb2.SessionGrant = answer.grant
         return grant
 
     async def open(self, **spec: Any) -> str:
@@ -136,8 +138,8 @@ class ModelClient:
 
     def call(
         self, session_id: str, sequence: int, *, held: Sequence[int] = (), new: Sequence[int] = ()
-    ) -> session_pb2.SessionCall:
-        return session_pb2.SessionCall(
+    ) -> session_service_pb2.SessionCall:
+        return session_service_pb2.SessionCall(
             session_id=session_id,
             sequence=sequence,
             base_length=len(held),
@@ -147,7 +149,7 @@ class ModelClient:
         )
 
     async def verify(
-        self, call: session_pb2.SessionCall, draft: Sequence[int] = (), **fields: Any
+        self, call: session_service_pb2.SessionCall, draft: Sequence[int] = (), **fields: Any
     ) -> target_service_pb2.VerifyResponse:
         request = target_service_pb2.VerifyRequest(call=call, draft_token_ids=draft, **fields)
         return await self.verify_with(request)
@@ -158,7 +160,7 @@ class ModelClient:
         return answer
 
     async def draft(
-        self, call: session_pb2.SessionCall, max_tokens: int, **fields: Any
+        self, call: session_service_pb2.SessionCall, max_tokens: int, **fields: Any
     ) -> list[drafter_service_pb2.DraftResponse]:
         request = drafter_service_pb2.DraftRequest(call=call, max_tokens=max_tokens, **fields)
         return await self.draft_with(request)

@@ -111,6 +111,7 @@ class Planner:
         """Simulate DSI where it was not yet, so that `choose` knows its best lookahead.
 
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
+        What fails is forgotten, and simulated again when it is next asked for.
         """
         self._rehearsals.hold()
 

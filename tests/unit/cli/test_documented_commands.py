@@ -29,7 +29,9 @@ def module_of(command):
 
 
 def settings_of(command):
-    return next(cls for cls in settings_classes() if cls.__module__ == module_of(command).__name__)
+    """Its last settings class: those before are parts of it."""
+    module = module_of(command).__name__
+    return [cls for cls in settings_classes() if cls.__module__ == module][-1]
 
 
 def shown_lines():

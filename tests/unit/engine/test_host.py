@@ -711,6 +711,16 @@ async def test_a_host_is_settled_when_its_last_session_is_closed():
         assert host.statistics().sessions_open == 0
 
 
+async def test_a_call_that_comes_after_its_session_was_cut_hears_draining():
+    async with running(instant()) as host:
+        session = opened(host)
+        host.end_sessions()
+        with pytest.raises(DrainingError):
+            await host.verify(asked(session), [])
+        with pytest.raises(DrainingError):
+            await drafted(host, asked(session, 2), max_tokens=1)
+
+
 async def test_stopping_interrupts_what_runs_and_refuses_new_calls():
     gate = Gate()
     async with running(gate) as host, asyncio.TaskGroup() as group:

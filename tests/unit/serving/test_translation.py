@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.v1 import sampling_pb2, session_pb2, target_service_pb2
+from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
 from paceline_engine.calls import (
     CallTiming,
     DraftedTokens,
@@ -35,7 +35,9 @@ MODEL = ModelDescription(
 
 
 def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
-    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", reserve_length=9)
+    message = session_service_pb2.SessionSpec(
+        expected_model_fingerprint="fingerprint", reserve_length=9
+    )
     spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters()
     assert (spec.sampling.temperature, spec.sampling.top_p) == (0.0, 1.0)
@@ -44,7 +46,7 @@ def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
 
 
 def test_a_limit_and_a_share_are_kept():
-    message = session_pb2.SessionSpec(
+    message = session_service_pb2.SessionSpec(
         expected_model_fingerprint="fingerprint", reserve_length=9, limit_length=0, share="them"
     )
     spec = translation.session_spec(message, model=MODEL, owner="")
@@ -53,14 +55,16 @@ def test_a_limit_and_a_share_are_kept():
 
 def test_zero_that_was_said_is_not_a_default():
     sampling = sampling_pb2.SamplingParameters(temperature=0.7, top_p=0.0, top_k=0, min_p=0.0)
-    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", sampling=sampling)
+    message = session_service_pb2.SessionSpec(
+        expected_model_fingerprint="fingerprint", sampling=sampling
+    )
     spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters(temperature=0.7, top_p=0.0)
 
 
 def test_a_verification_keeps_all_that_it_says():
     message = target_service_pb2.VerifyRequest(
-        call=session_pb2.SessionCall(
+        call=session_service_pb2.SessionCall(
             session_id="s",
             sequence=7,
             base_length=2,
