@@ -34,6 +34,7 @@ _ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
     "paceline.v1.DrafterService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.ModelService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.OrchestratorService": frozenset({"client", "operator"}),
+    "paceline.v1.SessionService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.TargetService": frozenset({"operator", "orchestrator"}),
 }
 
