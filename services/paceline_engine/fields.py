@@ -7,10 +7,10 @@ Field names are paths as in the protos. The functions are quick enough for the e
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     ModelDescription,
     PrefixCall,
@@ -46,7 +46,6 @@ _SEED_LIMIT = 1 << 53
 _SEQUENCE_LIMIT = 1 << 64
 _MAX_TEMPERATURE = 100
 _LEASE_SECONDS = (1.0, 300.0)
-_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _DIGEST_BYTES = 16
 _MAX_DEPTH = 65535
 _MAX_CHUNK = 64
@@ -188,8 +187,8 @@ def _check(field: str, value: float, low: float, high: float, *, unit: str = "")
 
 
 def _check_name(field: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise InvalidFieldError.of(field, "must be at most 64 characters of [A-Za-z0-9._-]")
+    if not is_name(name):
+        raise InvalidFieldError.of(field, f"must be {NAME_RULE}")
 
 
 def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:

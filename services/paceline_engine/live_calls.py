@@ -66,8 +66,6 @@ class LiveCalls:
         """Build it.
 
         Args:
-            worker: Runs them.
-            counts: Where they are counted.
             renew: Starts a session's lease anew.
         """
         self._worker = worker
@@ -87,12 +85,7 @@ class LiveCalls:
     ) -> LiveCall:
         """Make a call its session's live one.
 
-        Args:
-            session: The session; it keeps the call's base.
-            call: The call.
-            task: What it asks about its prefix.
-            depth: How urgent it is.
-            patience_ns: How long a forward of it may take before it counts as hung.
+        The session keeps the call's base, and nothing else.
 
         Raises:
             SessionError: as `Session.fence` and `Session.rebase` say.

@@ -16,9 +16,9 @@ from paceline_model_server.large_requests import check_large_request
 from paceline_model_server.loading import new_host
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
+from paceline_model_server.settings import ModelServerSettings
 from paceline_serving import lifecycle, telemetry, transport
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,9 +58,7 @@ class ModelApplication:
 
     Args:
         role: Drafter or target.
-        host: The model.
         process: Whose health follows the model, and whose requests it looks at.
-        registry: Where metrics are kept.
         debug_calls: Whether to show the last calls on the metrics port.
         look_seconds: How often to look whether the model hangs.
     """

@@ -53,7 +53,7 @@ from paceline_engine.calls import SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_model_server import loading
 from paceline_model_server.records import CallRecorder
-from paceline_serving.model_settings import ModelServerSettings
+from paceline_model_server.settings import ModelServerSettings
 from support.fake_host import FakeHost
 from support.model_servers import DRAFTER, TARGET, ModelClient, decoded, serving
 

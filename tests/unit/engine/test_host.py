@@ -31,7 +31,7 @@ from paceline_engine.calls import (
 )
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.items import Outcome
-from paceline_engine.loading import ModelSettings, load_backend
+from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import Proposal, SparseDistribution
 from unit.engine.conftest import (
@@ -704,7 +704,7 @@ async def test_before_the_start_everything_says_loading():
 
 
 async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_no_thread():
-    host = ModelHost(lambda: load_backend(ModelSettings(backend="none")))
+    host = ModelHost(lambda: load_backend(LoadOptions(backend="none")))
     with pytest.raises(ModelLoadError, match="simulated, transformers"):
         await host.start()
     assert not host._worker._thread.is_alive() or host._worker._thread.join(5) is None
