@@ -199,6 +199,18 @@ async def test_a_step_may_find_no_token_one_or_several(chunk_tokens, sizes):
         assert host._sessions.find(session).held_length == 3 + 7
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 3])
+async def test_each_token_travels_with_what_it_was_drawn_from(chunk_tokens):
+    async with running(instant()) as host:
+        session = opened(host, SessionSpec(400, rule=VerificationRule.REJECTION))
+        stream = host.draft(asked(session), max_tokens=5, chunk_tokens=chunk_tokens)
+        async with aclosing(stream):
+            proposals = [chunk.proposal async for chunk in stream]
+    for proposal in proposals:
+        names = tuple(each.token_ids for each in proposal.distributions)
+        assert names == tuple((token,) for token in proposal.token_ids)
+
+
 async def test_of_several_tokens_a_step_found_only_the_streamed_ones_are_held():
     async with running(Bursts(5)) as host:
         session = opened(host)
@@ -377,6 +389,36 @@ async def test_the_same_call_takes_over_a_running_forward():
         assert statistics.calls_adopted == 1
         assert statistics.forwards_wasted == 0
         await host.verify(call_on(session, 3, base=PROMPT + ORACLE[:2], append=[]))
+
+
+async def test_the_same_question_about_another_prefix_takes_nothing_over():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = verifying(group, host, asked(session), ORACLE[:2])
+        await entered(gate)
+        newer = verifying(group, host, asked(session, 2, append=[3, 2, 1]), ORACLE[:2])
+        error = await older
+        assert isinstance(error, SupersededError)
+        assert not error.metadata
+        gate.open.set()
+        assert (await newer).accepted_path == ()
+        assert host.statistics().calls_adopted == 0
+
+
+async def test_the_same_draft_again_starts_anew():
+    """What the older one found may have gone to its caller."""
+    gate = Gate()
+    async with running(gate) as host:
+        session = opened(host)
+        older = asyncio.create_task(drafted(host, asked(session), max_tokens=3), name="older")
+        await entered(gate)
+        newer = asyncio.create_task(drafted(host, asked(session, 2), max_tokens=3), name="newer")
+        with pytest.raises(SupersededError):
+            await older
+        gate.open.set()
+        assert await newer == ORACLE[:3]
+        assert host.statistics().calls_adopted == 0
 
 
 async def test_the_same_call_at_a_lower_depth_overtakes_in_the_queue():
