@@ -1,9 +1,8 @@
 """Between the wire and the host: protobuf messages and `paceline_engine.calls`, both ways.
 
 Limits are the host's to check, under the field names of the protos. Here is checked only what does
-not survive the translation: the expected model, enums, and what this version does not do. Lists
-are handed on as they lie in the message: nothing is made of them before the host knows the session
-and has looked at their lengths.
+not survive the translation: the expected model, and enums. Lists are handed on as they lie in the
+message: nothing is made of them before the host knows the session and has looked at their lengths.
 """
 
 from __future__ import annotations
@@ -13,27 +12,29 @@ from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
 
-from paceline.errors import InvalidFieldError, ModelMismatchError, UnsupportedError
+from paceline.errors import InvalidFieldError, ModelMismatchError
 from paceline.v1 import (
     drafter_service_pb2,
     model_service_pb2,
+    proposal_pb2,
     sampling_pb2,
     session_service_pb2,
     target_service_pb2,
 )
 from paceline_engine.calls import (
+    DEFAULT_LEASE_SECONDS,
     CallTiming,
-    DraftedTokens,
+    Drafted,
     ModelDescription,
     PrefixCall,
     SamplingParameters,
     SessionGrant,
     SessionSpec,
-    SparseDistribution,
     Verdict,
     VerificationRule,
     VerifyOptions,
 )
+from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from paceline_engine.latencies import ModelLatencies
@@ -48,8 +49,6 @@ __all__ = [
     "verify_request",
     "verify_response",
 ]
-
-_DEFAULT_LEASE_SECONDS = 15.0
 
 _RULE_OF_WIRE = {
     sampling_pb2.VERIFICATION_RULE_UNSPECIFIED: VerificationRule.EXACT,
@@ -105,7 +104,7 @@ def session_spec(
         lease_seconds=(
             message.lease.seconds + message.lease.nanos / 1e9
             if message.HasField("lease")
-            else _DEFAULT_LEASE_SECONDS
+            else DEFAULT_LEASE_SECONDS
         ),
         request_id=message.request_id,
         limit_length=message.limit_length if message.HasField("limit_length") else None,
@@ -116,19 +115,12 @@ def session_spec(
 
 def verify_request(
     message: target_service_pb2.VerifyRequest, *, model: ModelDescription, caller: str
-) -> tuple[PrefixCall, Sequence[int], VerifyOptions]:
-    """Translate a verification: the call, the block, the options."""
+) -> tuple[PrefixCall, Proposal, VerifyOptions]:
+    """Translate a verification."""
     call = _prefix_call(message.call, model=model, caller=caller)
-    if message.draft_parents:
-        raise UnsupportedError("draft_parents: token trees are not supported here")
-    if message.next_draft_limit:
-        raise UnsupportedError("next_draft_limit: this model does not draft for itself")
-    options = VerifyOptions(
-        depth=message.speculation_depth,
-        logprobs=message.logprobs,
-        distributions=_Distributions(message.draft_distributions),
-    )
-    return call, message.draft_token_ids, options
+    given = message.proposal
+    proposal = Proposal(given.token_ids, given.parents, _Distributions(given.distributions))
+    return call, proposal, VerifyOptions(message.speculation_depth, message.logprobs)
 
 
 def draft_request(
@@ -153,7 +145,7 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
     return target_service_pb2.VerifyResponse(
         sequence=sequence,
         prefix_length=verdict.prefix_length,
-        accepted_count=verdict.accepted_count,
+        accepted_path=verdict.accepted_path,
         next_token_id=verdict.next_token,
         logprobs=verdict.logprobs,
         held_length=verdict.held_length,
@@ -161,18 +153,12 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
     )
 
 
-def draft_response(sequence: int, drafted: DraftedTokens) -> drafter_service_pb2.DraftResponse:
+def draft_response(sequence: int, drafted: Drafted) -> drafter_service_pb2.DraftResponse:
     """Translate the next draft tokens, with the sequence that they answer."""
     return drafter_service_pb2.DraftResponse(
         sequence=sequence,
         start_length=drafted.start_length,
-        token_ids=drafted.token_ids,
-        distributions=(
-            sampling_pb2.SparseDistribution(
-                token_ids=each.token_ids, probabilities=each.probabilities
-            )
-            for each in drafted.distributions
-        ),
+        proposal=_proposal(drafted.proposal),
         timing=_timing(drafted.timing),
     )
 
@@ -236,6 +222,19 @@ def _prefix_call(
         base_digest=message.base_digest,
         token_ids=message.token_ids,
         caller=caller,
+    )
+
+
+def _proposal(proposal: Proposal) -> proposal_pb2.Proposal:
+    return proposal_pb2.Proposal(
+        token_ids=proposal.token_ids,
+        parents=proposal.parents,
+        distributions=(
+            sampling_pb2.SparseDistribution(
+                token_ids=each.token_ids, probabilities=each.probabilities
+            )
+            for each in proposal.distributions
+        ),
     )
 
 

@@ -41,7 +41,7 @@ from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.loading import ModelSettings, load_backend
+from paceline_engine.loading import LoadOptions, load_backend
 from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class _Bench:
     def _load(self, model: str) -> Backend:
         settings = self._settings
         return load_backend(
-            ModelSettings(
+            LoadOptions(
                 model=model,
                 dtype=settings.dtype,
                 device=settings.device,

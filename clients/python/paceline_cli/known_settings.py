@@ -7,8 +7,9 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 import paceline_cli
+from paceline_model_server import settings as model_settings
 from paceline_orchestrator import settings as orchestrator_settings
-from paceline_serving import model_settings, server_settings
+from paceline_serving import server_settings
 from paceline_serving.settings import Settings
 
 if TYPE_CHECKING:

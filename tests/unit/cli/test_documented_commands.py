@@ -9,9 +9,9 @@ import pytest
 
 from paceline_cli import serve
 from paceline_cli.known_settings import settings_classes
+from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 from paceline_serving.settings import Settings
 
 ROOT = Path(__file__).parents[3]
