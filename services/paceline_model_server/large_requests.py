@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from paceline.errors import InvalidFieldError, MalformedRequestError
-from paceline.v1.session_pb2 import SessionCall
+from paceline.v1.session_service_pb2 import SessionCall
 from paceline_engine.calls import VerificationRule
 
 if TYPE_CHECKING:

@@ -47,7 +47,10 @@ class Received:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        return {it.kind: it.count for it in self.finished.statistics.fallbacks}
+        return {
+            pb.FallbackKind.Name(it.kind).removeprefix("FALLBACK_KIND_").lower(): it.count
+            for it in self.finished.statistics.fallbacks
+        }
 
     def add(self, message: pb.GenerateResponse) -> None:
         match message.WhichOneof("event"):

@@ -18,8 +18,8 @@ from paceline_orchestrator.fleet.silence import SilenceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from paceline.v1.session_pb2 import SessionCall
-    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.calls.rpcs import PrefixCall
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.silence import Waiting
 
 __all__ = ["CallUnderWay", "Sent"]
@@ -34,7 +34,7 @@ _REPAIRS = 3
 class Sent:
     """What was sent: the call's fence, its RPC, who waits, and since when (perf_counter_ns)."""
 
-    call: SessionCall
+    call: PrefixCall
     rpc: Any
     waiting: Waiting
     at_ns: int = field(default_factory=time.perf_counter_ns)
@@ -57,7 +57,7 @@ class CallUnderWay(Generic[_T]):
 
     def __init__(
         self,
-        session: Session,
+        session: RemoteSession,
         send: Callable[[str], Sent],
         read: Callable[[Sent], Awaitable[_T]],
         *,

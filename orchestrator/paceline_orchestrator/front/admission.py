@@ -18,6 +18,7 @@ from paceline.errors import (
 )
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_orchestrator.front.order import MOST_TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,8 +84,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ),
     (
         "target_count",
-        "must be in [1, 64]",
-        lambda it: not it.HasField("target_count") or 1 <= it.target_count <= 64,
+        f"must be in [1, {MOST_TARGETS}]",
+        lambda it: not it.HasField("target_count") or 1 <= it.target_count <= MOST_TARGETS,
     ),
     (
         "drafter_count",
