@@ -80,7 +80,7 @@ func (VerificationRule) EnumDescriptor() ([]byte, []int) {
 //
 // The filters run in the order temperature, top-k, top-p, min-p. The token at position t is then a
 // pure function of the logits, these parameters, the seed and t: see
-// docs/protocol.md, "Choosing a token".
+// docs/protocol.md, "Sampling".
 type SamplingParameters struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
