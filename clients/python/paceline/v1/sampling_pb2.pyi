@@ -59,7 +59,7 @@ class SamplingParameters(_message.Message):
 
     The filters run in the order temperature, top-k, top-p, min-p. The token at position t is then a
     pure function of the logits, these parameters, the seed and t: see
-    docs/protocol.md, "Choosing a token".
+    docs/protocol.md, "Sampling".
     """
 
     DESCRIPTOR: _descriptor.Descriptor
