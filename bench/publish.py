@@ -1,4 +1,4 @@
-"""Write what README.md and docs/performance.md say of measurements, or check that it is fresh.
+"""Write what README.md and docs/ say of measurements, or check that it is fresh.
 
 Whatever is between the marks `<!-- measured: NAME -->` and `<!-- /measured -->` comes from
 results/*.json, which the benchmarks write (`make bench`).
@@ -26,6 +26,7 @@ from paceline_bench.published.simulated import plan, simulate
 from paceline_bench.published.table2 import (
     table2,
     table2_breakdown,
+    table2_headline,
     table2_reference,
     table2_restarts,
     table2_summary,
@@ -37,11 +38,15 @@ if TYPE_CHECKING:
     from paceline_bench.published.cells import Results, Row
 
 _FOLDER = Path(__file__).parent
-PAGES = (_FOLDER.parent / "README.md", _FOLDER.parent / "docs" / "performance.md")
+PAGES = tuple(
+    _FOLDER.parent / name
+    for name in ("README.md", "docs/performance.md", "docs/performance-tables.md")
+)
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "simulate": simulate,
     "plan": plan,
+    "table2-headline": table2_headline,
     "table2-summary": table2_summary,
     "table2": table2,
     "table2-restarts": table2_restarts,

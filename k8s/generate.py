@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
-from paceline_serving.model_settings import ModelServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

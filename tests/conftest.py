@@ -34,6 +34,11 @@ def pytest_addoption(parser):
         )
     group.addoption("--chaos-seed", type=int, default=1, help="draws a run of chaos")
     group.addoption("--chaos-tokens", type=int, default=3_000, help="how long that run is")
+    group.addoption(
+        "--rewrite-traces",
+        action="store_true",
+        help="write down what decoding methods do now (tests/unit/protocol/traces); read the diff",
+    )
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from array import array
 from dataclasses import dataclass
 from statistics import median
+from threading import Event
 from typing import TYPE_CHECKING
 
 from paceline_bench.acceptance import Block
-from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.backends.base import Backend, ModelCache
+    from paceline_engine.backends.base import Backend
 
 __all__ = ["Decoded", "EnginePair", "Latency", "decode", "measure_latency", "measure_rows"]
-
-_NEVER = threading.Event()
-_PLAIN = VerifyOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,7 @@ class EnginePair:
         def decode_blocks(prompt: Sequence[int], count: int) -> Decoded:
             # A block may reach beyond what is needed by its own length.
             spec = SessionSpec(reserve_length=len(prompt) + count + lookahead)
-            target, drafter = self.target.new_cache(spec), self.drafter.new_cache(spec)
+            target, drafter = ModelText(self.target, spec), ModelText(self.drafter, spec)
             text, blocks = array("I", prompt), []
             drafts, forwards = _Watch(), _Watch()
             while (missing := len(prompt) + count - len(text)) > 0:
@@ -75,11 +73,11 @@ class EnginePair:
                 with drafts:
                     block = _draft(drafter, text, min(lookahead, missing - 1))
                 with forwards:
-                    forwarded = target.judge(text, block, options=_PLAIN, interrupt=_NEVER)
-                judged = forwarded.value
-                text.extend((*block[: judged.accepted_count], judged.next_token))
+                    judged = target.judge(text, block)
+                accepted_count = len(judged.accepted_path)
+                text.extend((*block[:accepted_count], judged.next_token))
                 if block:
-                    blocks.append(Block(len(block), judged.accepted_count))
+                    blocks.append(Block(len(block), accepted_count))
             return Decoded(
                 token_ids=tuple(text[len(prompt) :]),
                 first_token_ns=drafts.laps[0] + forwards.laps[0],
@@ -93,17 +91,17 @@ class EnginePair:
     def gap(self, prefix: Sequence[int], choices: tuple[int, int]) -> float:
         """Return how far the target's scores of two next tokens are apart."""
         cache = self.target.new_cache(SessionSpec(reserve_length=len(prefix)))
-        scores = cache.scores(array("I", prefix), (), interrupt=_NEVER).value[0]
+        scores = cache.scores(array("I", prefix), (), interrupt=Event()).value[0]
         return abs(float(scores[choices[0]] - scores[choices[1]]))
 
 
 def decode(model: Backend, prompt: Sequence[int], count: int) -> Decoded:
     """Continue a prompt with one model, a token for each forward."""
-    cache = model.new_cache(SessionSpec(reserve_length=len(prompt) + count))
+    at_model = ModelText(model, SessionSpec(reserve_length=len(prompt) + count))
     text, forwards = array("I", prompt), _Watch()
     for _ in range(count):
         with forwards:
-            text.append(cache.draft(text, interrupt=_NEVER).value.token_id)
+            text.extend(at_model.draft(text).token_ids)
     return Decoded(
         token_ids=tuple(text[len(prompt) :]),
         first_token_ns=forwards.laps[0],
@@ -128,14 +126,14 @@ def measure_rows(
     Sizes take turns, so that whatever else the machine does is shared fairly.
     """
     text, widest = array("I", prefix), max(row_counts)
-    cache = model.new_cache(SessionSpec(reserve_length=len(text) + widest))
-    cache.draft(text, interrupt=_NEVER)
+    at_model = ModelText(model, SessionSpec(reserve_length=len(text) + widest))
+    at_model.draft(text)
     watches = {rows: _Watch() for rows in row_counts}
     for _ in range(repeats):
         for rows, watch in watches.items():
             block = [text[index % len(text)] for index in range(rows - 1)]
             with watch:
-                cache.judge(text, block, options=_PLAIN, interrupt=_NEVER)
+                at_model.judge(text, block)
     return {rows: median(watch.laps) / 1e6 for rows, watch in watches.items()}
 
 
@@ -152,8 +150,8 @@ class _Watch:
         self.laps.append(time.perf_counter_ns() - self._started_ns)
 
 
-def _draft(cache: ModelCache[object], text: array[int], count: int) -> list[int]:
+def _draft(drafter: ModelText, text: array[int], count: int) -> list[int]:
     prefix = text[:]
     for _ in range(count):
-        prefix.append(cache.draft(prefix, interrupt=_NEVER).value.token_id)
+        prefix.extend(drafter.draft(prefix).token_ids)
     return prefix[len(text) :].tolist()

@@ -14,8 +14,9 @@ taken out, so that a few generations are enough.
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -41,16 +42,17 @@ from paceline_orchestrator.planning.estimates import (
     pays_to_broadcast,
     smallest_lookahead,
 )
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import METHODS, Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline_bench.node import SimulatedNode
     from paceline_bench.recurrences import Stretches
 
 __all__ = ["Forecast", "ForecastJob", "forecast", "forecast_jobs"]
 
 _TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
-_CHOICE_TOKENS = 64  # DSI's lookahead is chosen for so many at most
 _LUCK_TOKENS = 256  # beyond, expectations take long, and luck evens out
 
 
@@ -72,8 +74,8 @@ class Forecast:
 
     @property
     def gpu_count(self) -> int:
-        """Devices it needs: one for each server; SI's two take turns, so one will do for both."""
-        return self.target_count + (self.strategy is Strategy.DISTRIBUTED)
+        """Devices it needs: one for each server, or one for all of them where they take turns."""
+        return self.target_count + METHODS[self.strategy].overlaps
 
     @property
     def mean_ns(self) -> float:
@@ -112,7 +114,7 @@ class ForecastJob:
 
 
 def forecast_jobs(node: SimulatedNode, *, token_count: int, repeats: int) -> list[ForecastJob]:
-    """List what is worth a forecast: non-SI, SI, and DSI on 1, 2, ... of a node's targets.
+    """List what is worth a forecast: every method, and those that overlap on 1, 2, ... targets.
 
     Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
     has nothing to do.
@@ -120,14 +122,16 @@ def forecast_jobs(node: SimulatedNode, *, token_count: int, repeats: int) -> lis
     useful = needed_target_count(_verification_ns(node), int(node.drafter.step), lookahead=1)
     most = min(node.target_count, useful)
     counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
-    rows = [(Strategy.AUTOREGRESSIVE, 1), (Strategy.SPECULATIVE, 1)]
-    rows += [(Strategy.DISTRIBUTED, count) for count in counts]
-    return [ForecastJob(node, *row, token_count, repeats) for row in rows]
+    return [
+        ForecastJob(node, strategy, count, token_count, repeats)
+        for strategy, method in METHODS.items()
+        for count in (counts if method.overlaps else (1,))
+    ]
 
 
 def forecast(job: ForecastJob) -> Forecast:
     """Choose a lookahead and simulate: a second of work or a few."""
-    if job.strategy is Strategy.AUTOREGRESSIVE:
+    if not METHODS[job.strategy].drafts:
         # It takes the same time whatever is drawn.
         single = _simulate(replace(job, repeats=1), lookahead=1)
         return Forecast(job.strategy, 1, 0, single * job.repeats)
@@ -154,53 +158,14 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
 
 
 def _best_lookahead(job: ForecastJob) -> int:
-    if job.strategy is Strategy.SPECULATIVE:
-        return min(range(1, MAX_LOOKAHEAD + 1), key=lambda each: _speculative_ns(job, each))
-    candidates = _distributed_lookaheads(job)
+    expectation = _EXPECTATIONS.get(job.strategy)
+    if expectation is None:
+        return min(LOOKAHEADS, key=lambda each: statistics.mean(_simulate(job, lookahead=each)))
+    candidates = expectation.lookaheads(job)
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda each: _distributed_ns(job, each))
-
-
-def _speculative_ns(job: ForecastJob, lookahead: int) -> float:
-    drafts, rounds = expected_speculative_forwards(
-        np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
-    )
-    return float(drafts[0]) * float(job.node.drafter.step) + float(rounds[0]) * _round_ns(job.node)
-
-
-def _distributed_lookaheads(job: ForecastJob) -> list[int]:
-    """Return what to choose from: up to the first lookahead with which no verification waits.
-
-    A drafter slower than the target leaves no choice: there is never more than a token to verify.
-    """
-    drafter_ns = int(job.node.drafter.step)
-    if drafter_ns > job.node.target.step:
-        return [1]
-    feasible = smallest_lookahead(
-        _verification_ns(job.node), drafter_ns, target_count=job.target_count
-    )
-    return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MAX_LOOKAHEAD)]
-
-
-def _distributed_ns(job: ForecastJob, lookahead: int) -> float:
-    shorter = replace(job, token_count=min(job.token_count, _CHOICE_TOKENS))
-    return _expected_ns(job, _steady_stretches(shorter, lookahead))
-
-
-def _expected_ns(job: ForecastJob, table: Stretches) -> float:
-    return float(expected_distributed_times(np.array([job.node.acceptance_rate]), table)[0])
-
-
-def _steady_stretches(job: ForecastJob, lookahead: int) -> Stretches:
-    setup = Setup(
-        Strategy.DISTRIBUTED,
-        replace(job.node.target, first=job.node.target.step),
-        replace(job.node.drafter, first=job.node.drafter.step),
-        lookahead=lookahead,
-        target_count=job.target_count,
-    )
-    return stretches(setup, max_tokens=job.token_count)
+    shorter = replace(job, token_count=min(job.token_count, expectation.choice_tokens))
+    return min(candidates, key=lambda each: expectation.mean_ns(shorter, each))
 
 
 def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
@@ -210,28 +175,107 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
     """
     node, tokens = job.node, job.token_count
-    if tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
+    expectation = _EXPECTATIONS.get(job.strategy)
+    if expectation is None or tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
         return [0.0] * job.repeats
     draws = [
         run_lengths(draw_agreements(node.acceptance_rate, max_tokens=tokens, seed=seed))
         for seed in range(job.repeats)
     ]
-    if job.strategy is Strategy.SPECULATIVE:
-        times = [
+    mean = expectation.mean_ns(job, lookahead)
+    return [time - mean for time in expectation.times_ns(job, lookahead, draws)]
+
+
+class _Expectation(Protocol):
+    """What is known exactly of a method, with all forwards as long as the later ones.
+
+    Attributes:
+        choice_tokens: For how many tokens at most its lookahead is chosen: beyond, it takes long.
+    """
+
+    choice_tokens: int
+
+    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
+        """Return what to choose from."""
+
+    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
+        """Return the mean over all draws."""
+
+    def times_ns(
+        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
+    ) -> Sequence[float]:
+        """Return what each draw takes, by its run lengths."""
+
+
+class _Speculative:
+    choice_tokens = sys.maxsize
+
+    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
+        return range(1, min(job.token_count, MAX_LOOKAHEAD) + 1)
+
+    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
+        drafts, rounds = expected_speculative_forwards(
+            np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
+        )
+        drafting_ns = float(drafts[0]) * float(job.node.drafter.step)
+        return drafting_ns + float(rounds[0]) * _round_ns(job.node)
+
+    def times_ns(
+        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
+    ) -> Sequence[float]:
+        return [
             speculative_time(
                 runs,
                 lookahead=lookahead,
-                target_step=_round_ns(node),
-                drafter_step=int(node.drafter.step),
+                target_step=_round_ns(job.node),
+                drafter_step=int(job.node.drafter.step),
             )
             for runs in draws
         ]
-        expected = _speculative_ns(job, lookahead)
-    else:
-        table = _steady_stretches(job, lookahead)
-        times = [distributed_time(runs, table) for runs in draws]
-        expected = _expected_ns(job, table)
-    return [time - expected for time in times]
+
+
+class _Distributed:
+    choice_tokens = 64
+
+    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
+        """Return those up to the first lookahead with which no verification waits.
+
+        A drafter slower than the target leaves no choice: there is never more than one to verify.
+        """
+        drafter_ns = int(job.node.drafter.step)
+        if drafter_ns > job.node.target.step:
+            return [1]
+        feasible = smallest_lookahead(
+            _verification_ns(job.node), drafter_ns, target_count=job.target_count
+        )
+        return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MAX_LOOKAHEAD)]
+
+    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
+        rate = np.array([job.node.acceptance_rate])
+        return float(expected_distributed_times(rate, self._stretches(job, lookahead))[0])
+
+    def times_ns(
+        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
+    ) -> Sequence[float]:
+        table = self._stretches(job, lookahead)
+        return [distributed_time(runs, table) for runs in draws]
+
+    def _stretches(self, job: ForecastJob, lookahead: int) -> Stretches:
+        setup = Setup(
+            job.strategy,
+            replace(job.node.target, first=job.node.target.step),
+            replace(job.node.drafter, first=job.node.drafter.step),
+            lookahead=lookahead,
+            target_count=job.target_count,
+        )
+        return stretches(setup, max_tokens=job.token_count)
+
+
+# A method without one is simulated with every lookahead, and its forecast has the draws' luck.
+_EXPECTATIONS: dict[Strategy, _Expectation] = {
+    Strategy.SPECULATIVE: _Speculative(),
+    Strategy.DISTRIBUTED: _Distributed(),
+}
 
 
 def _verification_ns(node: SimulatedNode) -> int:

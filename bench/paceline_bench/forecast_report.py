@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import paceline
 from paceline.words import counted
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from paceline_bench.forecast import Forecast
     from paceline_bench.node import SimulatedNode
 
-__all__ = ["HEADINGS", "abbreviation", "conclusions", "json_rows", "table_rows"]
+__all__ = ["HEADINGS", "conclusions", "json_rows", "table_rows"]
 
 HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "gain per target")
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
@@ -63,7 +62,7 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
     """Return a row for each forecast; times in ms."""
     return [
         {
-            "strategy": abbreviation(row),
+            "strategy": METHODS[row.strategy].label,
             "gpu_count": row.gpu_count,
             "target_count": row.target_count,
             "lookahead": row.lookahead,
@@ -76,15 +75,10 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
     ]
 
 
-def abbreviation(row: Forecast) -> str:
-    """Return what papers call a forecast's strategy."""
-    return paceline.Strategy(row.strategy.value).abbreviation
-
-
 def _name(row: Forecast) -> str:
-    if row.strategy is not Strategy.DISTRIBUTED:
-        return abbreviation(row)
-    return f"DSI on {counted(row.target_count, 'target')}"
+    method = METHODS[row.strategy]
+    targets = f" on {counted(row.target_count, 'target')}" if method.overlaps else ""
+    return method.label + targets
 
 
 def _description(row: Forecast) -> str:
@@ -124,7 +118,7 @@ def _marginal_gain(rows: Sequence[Forecast], index: int) -> tuple[float, float] 
     It is the part of that row's time by which this one is shorter, over the added targets.
     """
     row, above = rows[index], rows[index - 1]
-    if index == 0 or above.strategy is not Strategy.DISTRIBUTED:
+    if index == 0 or above.strategy is not row.strategy:
         return None
     gain, error = row.gain_over(above)
     added = row.target_count - above.target_count

@@ -7,14 +7,13 @@ and rejects the same tokens. A session's first forward takes TTFT and every othe
 
 from __future__ import annotations
 
-import threading
-from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -24,15 +23,17 @@ from paceline_protocol.messages import (
     StartVerify,
     TokensDrafted,
 )
+from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.simulation import SpanKind, simulate
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
-    from paceline_protocol.messages import Command, DecodingMethod, Event
+    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.messages import Command, Event
+    from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.simulation import SimulationResult
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
@@ -106,21 +107,18 @@ class BackendOracle:
         spec = SessionSpec(reserve_length=length)
         target = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
         drafter = SimulatedModel(ttft_seconds=0, tpot_seconds=0, acceptance_rate=acceptance_rate)
-        self._target = SimulatedBackend(target).new_cache(spec)
-        self._drafter = SimulatedBackend(drafter).new_cache(spec)
-        self._never = threading.Event()
+        self._target = ModelText(SimulatedBackend(target), spec)
+        self._drafter = ModelText(SimulatedBackend(drafter), spec)
 
     def draft(self, drafter: int, text: Sequence[int]) -> int:
         """Ask the drafter; there is one."""
         assert drafter == 0
-        return self._drafter.draft(array("I", text), interrupt=self._never).value.token_id
+        return self._drafter.draft(text).token_ids[0]
 
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Ask the target."""
-        judgement = self._target.judge(
-            array("I", prefix), block, options=VerifyOptions(), interrupt=self._never
-        ).value
-        return judgement.accepted_count, judgement.next_token
+        judgement = self._target.judge(prefix, block)
+        return len(judgement.accepted_path), judgement.next_token
 
 
 def ideal_schedule(
@@ -133,9 +131,9 @@ def ideal_schedule(
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
     )
-    speculates = plan.strategy is not Strategy.AUTOREGRESSIVE
     capacity = CapacityChanged(
-        targets=tuple(range(plan.target_count)), drafters=(0,) if speculates else ()
+        targets=tuple(range(plan.target_count)),
+        drafters=(0,) if METHODS[plan.strategy].drafts else (),
     )
     method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
     oracle = BackendOracle(node.acceptance_rate, length=len(prompt) + max_tokens)
@@ -164,6 +162,10 @@ class _CauseKeeper:
         self._drafted: Counter[int] = Counter()
         self.cause: dict[tuple[SpanKind, int], _Moment | None] = {}  # by call; None: the start
         self.last: _Moment | None = None
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        return self._method.statistics
 
     def start(self) -> list[Command]:
         return self._note(self._method.start(), cause=None)

@@ -17,7 +17,7 @@ from paceline.request import GenerateOptions
 from paceline_bench.ideal import Plan
 from paceline_bench.processes import quiet
 from paceline_bench.trace import Trace
-from paceline_protocol import strategy as protocol
+from paceline_protocol import methods as protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import psutil
 from paceline import Strategy
 from paceline_bench.lines import fitted_slope
 from paceline_bench.processes import counters
+from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -38,12 +39,7 @@ __all__ = [
     "soak",
 ]
 
-_STRATEGIES = (
-    Strategy.AUTOREGRESSIVE,
-    Strategy.SPECULATIVE,
-    Strategy.DISTRIBUTED,
-    Strategy.AUTO,
-)
+_STRATEGIES = (*(Strategy(strategy.value) for strategy in METHODS), Strategy.AUTO)
 _TEMPERATURE = 0.8
 _SAMPLED_SHARE = 0.3
 _PROMPTS = tuple(f"Request {index}:" for index in range(16))

@@ -125,7 +125,9 @@ type Usage struct {
 	CompletionTokenCount int
 }
 
-// Statistics is what it took. Of a resumed generation: what its last part took.
+// Statistics is what it took. Of a resumed generation: what its last part took. Fallbacks counts what
+// went otherwise than planned by kind, such as "target_lost"; a kind that this client does not know is
+// "fallback 12".
 type Statistics struct {
 	TargetForwardCount  int
 	DrafterForwardCount int
@@ -181,7 +183,8 @@ func (c *Completion) TokenIDs() []uint32 {
 	return tokens
 }
 
-// ServerInfo is a model server as the orchestrator sees it.
+// ServerInfo is a model server as the orchestrator sees it. Role is "drafter" or "target"; a role that
+// this client does not know is "role 12".
 type ServerInfo struct {
 	Name             string
 	Address          string

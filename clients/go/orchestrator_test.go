@@ -136,7 +136,7 @@ func (o *orchestrator) GetSystemInfo(context.Context, *pb.GetSystemInfoRequest) 
 	return &pb.GetSystemInfoResponse{
 		Version:   "1",
 		ModelName: "fake",
-		Servers:   []*pb.ServerInfo{{Name: "target-0", Role: "target", Ready: true}},
+		Servers:   []*pb.ServerInfo{{Name: "target-0", Role: pb.ModelRole_MODEL_ROLE_TARGET, Ready: true}},
 	}, nil
 }
 
@@ -175,7 +175,7 @@ func finished() *pb.GenerateResponse {
 		Statistics: &pb.GenerationStatistics{
 			AcceptanceRate: 0.5,
 			TotalNs:        1500,
-			Fallbacks:      []*pb.Fallback{{Kind: "target_lost", Count: 1}},
+			Fallbacks:      []*pb.Fallback{{Kind: pb.FallbackKind_FALLBACK_KIND_TARGET_LOST, Count: 1}},
 		},
 	}
 	return &pb.GenerateResponse{Event: &pb.GenerateResponse_Finished{Finished: message}}

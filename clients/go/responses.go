@@ -1,6 +1,7 @@
 package paceline
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -73,7 +74,8 @@ func readFinished(message *pb.GenerationFinished) *Finished {
 func readStatistics(message *pb.GenerationStatistics) Statistics {
 	fallbacks := make(map[string]int)
 	for _, fallback := range message.GetFallbacks() {
-		fallbacks[fallback.GetKind()] = int(fallback.GetCount())
+		kind := wordOrNumber(pb.FallbackKind_name, int32(fallback.GetKind()), "fallback")
+		fallbacks[kind] = int(fallback.GetCount())
 	}
 	return Statistics{
 		TargetForwardCount:  int(message.GetTargetForwardCount()),
@@ -99,7 +101,7 @@ func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
 		servers[index] = ServerInfo{
 			Name:             server.GetName(),
 			Address:          server.GetAddress(),
-			Role:             server.GetRole(),
+			Role:             wordOrNumber(pb.ModelRole_name, int32(server.GetRole()), "role"),
 			Ready:            server.GetReady(),
 			Status:           server.GetStatus(),
 			ModelFingerprint: server.GetModelFingerprint(),
@@ -129,6 +131,14 @@ func word(names map[int32]string, number int32) string {
 		return unknown
 	}
 	return strings.ToLower(strings.TrimPrefix(name, prefixOf(names)))
+}
+
+// wordOrNumber finds the word for a number of the wire; "role 12" if this client has none.
+func wordOrNumber(names map[int32]string, number int32, noun string) string {
+	if found := word(names, number); found != unknown {
+		return found
+	}
+	return fmt.Sprintf("%s %d", noun, number)
 }
 
 // numberOf finds the number that the wire has for a word.

@@ -1,4 +1,10 @@
-"""Plain decoding ("non-SI"): one target, one token for each forward."""
+"""Plain decoding ("non-SI"): one target, one token for each forward.
+
+Design. One verification is in flight, and judges nothing: what it says is final. So there is no
+draft, no tree and nothing to take back; what is left is what every method has to do about servers:
+stay with the target whose session has the text, let one that leaves finish, and repeat elsewhere
+what was lost. It is the oracle of the other methods, and what they come down to without a drafter.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,13 @@
 
 Timor et al. 2024 (arXiv 2405.14105), Algorithm 1, with lookahead and a fixed number of servers.
 
+Design. What is known is a token tree (`tree.py`): what was drafted, and facts about it, which
+verdicts are taken apart into. What runs are drafts, each growing the tree at its tip, and
+verifications, each of a path in it (`verification.py`). An event only changes what is known or what
+runs; `_settle` then derives every command from those two, in the same five steps, whatever the
+event was. So there is no case for each interleaving, and servers that are lost, late or new are no
+special case either.
+
 Difference: the algorithm starts a thread for each model and token, here each drafter extends one
 chain of a token tree. Equal tokens share a node; where drafters disagree the main path follows the
 smallest drafter index (the algorithm's j*), and the branches off it are verified by targets that
@@ -81,7 +88,7 @@ class DistributedDecoding:
     being decided; give free targets the blocks that are due.
 
     Invariants:
-        The five of docs/protocol.md (tests/unit/protocol/test_invariants.py).
+        All of invariants.py (tests/unit/protocol/test_invariants.py).
 
     Cost:
         O(drafted ahead + targets) for an event, and one copy of the text for a new command.

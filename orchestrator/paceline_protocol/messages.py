@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from paceline_protocol.proposal import Proposal
@@ -19,7 +19,6 @@ __all__ = [
     "BlockVerified",
     "CapacityChanged",
     "Command",
-    "DecodingMethod",
     "DraftEnded",
     "DraftFailed",
     "EmitTokens",
@@ -209,20 +208,3 @@ class Finish:
 Command: TypeAlias = (
     StartDraft | StopDraft | StartVerify | PromoteVerify | AbandonVerify | EmitTokens | Finish
 )
-
-
-class DecodingMethod(Protocol):
-    """A decoding method: a deterministic state machine without I/O, clock, tasks or randomness.
-
-    Events about ids that were withdrawn, answered or never issued are ignored, so that late and
-    duplicated answers are harmless.
-    """
-
-    def start(self) -> list[Command]:
-        """Begin. Called once, first."""
-
-    def handle(self, event: Event) -> list[Command]:
-        """Take in what happened, and say what to do."""
-
-    def stop(self) -> list[Command]:
-        """End early: withdraw everything, then Finish(STOPPED). Nothing if it has finished."""

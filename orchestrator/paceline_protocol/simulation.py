@@ -18,7 +18,6 @@ from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
     Command,
-    DecodingMethod,
     DraftEnded,
     EmitTokens,
     Event,
@@ -32,6 +31,8 @@ from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from paceline_protocol.methods import DecodingMethod
 
 __all__ = [
     "AgreementOracle",

@@ -3,6 +3,14 @@
 Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). Each verification
 yields one token more than it accepts: the correction, or after a block accepted whole the next
 one. No target forward is spent on anything else: the prompt's prefill is part of the first.
+
+Design. There is a block, and one call in flight: a draft that adds to the block, or a verification
+of it. Events change the block and end the call; `_proceed` then begins the next one, which follows
+from the two alone. Whatever goes wrong with drafting makes the block shorter, down to none, which
+is plain decoding; whatever goes wrong with verifying leaves it as it is.
+
+While it drafts, its target waits, and while it verifies, its drafter: one device would do for both.
+So `Invariant.BUSY_FRONTIER` does not hold, and with a bad drafter it is slower than plain decoding.
 """
 
 from __future__ import annotations

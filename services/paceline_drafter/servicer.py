@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from paceline.v1 import drafter_service_pb2, drafter_service_pb2_grpc, model_service_pb2
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
-from paceline_model_server.servicers import SessionServicer
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from paceline_model_server.host import Host
+    from paceline_model_server.records import CallRecorder
+
 __all__ = ["ROLE", "DrafterServicer"]
 
 
-class DrafterServicer(SessionServicer, drafter_service_pb2_grpc.DrafterServiceServicer):
+class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
     """Guesses what follows; the contract is in drafter_service.proto."""
 
-    open_response = drafter_service_pb2.DrafterServiceOpenSessionResponse
-    renew_response = drafter_service_pb2.DrafterServiceRenewSessionResponse
-    close_response = drafter_service_pb2.DrafterServiceCloseSessionResponse
+    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+        self._host = host
+        self._recorder = recorder
 
     async def Draft(  # noqa: N802 - gRPC's name
         self, request: drafter_service_pb2.DraftRequest, context: Any
@@ -41,7 +43,7 @@ class DrafterServicer(SessionServicer, drafter_service_pb2_grpc.DrafterServiceSe
         with self._recorder.record("Draft", call, depth=0, rows=0) as record:
             async with aclosing(drafting) as chunks:
                 async for drafted in chunks:
-                    record.rows += len(drafted.token_ids)
+                    record.rows += len(drafted.proposal)
                     self._recorder.count_answer(record, drafted.timing, phase=phase)
                     yield translation.draft_response(call.sequence, drafted)
                     phase = "draft"

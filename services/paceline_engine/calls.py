@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.proposal import Proposal
+
 __all__ = [
+    "DEFAULT_LEASE_SECONDS",
     "CallTiming",
-    "DraftedTokens",
+    "Drafted",
     "ModelDescription",
     "PrefixCall",
     "SamplingParameters",
     "SessionGrant",
     "SessionSpec",
-    "SparseDistribution",
     "Verdict",
     "VerificationRule",
     "VerifyOptions",
 ]
+
+
+DEFAULT_LEASE_SECONDS = 15.0
+"""How long a session outlives its last call, if its opener does not say."""
 
 
 class VerificationRule(Enum):
@@ -46,16 +52,8 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseDistribution:
-    """A distribution with a short list of possible tokens; probabilities sum to 1 within 1e-4."""
-
-    token_ids: Sequence[int]
-    probabilities: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a session is opened for; limits as in session.proto.
+    """What a session is opened for; limits as in session_service.proto.
 
     Attributes:
         limit_length: Tokens it may grow to; None is what is reserved at once.
@@ -66,7 +64,7 @@ class SessionSpec:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     seed: int = 0
     rule: VerificationRule = VerificationRule.EXACT
-    lease_seconds: float = 15.0
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
     request_id: str = ""
     limit_length: int | None = None
     share: str = ""
@@ -89,7 +87,7 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCall:
-    """Which session, and what it shall hold before the work: see SessionCall in session.proto.
+    """Which session, and what it shall hold before the work; see session_service.proto.
 
     Attributes:
         caller: Who calls; has to be the session's owner.
@@ -114,7 +112,6 @@ class VerifyOptions:
 
     depth: int = 0
     logprobs: bool = False
-    distributions: Sequence[SparseDistribution] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +126,10 @@ class CallTiming:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target's answer on a block; see VerifyResponse in target_service.proto."""
+    """A target's answer on a proposal; see VerifyResponse in target_service.proto."""
 
     prefix_length: int
-    accepted_count: int
+    accepted_path: tuple[int, ...]
     next_token: int
     held_length: int
     logprobs: tuple[float, ...] = ()
@@ -140,12 +137,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedTokens:
-    """The next draft tokens, the first of them at position start_length."""
+class Drafted:
+    """The next draft tokens; see DraftResponse in drafter_service.proto."""
 
     start_length: int
-    token_ids: tuple[int, ...]
-    distributions: tuple[SparseDistribution, ...] = ()
+    proposal: Proposal
     timing: CallTiming = CallTiming()
 
 

@@ -7,16 +7,15 @@ Field names are paths as in the protos. The functions are quick enough for the e
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     ModelDescription,
     PrefixCall,
     SamplingParameters,
     SessionSpec,
-    SparseDistribution,
     VerificationRule,
     VerifyOptions,
 )
@@ -24,26 +23,32 @@ from paceline_engine.calls import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.proposal import Proposal
+
 __all__ = [
-    "check_block",
+    "MOST_ENTRIES",
+    "MOST_TOKENS",
     "check_call",
     "check_distributions",
+    "check_proposal",
     "check_sampling",
     "check_spec",
     "check_window",
 ]
 
+MOST_TOKENS = 1024
+"""The most tokens of a proposal, and of a draft's window."""
+
+MOST_ENTRIES = 4096
+"""The most tokens that a distribution may name."""
+
 _SEED_LIMIT = 1 << 53
 _SEQUENCE_LIMIT = 1 << 64
 _MAX_TEMPERATURE = 100
 _LEASE_SECONDS = (1.0, 300.0)
-_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _DIGEST_BYTES = 16
-_MAX_BLOCK = 1024
 _MAX_DEPTH = 65535
-_MAX_WINDOW = 1024
 _MAX_CHUNK = 64
-_MAX_ENTRIES = 4096
 _SUM_TOLERANCE = 1e-4
 
 
@@ -90,49 +95,66 @@ def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> 
     _check_token_ids("call.token_ids", call.token_ids, vocabulary_size=vocabulary_size)
 
 
-def check_block(
+def check_proposal(
     call: PrefixCall,
-    draft_token_ids: Sequence[int],
+    proposal: Proposal,
     *,
     options: VerifyOptions,
     spec: SessionSpec,
     vocabulary_size: int,
 ) -> None:
-    """Check what is special to Verify, the distributions' contents excepted."""
-    if len(draft_token_ids) > _MAX_BLOCK:
+    """Check what is special to Verify, the distributions' contents excepted.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: it is a tree.
+    """
+    token_count = len(proposal)
+    if token_count > MOST_TOKENS:
         raise InvalidFieldError.of(
-            "draft_token_ids",
-            f"has {len(draft_token_ids)} tokens, at most {_MAX_BLOCK} are allowed",
+            "proposal.token_ids",
+            f"has {token_count} tokens, at most {MOST_TOKENS} are allowed",
         )
-    _check_fits("draft_token_ids", call.prefix_length + len(draft_token_ids), spec.longest_length)
-    _check_token_ids("draft_token_ids", draft_token_ids, vocabulary_size=vocabulary_size)
+    _check_fits("proposal.token_ids", call.prefix_length + token_count, spec.longest_length)
+    _check_token_ids("proposal.token_ids", proposal.token_ids, vocabulary_size=vocabulary_size)
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
-    needed = len(draft_token_ids) if spec.rule is VerificationRule.REJECTION else 0
-    if len(options.distributions) != needed:
+    needed = token_count if spec.rule is VerificationRule.REJECTION else 0
+    if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
-            "draft_distributions",
-            f"has {len(options.distributions)} entries, {needed} are needed under {spec.rule.name}",
+            "proposal.distributions",
+            f"has {len(proposal.distributions)} entries, {needed} are needed under"
+            f" {spec.rule.name}",
         )
+    _check_parents(proposal)
+    if not proposal.is_chain:
+        raise UnsupportedError("proposal.parents: this server judges chains only")
 
 
-def check_distributions(
-    draft_token_ids: Sequence[int],
-    distributions: Sequence[SparseDistribution],
-    *,
-    vocabulary_size: int,
-) -> None:
+def _check_parents(proposal: Proposal) -> None:
+    if proposal.parents and len(proposal.parents) != len(proposal):
+        raise InvalidFieldError.of(
+            "proposal.parents",
+            f"has {len(proposal.parents)} entries, as many as tokens are needed: {len(proposal)}",
+        )
+    for place, parent in enumerate(proposal.parents):
+        # The i-th token is called i + 1, so this is the one before, at most.
+        _check(f"proposal.parents[{place}]", parent, 0, place)
+
+
+def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
     """Check the distributions that draft tokens were drawn from, one for each.
 
     Cost: about 0.1 ms for each 2000 entries.
     """
-    for index, (token, drawn_from) in enumerate(zip(draft_token_ids, distributions, strict=True)):
-        field = f"draft_distributions[{index}]"
+    drawn = zip(proposal.token_ids, proposal.distributions, strict=True)
+    for index, (token, drawn_from) in enumerate(drawn):
+        field = f"proposal.distributions[{index}]"
         ids, probabilities = drawn_from.token_ids, drawn_from.probabilities
-        if not 1 <= len(ids) <= _MAX_ENTRIES or len(ids) != len(probabilities):
+        if not 1 <= len(ids) <= MOST_ENTRIES or len(ids) != len(probabilities):
             raise InvalidFieldError.of(
                 field,
                 f"has {len(ids)} token_ids and {len(probabilities)} probabilities, must have as "
-                f"many of both, 1 to {_MAX_ENTRIES}",
+                f"many of both, 1 to {MOST_ENTRIES}",
             )
         _check_token_ids(f"{field}.token_ids", ids, vocabulary_size=vocabulary_size)
         if len(set(ids)) != len(ids):
@@ -153,7 +175,7 @@ def check_window(
     call: PrefixCall, *, max_tokens: int, chunk_tokens: int, limit_length: int
 ) -> None:
     """Check what is special to Draft."""
-    _check("max_tokens", max_tokens, 1, _MAX_WINDOW)
+    _check("max_tokens", max_tokens, 1, MOST_TOKENS)
     _check("chunk_tokens", chunk_tokens, 1, _MAX_CHUNK)
     _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
 
@@ -165,8 +187,8 @@ def _check(field: str, value: float, low: float, high: float, *, unit: str = "")
 
 
 def _check_name(field: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise InvalidFieldError.of(field, "must be at most 64 characters of [A-Za-z0-9._-]")
+    if not is_name(name):
+        raise InvalidFieldError.of(field, f"must be {NAME_RULE}")
 
 
 def _check_token_ids(field: str, token_ids: Sequence[int], *, vocabulary_size: int) -> None:

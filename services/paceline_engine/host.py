@@ -12,7 +12,7 @@ import secrets
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import (
     DrainingError,
@@ -26,32 +26,33 @@ from paceline_engine.accounting import HostLimits, HostStatistics
 from paceline_engine.backends.base import (
     Backend,
     DeviceLostError,
-    DraftChoice,
-    Forwarded,
     Interrupt,
-    Judgement,
     ModelLoadError,
     TokenMemory,
 )
 from paceline_engine.calls import (
     CallTiming,
-    DraftedTokens,
+    Drafted,
     ModelDescription,
     PrefixCall,
     SessionGrant,
     SessionSpec,
     Verdict,
-    VerificationRule,
     VerifyOptions,
 )
+from paceline_engine.items import Draft, Judge
 from paceline_engine.latencies import LatencyMeter, ModelLatencies, measure
 from paceline_engine.live_calls import LiveCalls
+from paceline_engine.proposal import Proposal
 from paceline_engine.sessions import Session, SessionTable
-from paceline_engine.worker import ModelWorker, Step
+from paceline_engine.worker import ModelWorker
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+    from paceline_engine.items import Outcome
+    from paceline_engine.proposal import SparseDistribution
+    from paceline_engine.worker import Step
 
 __all__ = ["HostLimits", "HostStatistics", "ModelHost"]
 
@@ -59,6 +60,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _DEFAULT_LIMITS = HostLimits()
+_NOTHING = Proposal()
 _PLAIN = VerifyOptions()
 
 
@@ -127,14 +129,15 @@ class ModelHost:
         """
         self._worker.start()
         try:
-            backend = (await self._worker.run(lambda _: self._load_backend())).value
+            backend = await self._worker.run(lambda _: self._load_backend())
             await self._worker.run(lambda interrupt: self._warm_up(backend, interrupt))
             if self.limits.fits_memory:
-                self._fit_budget((await self._worker.run(lambda _: backend.token_memory())).value)
+                self._fit_budget(await self._worker.run(lambda _: backend.token_memory()))
         except BaseException:
             await self._worker.stop()
             raise
-        self._backend, self._ready = backend, True
+        self._backend = self._worker.backend = backend
+        self._ready = True
         self._reap()
 
     async def settled(self) -> None:
@@ -143,7 +146,6 @@ class ModelHost:
 
     async def stop(self) -> None:
         """Refuse new calls, end the live ones and all sessions, and stop the thread."""
-        self._ready = False
         if self._reaper is not None:
             self._reaper.cancel()
         self.end_sessions()
@@ -151,7 +153,8 @@ class ModelHost:
         await self._calls.all_left()
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls."""
+        """End all sessions, and with DrainingError their live calls and those that come later."""
+        self._ready = False
         for session in self._sessions:
             self._calls.end(session.live_call, DrainingError("the server is shutting down"))
             self._sessions.close(session.session_id)
@@ -282,13 +285,9 @@ class ModelHost:
     # --- calls --------------------------------------------------------------------------------
 
     async def verify(
-        self,
-        call: PrefixCall,
-        draft_token_ids: Sequence[int],
-        *,
-        options: VerifyOptions = _PLAIN,
+        self, call: PrefixCall, proposal: Proposal = _NOTHING, *, options: VerifyOptions = _PLAIN
     ) -> Verdict:
-        """Judge a block of draft tokens: Verify in target_service.proto.
+        """Judge a proposal: Verify in target_service.proto.
 
         A call that asks for the same as a live older one takes over its place in the queue, or its
         forward, at the new depth.
@@ -298,44 +297,48 @@ class ModelHost:
         """
         with self._refusals_counted():
             session = self._find_for(call)
-            fields.check_block(
+            fields.check_proposal(
                 call,
-                draft_token_ids,
+                proposal,
                 options=options,
                 spec=session.spec,
                 vocabulary_size=self.description.vocabulary_size,
             )
-            block = tuple(draft_token_ids)
-            length = call.prefix_length + len(block)
+            # The caller's lists may lie in a message; these are quicker, and stay.
+            proposal = Proposal(
+                tuple(proposal.token_ids), tuple(proposal.parents), proposal.distributions
+            )
+            length = call.prefix_length + len(proposal)
             self._make_room(session, length)
             live = self._calls.admit(
                 session,
                 call,
-                self._judging(session, block, options),
+                Judge(proposal, options.logprobs),
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
-                question=(block, replace(options, depth=0)),
             )
         self._counts.verify_calls += 1
         with self._calls.until_left(session, live):
-            step: Step[Forwarded[Judgement]] = await anext(live.outlet)
+            steps = [step async for step in live.outlet]
+            judgement = steps[-1].outcome.judgement
+            assert judgement is not None, "then it is done"
             session.hold(call.token_ids)
-            session.hold(block)
-        judgement = step.value.value
-        self._counts.judged_tokens += len(block)
-        self._counts.accepted_tokens += judgement.accepted_count
+            session.hold(proposal.along(judgement.accepted_path))
+        accepted_count = len(judgement.accepted_path)
+        self._counts.judged_tokens += len(proposal)
+        self._counts.accepted_tokens += accepted_count
         return Verdict(
             prefix_length=live.prefix_length,
-            accepted_count=judgement.accepted_count,
+            accepted_path=judgement.accepted_path,
             next_token=judgement.next_token,
-            held_length=live.prefix_length + len(block),
+            held_length=live.prefix_length + accepted_count,
             logprobs=judgement.logprobs,
-            timing=_timing([step]),
+            timing=_timing(steps),
         )
 
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int = 1
-    ) -> AsyncGenerator[DraftedTokens]:
+    ) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
 
         A generator: nothing happens, the checks included, before its first item is asked for.
@@ -355,28 +358,28 @@ class ModelHost:
             length = call.prefix_length + max_tokens
             self._make_room(session, length)
             live = self._calls.admit(
-                session,
-                call,
-                _drafting(session),
-                step_count=max_tokens,
-                patience_ns=self._meter.patience_ns(length),
+                session, call, Draft(max_tokens), patience_ns=self._meter.patience_ns(length)
             )
         self._counts.draft_calls += 1
         with self._calls.until_left(session, live):
             unheld: Sequence[int] = call.token_ids
+            found: list[int] = []
+            drawn_from: list[SparseDistribution] = []
             for start in range(0, max_tokens, chunk_tokens):
                 count = min(chunk_tokens, max_tokens - start)
-                steps = [await anext(live.outlet) for _ in range(count)]
-                choices = [step.value.value for step in steps]
-                token_ids = tuple(choice.token_id for choice in choices)
+                steps: list[Step[Outcome]] = []
+                while len(found) < count:
+                    step = await anext(live.outlet)
+                    steps.append(step)
+                    found.extend(step.outcome.drafted.token_ids)
+                    drawn_from.extend(step.outcome.drafted.distributions)
+                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
+                del found[:count], drawn_from[:count]
                 session.hold(unheld)
-                session.hold(token_ids)
+                session.hold(chunk.token_ids)
                 unheld = ()
                 self._counts.draft_tokens += count
-                distributions = tuple(x.distribution for x in choices if x.distribution is not None)
-                yield DraftedTokens(
-                    live.prefix_length + start, token_ids, distributions, _timing(steps)
-                )
+                yield Drafted(live.prefix_length + start, chunk, _timing(steps))
 
     def _find_for(self, call: PrefixCall) -> Session:
         backend = self._serving()
@@ -393,20 +396,6 @@ class ModelHost:
         # A session whose calls are refused for lack of room is in use all the same.
         self._sessions.renew(session)
         self._sessions.grow(session, length)
-
-    def _judging(
-        self, session: Session, block: tuple[int, ...], options: VerifyOptions
-    ) -> Callable[[array[int], Interrupt], Forwarded[Judgement]]:
-        vocabulary_size = self.description.vocabulary_size
-
-        def judge(prefix: array[int], interrupt: Interrupt) -> Forwarded[Judgement]:
-            if session.spec.rule is VerificationRule.REJECTION:
-                fields.check_distributions(
-                    block, options.distributions, vocabulary_size=vocabulary_size
-                )
-            return session.cache.judge(prefix, block, options=options, interrupt=interrupt)
-
-        return judge
 
     @contextmanager
     def _refusals_counted(self) -> Iterator[None]:
@@ -427,28 +416,17 @@ class ModelHost:
             raise DrainingError("the server is shutting down")
         return backend
 
-    def _record_step(self, step: Step[Any]) -> None:
-        if not isinstance(step.value, Forwarded):
-            return
-        row_count = step.value.row_count
+    def _record_step(self, step: Step[Outcome]) -> None:
+        row_count = step.outcome.row_count
         self._counts.forwards += 1
         self._counts.rows += row_count
         self._meter.record(row_count, step.forward_ns)
 
 
-def _drafting(session: Session) -> Callable[[array[int], Interrupt], Forwarded[DraftChoice]]:
-    def draft(prefix: array[int], interrupt: Interrupt) -> Forwarded[DraftChoice]:
-        drafted = session.cache.draft(prefix, interrupt=interrupt)
-        prefix.append(drafted.value.token_id)
-        return drafted
-
-    return draft
-
-
-def _timing(steps: Sequence[Step[Forwarded[Any]]]) -> CallTiming:
+def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:
     return CallTiming(
         queue_ns=sum(step.queue_ns for step in steps),
         forward_ns=sum(step.forward_ns for step in steps),
         forward_count=len(steps),
-        row_count=sum(step.value.row_count for step in steps),
+        row_count=sum(step.outcome.row_count for step in steps),
     )

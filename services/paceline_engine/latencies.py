@@ -6,10 +6,12 @@ import time
 from array import array
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
 
 if TYPE_CHECKING:
     from paceline_engine.backends.base import Backend, Interrupt
@@ -110,24 +112,24 @@ def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: In
     Cost: per round 5 forwards of 1 to 16 rows; and 4 prefills of at most 256 tokens.
     """
     limit = backend.description.context_length
-    text = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
-    spec = SessionSpec(reserve_length=limit)
-    short, long = (text[:length] for length in _MEASURED_PREFILLS)
+    tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
+    new_text = partial(ModelText, backend, SessionSpec(reserve_length=limit), interrupt=interrupt)
+    short, long = (tokens[:length] for length in _MEASURED_PREFILLS)
 
     def prefill_ns(prompt: array[int]) -> int:
         started_ns = time.monotonic_ns()
-        backend.new_cache(spec).draft(prompt, interrupt=interrupt)
+        new_text().draft(prompt)
         return time.monotonic_ns() - started_ns
 
     for prompt in (short, long):
         prefill_ns(prompt)  # The first time also pays for lazy initialisation.
     meter.record_prefills((len(short), prefill_ns(short)), (len(long), prefill_ns(long)))
 
-    cache = backend.new_cache(spec)
-    prefix = text[:_MEASURED_CONTEXT]
-    cache.draft(prefix, interrupt=interrupt)
+    text = new_text()
+    prefix = tokens[:_MEASURED_CONTEXT]
+    text.draft(prefix)
     for rows in _MEASURED_ROWS * rounds:
-        block = text[len(prefix) : len(prefix) + rows - 1]
+        block = tokens[len(prefix) : len(prefix) + rows - 1]
         started_ns = time.monotonic_ns()
-        forwarded = cache.judge(prefix, block, options=VerifyOptions(), interrupt=interrupt)
-        meter.record(forwarded.row_count, time.monotonic_ns() - started_ns)
+        text.judge(prefix, block)
+        meter.record(text.row_count, time.monotonic_ns() - started_ns)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, SessionError, SupersededError
-from paceline_engine.worker import Job, ModelWorker, Outlet
+from paceline_engine.items import Item
+from paceline_engine.worker import ModelWorker, Outlet
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable, Iterator
 
     from paceline_engine.accounting import HostStatistics
-    from paceline_engine.backends.base import Interrupt
     from paceline_engine.calls import PrefixCall
+    from paceline_engine.items import Draft, Judge, Outcome
     from paceline_engine.sessions import Session
+    from paceline_engine.worker import Job
 
 __all__ = ["LiveCall", "LiveCalls"]
 
@@ -34,18 +34,18 @@ class LiveCall:
     Attributes:
         prefix_length: How many tokens it builds on.
         outlet: Where its caller waits.
-        job: What the worker does for it.
-        content: Prefix and question; calls with the same have the same answer. None: not known.
+        item: What it asks.
+        job: The item's place at the worker.
     """
 
     prefix_length: int
-    outlet: Outlet[Any]
-    job: Job[Any]
-    content: tuple[object, object] | None = None
+    outlet: Outlet[Outcome]
+    item: Item
+    job: Job
 
-    def will_answer(self, content: tuple[object, object] | None) -> bool:
+    def will_answer(self, item: Item) -> bool:
         """Whether what it is about to answer is this."""
-        return content is not None and content == self.content and not self.outlet.ended
+        return self.item.asks_the_same(item) and not self.outlet.ended
 
 
 class LiveCalls:
@@ -66,8 +66,6 @@ class LiveCalls:
         """Build it.
 
         Args:
-            worker: Runs them.
-            counts: Where they are counted.
             renew: Starts a session's lease anew.
         """
         self._worker = worker
@@ -80,23 +78,14 @@ class LiveCalls:
         self,
         session: Session,
         call: PrefixCall,
-        step: Callable[[array[int], Interrupt], object],
+        task: Judge | Draft,
         *,
-        step_count: int = 1,
         depth: int = 0,
         patience_ns: int | None = None,
-        question: object = None,
     ) -> LiveCall:
         """Make a call its session's live one.
 
-        Args:
-            session: The session; it keeps the call's base.
-            call: The call.
-            step: Runs one forward on the thread, given the prefix, which is its own to change.
-            step_count: How often.
-            depth: Its rank in the queue.
-            patience_ns: How long a forward of it may take before it counts as hung.
-            question: What it asks about its prefix, if the same question has the same answer.
+        The session keeps the call's base, and nothing else.
 
         Raises:
             SessionError: as `Session.fence` and `Session.rebase` say.
@@ -112,21 +101,14 @@ class LiveCalls:
         except SessionError:
             self._supersede(older)
             raise
-        content = None if question is None else (prefix, question)
-        if older is not None and older.will_answer(content):
+        item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
+        if older is not None and older.will_answer(item):
             session.live_call = self._take_over(older, sequence=call.sequence, depth=depth)
         else:
             self._supersede(older)
-            outlet: Outlet[Any] = Outlet()
-            job = self._worker.submit(
-                partial(step, prefix),
-                outlet=outlet,
-                share=session.spec.share,
-                depth=depth,
-                step_count=step_count,
-                patience_ns=patience_ns,
-            )
-            session.live_call = LiveCall(len(prefix), outlet, job, content)
+            outlet: Outlet[Outcome] = Outlet()
+            job = self._worker.submit(item, outlet=outlet)
+            session.live_call = LiveCall(len(prefix), outlet, item, job)
         return session.live_call
 
     @contextmanager
@@ -171,8 +153,8 @@ class LiveCalls:
                 metadata={"taken_over_by": str(sequence)},
             )
         )
-        outlet: Outlet[Any] = Outlet()
+        outlet: Outlet[Outcome] = Outlet()
         older.job.outlet = outlet
         self._worker.promote(older.job, depth=depth)
         self._counts.calls_adopted += 1
-        return LiveCall(older.prefix_length, outlet, older.job, older.content)
+        return replace(older, outlet=outlet)

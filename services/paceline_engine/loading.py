@@ -11,11 +11,11 @@ from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BACKENDS", "ModelSettings", "load_backend"]
+__all__ = ["BACKENDS", "LoadOptions", "load_backend"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
+class LoadOptions:
     """Which model, and how.
 
     Attributes:
@@ -39,7 +39,7 @@ class ModelSettings:
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
 
-def load_backend(settings: ModelSettings) -> Backend:
+def load_backend(settings: LoadOptions) -> Backend:
     """Load a model.
 
     Raises:
@@ -51,7 +51,7 @@ def load_backend(settings: ModelSettings) -> Backend:
     return load(settings)
 
 
-def _load_transformers(settings: ModelSettings) -> Backend:
+def _load_transformers(settings: LoadOptions) -> Backend:
     try:
         from paceline_engine.backends.transformers import TransformersBackend
     except ImportError as error:
@@ -68,11 +68,11 @@ def _load_transformers(settings: ModelSettings) -> Backend:
     )
 
 
-def _load_simulated(settings: ModelSettings) -> Backend:
+def _load_simulated(settings: LoadOptions) -> Backend:
     return SimulatedBackend(settings.simulated)
 
 
-BACKENDS: dict[str, Callable[[ModelSettings], Backend]] = {
+BACKENDS: dict[str, Callable[[LoadOptions], Backend]] = {
     "simulated": _load_simulated,
     "transformers": _load_transformers,
 }

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InternalError
-from paceline_engine.calls import SamplingParameters, SparseDistribution
+from paceline_engine.fields import MOST_ENTRIES
 from paceline_engine.noise import Purpose, pair_bits
+from paceline_engine.proposal import SparseDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.calls import SamplingParameters
+
 __all__ = [
-    "DRAFT_ENTRY_LIMIT",
     "add_noise",
     "choose_tokens",
     "draw_draft",
@@ -30,9 +32,6 @@ __all__ = [
     "perturbed_scores",
     "token_logprobs",
 ]
-
-DRAFT_ENTRY_LIMIT = 4096
-"""The most tokens a draft distribution may have: SparseDistribution in sampling.proto."""
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
@@ -46,8 +45,6 @@ def choose_tokens(
     Args:
         logits: (T, V), any float dtype.
         first_position: Of row 0.
-        parameters: The session's.
-        seed: The session's.
     """
     if parameters.temperature == 0:
         return largest(logits)
@@ -178,15 +175,13 @@ def draw_draft(
 ) -> tuple[int, SparseDistribution]:
     """Draw a draft token for rejection sampling, and say exactly what it was drawn from.
 
-    The filtered distribution is cut to its DRAFT_ENTRY_LIMIT likeliest tokens and rounded to
+    The filtered distribution is cut to its MOST_ENTRIES likeliest tokens and rounded to
     float32; the token is drawn from the rounded numbers, which are those that are sent. At
     temperature 0 it is the largest logit's.
 
     Args:
         logits: (1, V), any float dtype.
         position: Of the token that is drawn.
-        parameters: The session's.
-        seed: The session's.
 
     Raises:
         InternalError: the model computed NaN or infinity.
@@ -195,7 +190,7 @@ def draw_draft(
         token = largest(logits)[0]
         return token, SparseDistribution((token,), (1.0,))
     scores = filtered_scores(logits, parameters)
-    best = scores[0].topk(DRAFT_ENTRY_LIMIT) if scores.shape[-1] > DRAFT_ENTRY_LIMIT else None
+    best = scores[0].topk(MOST_ENTRIES) if scores.shape[-1] > MOST_ENTRIES else None
     token_ids = (scores[0] > -math.inf).nonzero()[:, 0] if best is None else best.indices
     probabilities = scores[0, token_ids].softmax(-1).float()
     alive = probabilities > 0

@@ -23,7 +23,8 @@ from paceline_engine.sampling import add_noise, choose_tokens, filtered_scores, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.calls import SamplingParameters, SparseDistribution
+    from paceline_engine.calls import SamplingParameters
+    from paceline_engine.proposal import SparseDistribution
 
 __all__ = ["accept_equal", "accept_exact", "accept_sampled", "residual_scores"]
 
@@ -50,8 +51,6 @@ def accept_exact(
         draft_token_ids: The block, T >= 0 ids in [0, V).
         logits: (T + 1, V), any float dtype; row t follows the block's first t tokens.
         first_position: See above.
-        parameters: The session's.
-        seed: The session's.
 
     Returns:
         How many draft tokens are accepted, and the target's token after them.
@@ -90,8 +89,7 @@ def accept_sampled(
         logits: (T + 1, V), any float dtype; row t follows the block's first t tokens.
         distributions: T checked distributions; what each draft token was drawn from.
         first_position: See above.
-        parameters: The session's; at temperature 0 this is `accept_exact`.
-        seed: The session's.
+        parameters: At temperature 0 this is `accept_exact`.
 
     Returns:
         How many draft tokens are accepted, and the token after them.

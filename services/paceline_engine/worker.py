@@ -1,8 +1,9 @@
 """The one thread that owns a model, and the queue in front of it.
 
-The event loop submits jobs and receives what comes out of them; both of its ends live on the loop,
-the forwards on the thread. A job is a number of steps, one forward each, and goes back to the end
-of the queue after each: so drafts take turns forward by forward, and so do shares.
+The event loop submits items and receives what their steps give; both of its ends live on the loop,
+the forwards on the thread. An item that is not done goes back to the end of the queue after each
+step: so drafts take turns forward by forward, and so do shares. What is no item, such as loading
+the model, is an errand.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline.shares import FairShares
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted, Interrupt
+from paceline_engine.items import Item
 from paceline_engine.turns import Turns
 
-__all__ = ["Job", "ModelWorker", "Outlet", "Step", "Waste"]
+if TYPE_CHECKING:
+    from paceline_engine.backends.base import Backend
+    from paceline_engine.items import Outcome
+
+__all__ = ["Errand", "Job", "ModelWorker", "Outlet", "Step", "Waste"]
 
 _Value = TypeVar("_Value")
 
@@ -30,17 +36,27 @@ _STOP_SECONDS = 10.0
 """How long a running forward may take to notice that it was interrupted."""
 
 
+@dataclass(eq=False, slots=True)
+class Errand(Generic[_Value]):
+    """What the thread has to do besides items, ahead of all of them."""
+
+    do: Callable[[Interrupt], _Value]
+    depth: int = -1
+    share: str = ""
+    patience_ns: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Step(Generic[_Value]):
-    """What one forward of a job gave.
+    """What one step of a job gave.
 
     Attributes:
-        value: Its result.
+        outcome: Of an item its `Outcome`, of an errand what it returned.
         queue_ns: How long the job had waited for it.
         forward_ns: How long it took.
     """
 
-    value: _Value
+    outcome: _Value
     queue_ns: int
     forward_ns: int
 
@@ -67,7 +83,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
     """
 
     def __init__(self) -> None:
-        # Bounded by the job's number of steps.
+        # Bounded by what the job is asked for: a window has a limit.
         self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
         self._error: BaseException | None = None
         self._ended = False
@@ -99,29 +115,23 @@ class Outlet(AsyncIterator[Step[_Value]]):
 
 
 @dataclass(eq=False, slots=True)
-class Job(Generic[_Value]):
-    """Steps to be run; made by `ModelWorker.submit` and moved about by it.
+class Job:
+    """Work in the queue; made by `ModelWorker.submit` and moved about by it.
 
     Attributes:
-        step: Runs one forward; called on the thread.
-        steps_left: How often it is still to be called.
-        depth: Its rank in the queue.
+        work: What is to be done.
         outlet: Who waits for it now: another one if the loop says so.
         share: Whose work it is.
-        patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
         interrupt: Set when nobody waits any more.
         arrival: Its turn among equal depths of one share.
         queued_ns: When it was put into the queue.
-        started_ns: When its last forward began.
+        started_ns: When its last step began.
         withdrawn_ns: When it was withdrawn, if it was.
     """
 
-    step: Callable[[Interrupt], _Value]
-    steps_left: int
-    depth: int
-    outlet: Outlet[_Value]
-    share: str = ""
-    patience_ns: int | None = None
+    work: Item | Errand[Any]
+    outlet: Outlet[Any]
+    share: str
     interrupt: Interrupt = field(default_factory=Interrupt)
     arrival: int = 0
     queued_ns: int = 0
@@ -142,6 +152,7 @@ class ModelWorker:
     Cancellation: a withdrawn job leaves the queue at once; the interrupt of a running one is set.
 
     Attributes:
+        backend: What runs items. Set it before the first is submitted.
         waste: Added up on the thread; read it anywhere.
     """
 
@@ -149,7 +160,7 @@ class ModelWorker:
         self,
         *,
         queue_limit: int,
-        on_step: Callable[[Step[Any]], None] = lambda _: None,
+        on_step: Callable[[Step[Outcome]], None] = lambda _: None,
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -157,7 +168,7 @@ class ModelWorker:
 
         Args:
             queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
-            on_step: Called on the loop for every step that ran to its end, wanted or not.
+            on_step: Called on the loop for every item's step that ran to its end, wanted or not.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
             clock_ns: Nanoseconds that never go back; measures forwards and waiting.
@@ -168,12 +179,13 @@ class ModelWorker:
         self._on_step = on_step
         self._on_device_lost = on_device_lost
         self._arrivals = itertools.count()
-        self._queue: list[Job[Any]] = []
+        self._queue: list[Job] = []
         self._changed = threading.Condition()
-        self._running: Job[Any] | None = None
+        self._running: Job | None = None
         self._stopping = False
         self._refusal: DrainingError | None = None
         self._interrupted_count = 0
+        self.backend: Backend | None = None
         self.waste = Waste()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -194,10 +206,10 @@ class ModelWorker:
         """How long the running forward has taken, if that is past its patience; else 0."""
         with self._changed:
             job = self._running
-            if job is None or job.patience_ns is None:
+            if job is None or job.work.patience_ns is None:
                 return 0
             running_ns = self._clock_ns() - job.started_ns
-            return running_ns if running_ns > job.patience_ns else 0
+            return running_ns if running_ns > job.work.patience_ns else 0
 
     @property
     def interrupted_count(self) -> int:
@@ -229,23 +241,14 @@ class ModelWorker:
                 async with asyncio.timeout(_STOP_SECONDS):
                     await self._ended.wait()
 
-    def submit(
-        self,
-        step: Callable[[Interrupt], _Value],
-        *,
-        outlet: Outlet[_Value],
-        share: str = "",
-        depth: int = 0,
-        step_count: int = 1,
-        patience_ns: int | None = None,
-    ) -> Job[_Value]:
-        """Queue a job: `step` is called `step_count` times on the thread.
+    def submit(self, work: Item | Errand[Any], *, outlet: Outlet[Any]) -> Job:
+        """Queue some work.
 
         Raises:
             OverloadedError: the queue is full, or the share has too much of it.
             DrainingError: nothing can run any more.
         """
-        job = Job(step, step_count, depth, outlet, share, patience_ns)
+        share = work.share
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
@@ -255,21 +258,22 @@ class ModelWorker:
                     f" {self._places.held_by(share)} of them this client's",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
+            job = Job(work, outlet, share)
             self._enqueue(job)
         return job
 
-    async def run(self, step: Callable[[Interrupt], _Value]) -> Step[_Value]:
-        """Run one step, ahead of everything that waits."""
+    async def run(self, errand: Callable[[Interrupt], _Value]) -> _Value:
+        """Run an errand, ahead of everything that waits."""
         outlet: Outlet[_Value] = Outlet()
-        self.submit(step, outlet=outlet, depth=-1)
-        return await anext(outlet)
+        self.submit(Errand(errand), outlet=outlet)
+        return (await anext(outlet)).outcome
 
-    def promote(self, job: Job[Any], *, depth: int) -> None:
+    def promote(self, job: Job, *, depth: int) -> None:
         """Move a waiting job to another depth; it keeps its turn there."""
         with self._changed:
-            job.depth = depth
+            job.work.depth = depth
 
-    def withdraw(self, job: Job[Any]) -> None:
+    def withdraw(self, job: Job) -> None:
         """Take a job out of the queue, or interrupt it. Its outlet is left alone."""
         with self._changed:
             job.interrupt.set()
@@ -277,23 +281,23 @@ class ModelWorker:
             if job in self._queue:
                 self._remove(job)
 
-    def _enqueue(self, job: Job[Any]) -> None:
+    def _enqueue(self, job: Job) -> None:
         job.arrival = next(self._arrivals)
         job.queued_ns = self._clock_ns()
         self._queue.append(job)
         self._places.take(job.share)
         self._changed.notify()
 
-    def _remove(self, job: Job[Any]) -> Job[Any]:
+    def _remove(self, job: Job) -> Job:
         self._queue.remove(job)
         self._places.give_back(job.share)
         return job
 
-    def _drop_all(self) -> list[Job[Any]]:
+    def _drop_all(self) -> list[Job]:
         return [self._remove(job) for job in self._queue[:]]
 
-    def _rank(self, job: Job[Any]) -> tuple[int, int, int]:
-        return job.depth, self._turns.of(job.share), job.arrival
+    def _rank(self, job: Job) -> tuple[int, int, int]:
+        return job.work.depth, self._turns.of(job.share), job.arrival
 
     # --- on the thread ------------------------------------------------------------------------
 
@@ -302,7 +306,7 @@ class ModelWorker:
             started_ns = job.started_ns
             queue_ns = started_ns - job.queued_ns
             try:
-                value = job.step(job.interrupt)
+                outcome, is_last = self._step(job)
             except DeviceLostError as error:
                 self._give_up(job, error)
             except BaseException as error:  # noqa: BLE001 - the caller's, and raised there
@@ -311,13 +315,20 @@ class ModelWorker:
                 self._tell(_fail, [job], error)
             else:
                 forward_ns = self._clock_ns() - started_ns
-                job.steps_left -= 1
-                is_last = job.steps_left == 0
                 self._finish(job, again=not is_last)
-                self._tell(self._deliver, job, Step(value, queue_ns, forward_ns), is_last)
+                self._tell(self._deliver, job, Step(outcome, queue_ns, forward_ns), is_last)
         self._tell(self._ended.set)
 
-    def _take(self) -> Job[Any] | None:
+    def _step(self, job: Job) -> tuple[Any, bool]:
+        """Return what a step gives, and whether it is the last."""
+        work = job.work
+        if isinstance(work, Errand):
+            return work.do(job.interrupt), True
+        assert self.backend is not None, "items come after the model"
+        (outcome,) = self.backend.run([work], job.interrupt)
+        return outcome, work.take(outcome)
+
+    def _take(self) -> Job | None:
         with self._changed:
             while not self._queue and not self._stopping:
                 self._turns.rest()
@@ -329,7 +340,7 @@ class ModelWorker:
             job.started_ns = self._clock_ns()
             return job
 
-    def _finish(self, job: Job[Any], *, again: bool) -> None:
+    def _finish(self, job: Job, *, again: bool) -> None:
         with self._changed:
             self._running = None
             now_ns = self._clock_ns()
@@ -343,7 +354,7 @@ class ModelWorker:
             elif again and not job.interrupt.is_set():
                 self._enqueue(job)
 
-    def _give_up(self, job: Job[Any], error: DeviceLostError) -> None:
+    def _give_up(self, job: Job, error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
         lost.__cause__ = error
         with self._changed:
@@ -361,14 +372,15 @@ class ModelWorker:
 
     # --- on the loop again --------------------------------------------------------------------
 
-    def _deliver(self, job: Job[Any], step: Step[Any], is_last: bool) -> None:
+    def _deliver(self, job: Job, step: Step[Any], is_last: bool) -> None:
         job.outlet.put(step)
         if is_last:
             job.outlet.end()
-        # Last, so that a failure in there leaves no caller waiting.
-        self._on_step(step)
+        if isinstance(job.work, Item):
+            # Last, so that a failure in there leaves no caller waiting.
+            self._on_step(step)
 
 
-def _fail(jobs: list[Job[Any]], error: BaseException) -> None:
+def _fail(jobs: list[Job], error: BaseException) -> None:
     for job in jobs:
         job.outlet.end(error)

@@ -7,14 +7,18 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.v1 import model_service_pb2, model_service_pb2_grpc
+from paceline.v1 import (
+    model_service_pb2,
+    model_service_pb2_grpc,
+    session_service_pb2_grpc,
+)
 from paceline_model_server.large_requests import check_large_request
 from paceline_model_server.loading import new_host
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.servicers import ModelServicer, SessionServicer
+from paceline_model_server.settings import ModelServerSettings
 from paceline_serving import lifecycle, telemetry, transport
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +41,15 @@ class ModelRole:
     Attributes:
         name: "drafter" or "target".
         wire: The same on the wire.
-        service: Full name of its service.
-        servicer: Makes its servicer.
-        add_servicer: Adds that to a server; generated.
+        service: Full name of the service that no other role has.
+        servicer: Makes the servicer of that.
+        add_servicer: Adds it to a server; generated.
     """
 
     name: str
     wire: model_service_pb2.ModelRole.ValueType
     service: str
-    servicer: Callable[[Host, CallRecorder], SessionServicer]
+    servicer: Callable[[Host, CallRecorder], object]
     add_servicer: Callable[[Any, grpc.aio.Server], None]
 
 
@@ -54,9 +58,7 @@ class ModelApplication:
 
     Args:
         role: Drafter or target.
-        host: The model.
         process: Whose health follows the model, and whose requests it looks at.
-        registry: Where metrics are kept.
         debug_calls: Whether to show the last calls on the metrics port.
         look_seconds: How often to look whether the model hangs.
     """
@@ -77,7 +79,7 @@ class ModelApplication:
         self._role = role
         self._host = host
         self._recorder = CallRecorder(registry, role=role.name, keep=debug_calls)
-        self._servicer = role.servicer(host, self._recorder)
+        self._sessions = SessionServicer(host)
         self._process = process
         process.inspect = self._inspect
         self._debug_calls = debug_calls
@@ -87,11 +89,12 @@ class ModelApplication:
         registry.register(HostCollector(host, role=role.name))
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
-        """Add the model's service and the role's."""
+        """Add the services of every model server, and the role's."""
         model_servicer = ModelServicer(self._host, role=self._role.wire)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(model_servicer, server)
-        self._role.add_servicer(self._servicer, server)
-        return ("paceline.v1.ModelService", self._role.service)
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(self._sessions, server)
+        self._role.add_servicer(self._role.servicer(self._host, self._recorder), server)
+        return ("paceline.v1.ModelService", "paceline.v1.SessionService", self._role.service)
 
     async def start(self) -> None:
         """Load the model and warm it up."""
@@ -101,7 +104,7 @@ class ModelApplication:
 
     def drain(self) -> None:
         """Refuse new sessions; open ones end by themselves."""
-        self._servicer.draining = True
+        self._sessions.draining = True
 
     async def settled(self) -> None:
         """Return once every session is closed or its lease is over."""

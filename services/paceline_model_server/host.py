@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from paceline_engine.calls import (
-        DraftedTokens,
+        Drafted,
         ModelDescription,
         PrefixCall,
         SessionGrant,
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from paceline_engine.host import HostLimits, HostStatistics
     from paceline_engine.latencies import ModelLatencies
+    from paceline_engine.proposal import Proposal
 
 __all__ = ["Host"]
 
@@ -42,7 +43,7 @@ class Host(Protocol):
         """Wait until every session is closed, or its lease is over."""
 
     def end_sessions(self) -> None:
-        """End all sessions, and with DrainingError their live calls."""
+        """End all sessions, and with DrainingError their live calls and those that come later."""
 
     async def stop(self) -> None:
         """Free everything."""
@@ -63,13 +64,13 @@ class Host(Protocol):
         """Return what a caller's session was opened for."""
 
     async def verify(
-        self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
+        self, call: PrefixCall, proposal: Proposal, *, options: VerifyOptions
     ) -> Verdict:
-        """Judge a block."""
+        """Judge a proposal."""
 
     def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
-    ) -> AsyncGenerator[DraftedTokens]:
+    ) -> AsyncGenerator[Drafted]:
         """Draft until the window is full. Closing the generator stops it."""
 
     def tokenizer_bytes(self) -> bytes | None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from paceline_engine.backends.simulated import SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
-from paceline_engine.loading import ModelSettings, load_backend
-from paceline_serving.model_settings import MOST_DERIVED_TOKENS
+from paceline_engine.loading import LoadOptions, load_backend
+from paceline_model_server.settings import MOST_DERIVED_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_engine.backends.base import Backend
-    from paceline_serving.model_settings import ModelServerSettings
+    from paceline_model_server.settings import ModelServerSettings
 
 __all__ = ["new_host"]
 
@@ -25,7 +25,6 @@ def new_host(
     """Make the host that settings describe; it loads when it is started.
 
     Args:
-        settings: The operator's.
         role: "drafter" or "target"; a simulated target agrees with itself.
         on_failure: Called when the device can compute nothing more.
     """
@@ -38,7 +37,7 @@ def new_host(
         context_length=settings.simulated_context_length,
         salt=settings.simulated_salt,
     )
-    model = ModelSettings(
+    model = LoadOptions(
         backend=settings.backend,
         model=settings.model,
         revision=settings.model_revision or None,

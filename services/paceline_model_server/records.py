@@ -44,8 +44,6 @@ class CallRecord:
     Attributes:
         method: "Verify" or "Draft".
         session: Names the session without being its handle.
-        sequence: The call's.
-        depth: Its speculation depth.
         start_ns: When it arrived, on the machine's monotonic clock, which all processes share.
         rows: Token positions asked for: appended and draft tokens; of a draft the tokens found.
         end_ns: When it ended; 0 while it runs.
@@ -81,7 +79,6 @@ class CallRecorder:
     tokens helped.
 
     Args:
-        registry: Where metrics are kept.
         role: "drafter" or "target".
         keep: Whether to remember the last calls, for `recent`.
     """

@@ -1,4 +1,4 @@
-"""The RPCs that drafter and target have in common: the model's description, and sessions."""
+"""The services of drafters and targets alike: what model there is, and its sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrainingError, UnsupportedError
-from paceline.v1 import model_service_pb2, model_service_pb2_grpc
+from paceline.v1 import (
+    model_service_pb2,
+    model_service_pb2_grpc,
+    session_service_pb2,
+    session_service_pb2_grpc,
+)
 from paceline_model_server import translation
 from paceline_serving.security import peer_name
 
@@ -14,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from paceline_model_server.host import Host
-    from paceline_model_server.records import CallRecorder
 
 __all__ = ["ModelServicer", "SessionServicer"]
 
@@ -59,25 +63,20 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             yield chunk
 
 
-class SessionServicer:
-    """OpenSession, RenewSession and CloseSession, which differ in their messages' names only.
-
-    A subclass names the responses, and is the generated servicer as well.
+class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
+    """Keeps sessions; the contract is in session_service.proto.
 
     Attributes:
         draining: Whether new sessions shall go elsewhere; the calls of open ones go on.
     """
 
-    open_response: type[Any]
-    renew_response: type[Any]
-    close_response: type[Any]
-
-    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._recorder = recorder
         self.draining = False
 
-    async def OpenSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def OpenSession(  # noqa: N802
+        self, request: session_service_pb2.OpenSessionRequest, context: Any
+    ) -> session_service_pb2.OpenSessionResponse:
         """Reserve memory for a session and name it."""
         if self.draining:
             raise DrainingError("this server is shutting down")
@@ -89,19 +88,23 @@ class SessionServicer:
             "session opened",
             extra={"request_id": spec.request_id, "reserve_length": spec.reserve_length},
         )
-        return self.open_response(grant=translation.session_grant(grant))
+        return session_service_pb2.OpenSessionResponse(grant=translation.session_grant(grant))
 
-    async def RenewSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def RenewSession(  # noqa: N802
+        self, request: session_service_pb2.RenewSessionRequest, context: Any
+    ) -> session_service_pb2.RenewSessionResponse:
         """Keep a session for another lease, and tell whether its call is still in sight."""
         caller = peer_name(context.auth_context())
         lease_seconds = self._host.renew_session(request.session_id, caller=caller)
-        return self.renew_response(
+        return session_service_pb2.RenewSessionResponse(
             lease=translation.duration(lease_seconds),
             live_sequence=self._host.live_sequence(request.session_id, caller=caller),
         )
 
-    async def CloseSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def CloseSession(  # noqa: N802
+        self, request: session_service_pb2.CloseSessionRequest, context: Any
+    ) -> session_service_pb2.CloseSessionResponse:
         """End a session and free its memory."""
         caller = peer_name(context.auth_context())
         self._host.close_session(request.session_id, caller=caller)
-        return self.close_response()
+        return session_service_pb2.CloseSessionResponse()

@@ -1,9 +1,8 @@
 """Between the wire and the host: protobuf messages and `paceline_engine.calls`, both ways.
 
 Limits are the host's to check, under the field names of the protos. Here is checked only what does
-not survive the translation: the expected model, enums, and what this version does not do. Lists
-are handed on as they lie in the message: nothing is made of them before the host knows the session
-and has looked at their lengths.
+not survive the translation: the expected model, and enums. Lists are handed on as they lie in the
+message: nothing is made of them before the host knows the session and has looked at their lengths.
 """
 
 from __future__ import annotations
@@ -13,27 +12,29 @@ from typing import TYPE_CHECKING, overload
 
 from google.protobuf.duration_pb2 import Duration
 
-from paceline.errors import InvalidFieldError, ModelMismatchError, UnsupportedError
+from paceline.errors import InvalidFieldError, ModelMismatchError
 from paceline.v1 import (
     drafter_service_pb2,
     model_service_pb2,
+    proposal_pb2,
     sampling_pb2,
-    session_pb2,
+    session_service_pb2,
     target_service_pb2,
 )
 from paceline_engine.calls import (
+    DEFAULT_LEASE_SECONDS,
     CallTiming,
-    DraftedTokens,
+    Drafted,
     ModelDescription,
     PrefixCall,
     SamplingParameters,
     SessionGrant,
     SessionSpec,
-    SparseDistribution,
     Verdict,
     VerificationRule,
     VerifyOptions,
 )
+from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from paceline_engine.latencies import ModelLatencies
@@ -48,8 +49,6 @@ __all__ = [
     "verify_request",
     "verify_response",
 ]
-
-_DEFAULT_LEASE_SECONDS = 15.0
 
 _RULE_OF_WIRE = {
     sampling_pb2.VERIFICATION_RULE_UNSPECIFIED: VerificationRule.EXACT,
@@ -90,7 +89,7 @@ class _Distributions(Sequence[SparseDistribution]):
 
 
 def session_spec(
-    message: session_pb2.SessionSpec, *, model: ModelDescription, owner: str
+    message: session_service_pb2.SessionSpec, *, model: ModelDescription, owner: str
 ) -> SessionSpec:
     """Translate what a session is opened for, with its defaults, and by whom."""
     _expect_model("spec", message.expected_model_fingerprint, model=model)
@@ -105,7 +104,7 @@ def session_spec(
         lease_seconds=(
             message.lease.seconds + message.lease.nanos / 1e9
             if message.HasField("lease")
-            else _DEFAULT_LEASE_SECONDS
+            else DEFAULT_LEASE_SECONDS
         ),
         request_id=message.request_id,
         limit_length=message.limit_length if message.HasField("limit_length") else None,
@@ -116,19 +115,12 @@ def session_spec(
 
 def verify_request(
     message: target_service_pb2.VerifyRequest, *, model: ModelDescription, caller: str
-) -> tuple[PrefixCall, Sequence[int], VerifyOptions]:
-    """Translate a verification: the call, the block, the options."""
+) -> tuple[PrefixCall, Proposal, VerifyOptions]:
+    """Translate a verification."""
     call = _prefix_call(message.call, model=model, caller=caller)
-    if message.draft_parents:
-        raise UnsupportedError("draft_parents: token trees are not supported here")
-    if message.next_draft_limit:
-        raise UnsupportedError("next_draft_limit: this model does not draft for itself")
-    options = VerifyOptions(
-        depth=message.speculation_depth,
-        logprobs=message.logprobs,
-        distributions=_Distributions(message.draft_distributions),
-    )
-    return call, message.draft_token_ids, options
+    given = message.proposal
+    proposal = Proposal(given.token_ids, given.parents, _Distributions(given.distributions))
+    return call, proposal, VerifyOptions(message.speculation_depth, message.logprobs)
 
 
 def draft_request(
@@ -139,9 +131,9 @@ def draft_request(
     return call, message.max_tokens, message.chunk_tokens or 1
 
 
-def session_grant(grant: SessionGrant) -> session_pb2.SessionGrant:
+def session_grant(grant: SessionGrant) -> session_service_pb2.SessionGrant:
     """Translate the receipt of an opened session."""
-    return session_pb2.SessionGrant(
+    return session_service_pb2.SessionGrant(
         session_id=grant.session_id,
         lease=duration(grant.lease_seconds),
         reserved_length=grant.reserved_length,
@@ -153,7 +145,7 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
     return target_service_pb2.VerifyResponse(
         sequence=sequence,
         prefix_length=verdict.prefix_length,
-        accepted_count=verdict.accepted_count,
+        accepted_path=verdict.accepted_path,
         next_token_id=verdict.next_token,
         logprobs=verdict.logprobs,
         held_length=verdict.held_length,
@@ -161,18 +153,12 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
     )
 
 
-def draft_response(sequence: int, drafted: DraftedTokens) -> drafter_service_pb2.DraftResponse:
+def draft_response(sequence: int, drafted: Drafted) -> drafter_service_pb2.DraftResponse:
     """Translate the next draft tokens, with the sequence that they answer."""
     return drafter_service_pb2.DraftResponse(
         sequence=sequence,
         start_length=drafted.start_length,
-        token_ids=drafted.token_ids,
-        distributions=(
-            sampling_pb2.SparseDistribution(
-                token_ids=each.token_ids, probabilities=each.probabilities
-            )
-            for each in drafted.distributions
-        ),
+        proposal=_proposal(drafted.proposal),
         timing=_timing(drafted.timing),
     )
 
@@ -226,7 +212,7 @@ def _sampling(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
 
 
 def _prefix_call(
-    message: session_pb2.SessionCall, *, model: ModelDescription, caller: str
+    message: session_service_pb2.SessionCall, *, model: ModelDescription, caller: str
 ) -> PrefixCall:
     _expect_model("call", message.expected_model_fingerprint, model=model)
     return PrefixCall(
@@ -239,8 +225,21 @@ def _prefix_call(
     )
 
 
-def _timing(timing: CallTiming) -> session_pb2.CallTiming:
-    return session_pb2.CallTiming(
+def _proposal(proposal: Proposal) -> proposal_pb2.Proposal:
+    return proposal_pb2.Proposal(
+        token_ids=proposal.token_ids,
+        parents=proposal.parents,
+        distributions=(
+            sampling_pb2.SparseDistribution(
+                token_ids=each.token_ids, probabilities=each.probabilities
+            )
+            for each in proposal.distributions
+        ),
+    )
+
+
+def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
+    return session_service_pb2.CallTiming(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
         forward_count=timing.forward_count,

@@ -33,7 +33,7 @@ from paceline_serving.client_calls import StreamCall, UnaryCall
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from paceline_serving.security import AccessPolicy
     from paceline_serving.telemetry import RpcMetrics
@@ -47,25 +47,19 @@ _ABORT_SECONDS = 5.0
 # gRPC's timer may end a call a little before its deadline.
 _DEADLINE_SLACK_SECONDS = 0.01
 # Calls of these last as long as the client wants.
-_UNBOUNDED = frozenset(
-    {
-        "externalscaler.ExternalScaler",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
-)
+_UNBOUNDED = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The guard around every handler of a server.
 
     Args:
-        metrics: Where calls are counted.
         access: Who may call what; None where there are no client certificates.
         inspect: Called with a request's bytes and its peer's name before they are parsed; raises
             what it refuses them with.
         call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
         write_stall_seconds: How long a client may leave a streamed message unread.
+        unbounded: Services without that limit, besides health and reflection.
 
     Cancellation:
         A client's cancel or deadline, or the server's stop, reaches the handler as CancelledError
@@ -81,12 +75,14 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         inspect: Callable[[bytes, str], None] | None = None,
         call_limit_seconds: float = 600.0,
         write_stall_seconds: float = 30.0,
+        unbounded: Iterable[str] = (),
     ) -> None:
         self._metrics = metrics
         self._access = access
         self._inspect = inspect
         self._call_limit_seconds = call_limit_seconds
         self._write_stall_seconds = write_stall_seconds
+        self._unbounded = _UNBOUNDED.union(unbounded)
         self._guarded: dict[str, Any] = {}  # handlers by method
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -195,7 +191,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         service = method.split("/")[1]
         if self._access is not None:
             self._access.check(service, context.auth_context())
-        limit = None if service in _UNBOUNDED else self._call_limit_seconds
+        limit = None if service in self._unbounded else self._call_limit_seconds
         remaining = context.time_remaining()
         if limit is None or (remaining is not None and remaining <= limit):
             return await work()  # gRPC itself ends it in time

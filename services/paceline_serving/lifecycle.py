@@ -96,8 +96,6 @@ class ServerProcess:
 
     Args:
         application: Makes what is served; it may call `stop_soon` and `set_serving` later.
-        settings: How.
-        registry: Where metrics are kept.
 
     Attributes:
         addresses: What is bound, by name.

@@ -50,7 +50,7 @@ class MetricsEndpoint:
         pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
 
     Raises:
-        OSError: the port cannot be had.
+        OSError: the port cannot be had, or there are no descriptors for a loop of its own.
     """
 
     def __init__(
@@ -69,10 +69,14 @@ class MetricsEndpoint:
         self.address = "{}:{}".format(*self._socket.getsockname()[:2])
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(started)), name="paceline-metrics", daemon=True
+            target=self._run, args=(started,), name="paceline-metrics", daemon=True
         )
         self._thread.start()
-        self._loop, self._closing = started.result()
+        try:
+            self._loop, self._closing = started.result()
+        except BaseException:
+            self._socket.close()
+            raise
 
     @property
     def connection_count(self) -> int:
@@ -84,6 +88,16 @@ class MetricsEndpoint:
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+    def _run(self, started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        """Serve on a loop of its own, and tell who waits for the start if there is none."""
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve(started))
+        except BaseException as failure:
+            if started.done():
+                raise
+            started.set_exception(failure)
 
     async def _serve(
         self, started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]

@@ -28,12 +28,12 @@ ROLES = frozenset({"client", "operator", "orchestrator"})
 
 # Who may call which service. What is not here, nobody may call.
 _ROLES_OF_SERVICE: Mapping[str, frozenset[str]] = {
-    "externalscaler.ExternalScaler": frozenset({"operator", "orchestrator"}),
     "grpc.health.v1.Health": ROLES,
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
     "paceline.v1.DrafterService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.ModelService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.OrchestratorService": frozenset({"client", "operator"}),
+    "paceline.v1.SessionService": frozenset({"operator", "orchestrator"}),
     "paceline.v1.TargetService": frozenset({"operator", "orchestrator"}),
 }
 
@@ -133,10 +133,17 @@ class AccessPolicy:
 
     Args:
         role_of_peer: SPIFFE id (a URI) to one of ROLES.
+        roles_of_service: Full name of a service to the roles that may call it.
     """
 
-    def __init__(self, role_of_peer: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        role_of_peer: Mapping[str, str],
+        *,
+        roles_of_service: Mapping[str, frozenset[str]] = _ROLES_OF_SERVICE,
+    ) -> None:
         self._role_of_peer = dict(role_of_peer)
+        self._roles_of_service = roles_of_service
 
     def check(self, service: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
         """Let a peer call a service, or not.
@@ -144,7 +151,7 @@ class AccessPolicy:
         Raises:
             PermissionDeniedError: its certificate gives it no role that may.
         """
-        allowed = _ROLES_OF_SERVICE.get(service, frozenset())
+        allowed = self._roles_of_service.get(service, frozenset())
         for identity in auth_context.get("peer_spiffe_id", ()):
             if self._role_of_peer.get(identity.decode(errors="replace")) in allowed:
                 return

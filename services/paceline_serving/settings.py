@@ -99,8 +99,6 @@ def option(
     """Declare a field with a place of its own on the command line.
 
     Args:
-        default: Its default.
-        description: Its help.
         flag: The flag, where it is not the field's name.
         kind: "argument" is given without a flag, "arguments" as often as one likes; "repeated" is a
             flag that can be given again.

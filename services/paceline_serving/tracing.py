@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.names import is_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -18,7 +20,6 @@ __all__ = ["CallContext", "current", "enter", "outgoing_metadata"]
 
 _REQUEST_ID_KEY = "x-request-id"
 _TRACEPARENT_KEY = "traceparent"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 
 
@@ -53,7 +54,7 @@ def enter(method: str, metadata: Iterable[tuple[str, str | bytes]]) -> CallConte
     trace = _TRACEPARENT.fullmatch(str(values.get(_TRACEPARENT_KEY, "")))
     call = CallContext(
         method=method,
-        request_id=request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8),
+        request_id=request_id if request_id and is_name(request_id) else secrets.token_hex(8),
         trace_id=trace[1] if trace else secrets.token_hex(16),
         span_id=secrets.token_hex(8),
         trace_flags=trace[2] if trace else "01",

@@ -8,38 +8,38 @@ from typing import TYPE_CHECKING, Any
 from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb2_grpc
 from paceline_model_server import translation
 from paceline_model_server.application import ModelRole
-from paceline_model_server.servicers import SessionServicer
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from paceline_engine.calls import PrefixCall, Verdict
-    from paceline_model_server.records import CallRecord
+    from paceline_model_server.host import Host
+    from paceline_model_server.records import CallRecord, CallRecorder
 
 __all__ = ["ROLE", "TargetServicer"]
 
 
-class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServicer):
-    """Judges blocks of draft tokens; the contract is in target_service.proto."""
+class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
+    """Judges proposals; the contract is in target_service.proto."""
 
-    open_response = target_service_pb2.TargetServiceOpenSessionResponse
-    renew_response = target_service_pb2.TargetServiceRenewSessionResponse
-    close_response = target_service_pb2.TargetServiceCloseSessionResponse
+    def __init__(self, host: Host, recorder: CallRecorder) -> None:
+        self._host = host
+        self._recorder = recorder
 
     async def Verify(  # noqa: N802 - gRPC's name
         self, request: target_service_pb2.VerifyRequest, context: Any
     ) -> target_service_pb2.VerifyResponse:
-        """Judge a block in one forward.
+        """Judge a proposal in one forward.
 
         Cancellation:
             A cancelled call leaves the host's queue, or gives up its forward where it can.
         """
         model, caller = self._host.description, peer_name(context.auth_context())
-        call, block, options = translation.verify_request(request, model=model, caller=caller)
-        rows = len(call.token_ids) + len(block)
+        call, proposal, options = translation.verify_request(request, model=model, caller=caller)
+        rows = len(call.token_ids) + len(proposal)
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
-            verdict = await self._host.verify(call, block, options=options)
+            verdict = await self._host.verify(call, proposal, options=options)
         # Counted when the answer is on its way.
-        asyncio.get_running_loop().call_soon(self._count, record, call, len(block), verdict)
+        asyncio.get_running_loop().call_soon(self._count, record, call, len(proposal), verdict)
         return translation.verify_response(call.sequence, verdict)
 
     def _count(
@@ -48,7 +48,7 @@ class TargetServicer(SessionServicer, target_service_pb2_grpc.TargetServiceServi
         phase = "verify" if call.base_length else "prefill"
         self._recorder.count_answer(record, verdict.timing, phase=phase)
         self._recorder.count_verdict(
-            record, drafted_count=drafted_count, accepted_count=verdict.accepted_count
+            record, drafted_count=drafted_count, accepted_count=len(verdict.accepted_path)
         )
 
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from paceline_cli.generate import GenerateSettings
+from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 from support.helm import CHART, RefusedError
 from support.manifests import VALUES_FILES, install, values_of
 

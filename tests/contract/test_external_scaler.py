@@ -140,7 +140,7 @@ async def test_the_bytes_are_those_of_kedas_contract():
 
 
 async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_demand(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.front.servicer._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
     target = FakeModelServer("target")
     async with serving(target):
         await target.set_serving(False)
@@ -216,7 +216,7 @@ async def replicas(*meters, addresses):
                 settings=settings,
                 registry=CollectorRegistry(),
                 replica_id=meter.replica_id,
-                peers=peer,
+                others=peer.demand,
             )
             for meter, peer in zip(meters, peers, strict=True)
         ]

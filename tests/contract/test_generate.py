@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import grpc
@@ -12,9 +14,11 @@ import pytest
 
 from paceline import errors
 from paceline.status import decode
+from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator.front.tokenizer import Codec
 from paceline_orchestrator.settings import OrchestratorSettings
 from support.fake_models import (
     EOS,
@@ -237,7 +241,7 @@ async def test_a_target_without_room_is_passed_over(monkeypatch):
 
 
 async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_again(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
         for target in system.targets:
             target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -250,7 +254,7 @@ async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_a
 
 
 async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
     async with orchestrating(targets=targets(2)) as system:
         for target in system.targets:
             target.faults.extend(["overload"] * 1000)
@@ -261,7 +265,7 @@ async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeyp
 async def test_a_target_at_work_is_waited_for_while_another_has_no_room(
     monkeypatch,
 ):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.1)
     slow, full = targets(2)
     slow.latency_seconds = 1.0
     full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
@@ -312,20 +316,24 @@ async def test_an_overloaded_target_is_asked_again():
 
 
 async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("paceline_orchestrator.front.servicer._TARGET_WAIT_SECONDS", 0.05)
+    """Before its first token, and after it: either way as soon, and with the same time to wait."""
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.RETRY_SECONDS", 7.0)
     target = targets(1)[0]
     async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
-        call = asyncio.create_task(system.generate(strategy=pb.STRATEGY_DISTRIBUTED))
+        sooner_than_usual = {"timeout": 4.5}
+        call = asyncio.create_task(
+            system.generate(strategy=pb.STRATEGY_DISTRIBUTED, **sooner_than_usual)
+        )
         await target.until(lambda it: len(it.calls) >= 3)
         await target.kill()
-        with pytest.raises(errors.NoTargetError) as caught:
+        with pytest.raises(errors.NoTargetError) as after:
             await call
-        assert caught.value.retry_after_seconds
         await system.drafters[0].until(lambda it: not it.sessions and not it.running)
-        with pytest.raises(errors.NoTargetError):
-            await system.generate()
+        with pytest.raises(errors.NoTargetError) as before:
+            await system.generate(**sooner_than_usual)
+        assert after.value.retry_after_seconds == before.value.retry_after_seconds == 7.0
 
 
 async def test_a_target_that_comes_back_in_time_goes_on():
@@ -342,7 +350,7 @@ async def test_a_target_that_comes_back_in_time_goes_on():
 
 
 async def test_a_target_with_another_model_never_takes_over(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.calls.driver._TARGET_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
     first = targets(1)[0]
     other = FakeModelServer(
         "target", fingerprint="other", token_after=lambda text: (next_token(text) + 1) % EOS
@@ -700,9 +708,9 @@ async def test_system_info_tells_who_is_there():
         assert info.model_name == "fake-target"
         assert info.vocabulary_size == VOCABULARY_SIZE
         assert [(it.name, it.role, it.ready) for it in info.servers] == [
-            ("drafter-0", "drafter", True),
-            ("target-0", "target", True),
-            ("target-1", "target", True),
+            ("drafter-0", model_pb.MODEL_ROLE_DRAFTER, True),
+            ("target-0", model_pb.MODEL_ROLE_TARGET, True),
+            ("target-1", model_pb.MODEL_ROLE_TARGET, True),
         ]
         assert info.running_request_count == 0
         assert info.tokenizer_fingerprint
@@ -742,6 +750,71 @@ async def test_a_request_just_after_the_start_waits_for_the_first_target():
         await beginning
         await process.finish()
     assert token_ids == continuation(PROMPT, 4)
+
+
+@asynccontextmanager
+async def hastily_draining(target):
+    """An orchestrator in a hurry; yields a client's stub and what drains it to its end."""
+    async with serving(target):
+        process = not_yet_begun(
+            OrchestratorSettings(
+                listen="127.0.0.1:0",
+                health_listen="",
+                targets=(target.address,),
+                drain_seconds=0.05,
+            )
+        )
+        await process.begin()
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            yield OrchestratorServiceStub(channel), process.finish
+
+
+async def hears_draining_while_it_waits(stub, request, drain):
+    """Whether a request that is not yet decoded is told why it ends."""
+    call = stub.Generate(request, timeout=20)
+    while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
+        assert not call.done()
+    await drain()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return isinstance(decode(caught.value), errors.DrainingError)
+
+
+async def test_a_request_that_waits_for_a_target_at_the_end_of_a_drain_hears_draining():
+    target = targets(1)[0]
+    async with hastily_draining(target) as (stub, drain):
+        await target.set_serving(False)
+        while (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).servers[0].ready:
+            pass
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4)
+        assert await hears_draining_while_it_waits(stub, request, drain)
+
+
+async def test_a_request_whose_text_is_read_at_the_end_of_a_drain_hears_draining(monkeypatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr(Codec, "encode", lambda *_, **__: goes_on.wait(60))
+    async with hastily_draining(targets(1)[0]) as (stub, drain):
+        request = pb.GenerateRequest(text="long " * 1000, max_tokens=4)
+        assert await hears_draining_while_it_waits(stub, request, drain)
+        goes_on.set()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_client_that_leaves_while_its_request_waits_has_cancelled_it(is_cut):
+    async with orchestrating(targets=targets(1)) as system:
+        servicer = system.application._servicer
+
+        async def wait():
+            with servicer._cuttable():
+                await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        if is_cut:
+            servicer.cut()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert waiting.cancelled()
 
 
 async def test_malformed_bytes_are_refused():

@@ -1,4 +1,4 @@
-"""The promises of drafter_service.proto, target_service.proto and model_service.proto.
+"""The promises of the protos that drafters and targets serve.
 
 Each test runs against a fake host and the real one with the simulated backend, both behind the real
 servicers, interceptors and gRPC. With --target or --drafter it runs against a server at an address
@@ -15,6 +15,7 @@ import tracemalloc
 import urllib.request
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from paceline.v1 import (
     drafter_service_pb2,
     model_service_pb2,
     sampling_pb2,
+    session_service_pb2,
     target_service_pb2,
 )
 from paceline_engine.backends.base import TokenMemory
@@ -52,7 +54,7 @@ from paceline_engine.calls import SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_model_server import loading
 from paceline_model_server.records import CallRecorder
-from paceline_serving.model_settings import ModelServerSettings
+from paceline_model_server.settings import ModelServerSettings
 from support.fake_host import FakeHost
 from support.model_servers import DRAFTER, TARGET, ModelClient, decoded, serving
 
@@ -245,8 +247,8 @@ async def test_a_verdict_is_the_targets_own_continuation_whatever_was_drafted(ta
         target.call(session, 1, new=PROMPT), [*oracle[:2], wrong, *oracle[3:5]]
     )
     assert (answer.sequence, answer.prefix_length) == (1, len(PROMPT))
-    assert (answer.accepted_count, answer.next_token_id) == (2, oracle[2])
-    assert answer.held_length == len(PROMPT) + 5
+    assert (answer.accepted_path, answer.next_token_id) == ([0, 1], oracle[2])
+    assert answer.held_length == len(PROMPT) + 2
     assert answer.timing.forward_count == 1
 
 
@@ -254,7 +256,7 @@ async def test_a_whole_block_is_accepted_with_one_more_token(target):
     oracle = await continuation(target, PROMPT, 4)
     session = await target.open()
     answer = await target.verify(target.call(session, 1, new=PROMPT), oracle[:3], logprobs=True)
-    assert (answer.accepted_count, answer.next_token_id) == (3, oracle[3])
+    assert (answer.accepted_path, answer.next_token_id) == ([0, 1, 2], oracle[3])
     assert len(answer.logprobs) == 4
 
 
@@ -272,13 +274,20 @@ async def test_keep_and_append_is_rollback_catching_up_and_repetition(target):
     assert restart.next_token_id == oracle[4]
 
 
-async def test_a_session_holds_the_rejected_tokens_until_told_otherwise(target):
+async def test_a_session_holds_the_accepted_tokens_and_no_rejected_or_next_one(target):
+    oracle = await continuation(target, PROMPT, 3)
     session = await target.open()
-    block = (1, 2, 3)
-    answer = await target.verify(target.call(session, 1, new=PROMPT), block)
-    assert answer.held_length == 7
-    again = await target.verify(target.call(session, 2, held=(*PROMPT, *block), new=(4,)))
-    assert again.prefix_length == 8
+    wrong = (oracle[1] + 1) % target.info.vocabulary_size
+    answer = await target.verify(target.call(session, 1, new=PROMPT), [oracle[0], wrong])
+    assert answer.held_length == len(PROMPT) + 1
+    held = (*PROMPT, oracle[0])
+    for sequence, beyond in ((2, wrong), (3, oracle[1])):
+        call = target.call(session, sequence, held=(*held, beyond))
+        error = await target.error_of(target.verify(call))
+        assert isinstance(error, PrefixNotHeldError)
+        assert error.metadata["held_length"] == str(len(held))
+    again = await target.verify(target.call(session, 4, held=held, new=oracle[1:2]))
+    assert (again.prefix_length, again.next_token_id) == (len(held) + 1, oracle[2])
 
 
 # --- drafting -------------------------------------------------------------------------------------
@@ -289,11 +298,11 @@ async def test_a_window_is_streamed_in_chunks_and_held(drafter, chunk_tokens, si
     session = await drafter.open()
     call = drafter.call(session, 1, new=PROMPT)
     chunks = await drafter.draft(call, 7, chunk_tokens=chunk_tokens)
-    assert [len(chunk.token_ids) for chunk in chunks] == sizes
+    assert [len(chunk.proposal.token_ids) for chunk in chunks] == sizes
     assert all(chunk.sequence == 1 for chunk in chunks)
     starts = [len(PROMPT) + sum(sizes[:index]) for index in range(len(sizes))]
     assert [chunk.start_length for chunk in chunks] == starts
-    drafted = tuple(token for chunk in chunks for token in chunk.token_ids)
+    drafted = tuple(token for chunk in chunks for token in chunk.proposal.token_ids)
     more = await drafter.draft(drafter.call(session, 2, held=(*PROMPT, *drafted)), 1)
     assert more[0].start_length == len(PROMPT) + 7
 
@@ -308,7 +317,7 @@ async def test_a_cancelled_draft_holds_what_it_streamed(new_host):
         stream = drafter.stub.Draft(request, timeout=20)
         first = await anext(aiter(stream))
         stream.cancel()
-        held = (*PROMPT, *first.token_ids)
+        held = (*PROMPT, *first.proposal.token_ids)
         call = drafter.call(session, 2, held=held)
         # It stalls, so it passed the fence: a prefix that is not held is refused at once.
         again = drafter.stub.Draft(
@@ -518,10 +527,11 @@ CALL_FIELDS = [
 
 VERIFY_FIELDS = [
     (
-        "draft_token_ids",
+        "proposal.token_ids",
         [[0], [LAST_TOKEN], [1] * 60],
         [[VOCABULARY], [2**32 - 1], [1] * 61, [1] * 1025],
     ),
+    ("proposal.parents", [[]], [[0], [0, 1]]),
     ("speculation_depth", [0, 65535], [65536, 2**32 - 1]),
 ]
 
@@ -566,7 +576,7 @@ def assert_no_forward(client: ModelClient) -> None:
 
 @pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=False))
 async def test_a_session_with_a_field_past_its_limits_is_refused(target, path, value):
-    request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
+    request = session_service_pb2.OpenSessionRequest(spec=target.spec())
     put(request, path, value, to=target)
     if path == "spec.lease.nanos":
         request.spec.lease.seconds = 0
@@ -575,7 +585,7 @@ async def test_a_session_with_a_field_past_its_limits_is_refused(target, path, v
 
 @pytest.mark.parametrize(("path", "value"), cases("spec.", SPEC_FIELDS, good=True))
 async def test_a_session_with_a_field_at_its_limits_is_opened(target, path, value):
-    request = target_service_pb2.TargetServiceOpenSessionRequest(spec=target.spec())
+    request = session_service_pb2.OpenSessionRequest(spec=target.spec())
     put(request, path, value, to=target)
     assert (await target.open_with(request.spec)).session_id
 
@@ -653,11 +663,12 @@ async def test_what_is_no_distribution_is_refused(target, change):
     change = {name: Told.put_in(value, target.info) for name, value in change.items()}
     given = sampling_pb2.SparseDistribution(**{**DISTRIBUTION, **change})
     call = target.call(session, 1, new=PROMPT)
-    error = await target.error_of(target.verify(call, [1], draft_distributions=[given]))
-    assert_names(error, "draft_distributions[0]")
+    error = await target.error_of(target.verify(call, [1], distributions=[given]))
+    assert_names(error, "proposal.distributions[0]")
     good = sampling_pb2.SparseDistribution(**DISTRIBUTION)
     call = target.call(session, 2, new=PROMPT)
-    assert (await target.verify(call, [1], draft_distributions=[good])).held_length == 5
+    answer = await target.verify(call, [1], distributions=[good])
+    assert answer.held_length == 4 + len(answer.accepted_path)
 
 
 @pytest.mark.parametrize(("rule", "count"), [(1, 1), (2, 0), (2, 2)])
@@ -665,16 +676,28 @@ async def test_distributions_are_as_many_as_the_rule_wants(target, rule, count):
     session = await target.open(verification_rule=rule)
     given = [sampling_pb2.SparseDistribution(**DISTRIBUTION)] * count
     call = target.call(session, 1, new=PROMPT)
-    error = await target.error_of(target.verify(call, [1], draft_distributions=given))
-    assert_names(error, "draft_distributions")
+    error = await target.error_of(target.verify(call, [1], distributions=given))
+    assert_names(error, "proposal.distributions")
 
 
-@pytest.mark.parametrize("fields", [{"draft_parents": [0]}, {"next_draft_limit": 1}], ids=str)
-async def test_what_is_not_there_yet_is_unsupported(target, fields):
+@pytest.mark.parametrize("parents", [[0], [0, 1, 2], [1, 0], [0, 2], [0, 2**32 - 1]], ids=str)
+async def test_parents_that_make_no_tree_are_refused(target, parents):
     session = await target.open()
     call = target.call(session, 1, new=PROMPT)
-    error = await target.error_of(target.verify(call, [1], **fields))
+    error = await target.error_of(target.verify(call, [1, 2], parents=parents))
+    assert_names(error, "proposal.parents")
+    assert_no_forward(target)
+
+
+async def test_a_tree_is_unsupported(target):
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    error = await target.error_of(target.verify(call, [1, 2], parents=[0, 0]))
     assert isinstance(error, UnsupportedError)
+    assert "proposal.parents" in error.message
+    assert_no_forward(target)
+    spelled_out = await target.verify(call, [1, 2], parents=[0, 1])
+    assert spelled_out.prefix_length == len(PROMPT)
 
 
 async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):
@@ -714,10 +737,11 @@ def field(number: int, content: bytes) -> bytes:
 
 LARGE = 2 << 20
 NO_SESSION = field(1, field(1, b"nobody's"))
+EMPTY_DISTRIBUTIONS = field(2, field(3, b"") * (LARGE // 2))
 LARGE_REQUESTS = {
     "two million token ids": field(1, field(1, b"nobody's") + field(5, b"\x01" * LARGE)),
-    "a million empty distributions": NO_SESSION + field(4, b"") * (LARGE // 2),
-    "a call that is not the first field": field(4, b"") * (LARGE // 2) + NO_SESSION,
+    "a million empty distributions": NO_SESSION + EMPTY_DISTRIBUTIONS,
+    "a call that is not the first field": EMPTY_DISTRIBUTIONS + NO_SESSION,
     "a length that has no end": b"\x0a" + b"\xff" * LARGE,
     "a call that is cut off": b"\x0a" + varint(70_000) + b"\x0a" * 69_000,
     "bytes that are no call": field(1, b"\xff" * 70_000),
@@ -738,7 +762,7 @@ async def test_a_message_that_is_too_large_for_its_session_is_refused(target):
     call = target.call(session, 1, new=PROMPT).SerializeToString()
     verify = target.channel.unary_unary("/paceline.v1.TargetService/Verify")
     with pytest.raises(grpc.RpcError) as caught:
-        await verify(field(1, call) + field(4, b"") * (LARGE // 2), timeout=60)
+        await verify(field(1, call) + EMPTY_DISTRIBUTIONS, timeout=60)
     error = decode(caught.value)
     assert isinstance(error, InvalidFieldError)
     assert "at most" in error.message
@@ -752,6 +776,20 @@ async def test_the_longest_prompt_there_can_be_is_taken(target):
     assert answer.prefix_length == length
 
 
+async def test_the_longest_block_there_can_be_is_taken(target):
+    count, size = 1024, min(4096, target.info.vocabulary_size)
+    session = await target.open(
+        reserve_length=len(PROMPT) + count,
+        verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION,
+    )
+    drawn_from = sampling_pb2.SparseDistribution(
+        token_ids=range(size), probabilities=[1 / size] * size
+    )
+    call = target.call(session, 1, new=PROMPT)
+    answer = await target.verify(call, [1] * count, distributions=[drawn_from] * count)
+    assert answer.held_length == len(PROMPT) + len(answer.accepted_path)
+
+
 @pytest.mark.parametrize("session", ["nobody's", ""])
 async def test_nothing_is_made_of_a_message_before_its_session_is_found(session):
     """Unless its lists lie in the message as they came, they take 30 times as much."""
@@ -759,12 +797,14 @@ async def test_nothing_is_made_of_a_message_before_its_session_is_found(session)
     await host.start()
     servicer = TARGET.servicer(host, CallRecorder(CollectorRegistry(), role="target"))
     session = session or host.open_session(SessionSpec(9)).session_id
-    request = target_service_pb2.VerifyRequest(draft_token_ids=range(300_000))
+    request = target_service_pb2.VerifyRequest(
+        proposal={"token_ids": range(300_000), "parents": range(300_000)}
+    )
     request.call.expected_model_fingerprint = host.description.fingerprint
     request.call.session_id, request.call.sequence = session, 1
     request.call.token_ids.extend(range(300_000))
     for _ in range(1024):
-        request.draft_distributions.add(token_ids=range(1000), probabilities=[0.001] * 1000)
+        request.proposal.distributions.add(token_ids=range(1000), probabilities=[0.001] * 1000)
     context = SimpleNamespace(auth_context=dict)
     tracemalloc.start()
     try:
@@ -776,10 +816,14 @@ async def test_nothing_is_made_of_a_message_before_its_session_is_found(session)
     assert peak_bytes < 200_000
 
 
-@pytest.mark.parametrize("method", ["Verify", "OpenSession", "RenewSession", "CloseSession"])
+@pytest.mark.parametrize(
+    "method",
+    ["TargetService/Verify"]
+    + [f"SessionService/{verb}Session" for verb in ("Open", "Renew", "Close")],
+)
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x7f", b"\x00", b"secret prompt"], ids=repr)
 async def test_malformed_bytes_are_the_clients_fault(target, method, raw):
-    call = target.channel.unary_unary(f"/paceline.v1.TargetService/{method}")
+    call = target.channel.unary_unary(f"/paceline.v1.{method}")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(raw, timeout=5)
     error = decode(caught.value)
@@ -889,8 +933,9 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
         host.finish_loading.set()
         await beginning
         assert (await anext(seen)).status == SERVING
-        for service in ("", "paceline.v1.TargetService", "paceline.v1.ModelService"):
-            assert await health_of(client, service) == SERVING
+        for name in ("Model", "Session", "Target"):
+            assert await health_of(client, f"paceline.v1.{name}Service") == SERVING
+        assert await health_of(client) == SERVING
         await process.finish(drain=False)
         await client.channel.close()
 
@@ -910,6 +955,27 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_hos
         await target.close(session)
         await draining
         await target.channel.close()
+
+
+@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=lambda role: role.name)
+async def test_what_runs_and_what_waits_at_the_end_of_a_drain_hears_draining(new_host, role):
+    host = new_host(stalls=True)
+    async with serving(role, host, drain_seconds=0.01) as process:
+        client = await ModelClient(role, process.addresses["address"]).learn()
+        work = client.verify if role is TARGET else partial(client.draft, max_tokens=1)
+        sessions = [await client.open() for _ in range(3)]
+        for session in sessions:
+            await work(client.call(session, 1, new=PROMPT))
+        async with asyncio.TaskGroup() as group:
+            cut = [
+                group.create_task(client.error_of(work(client.call(it, 2, held=PROMPT, new=(1,)))))
+                for it in sessions
+            ]
+            for session in sessions:
+                await until(lambda it=session: host.live_sequence(it, caller="") == 2)
+            await process.finish()
+        assert [type(it.result()) for it in cut] == [DrainingError] * 3
+        await client.channel.close()
 
 
 async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serves(new_host):
@@ -1044,11 +1110,11 @@ async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
         calls = json.loads(await page("/debug/calls"))
         assert [call["outcome"] for call in calls] == ["ok", "superseded", "cancelled", "failed"]
         assert [call["sequence"] for call in calls] == [1, 2, 3, 3]
-        assert calls[0]["accepted"] == first.accepted_count
+        assert calls[0]["accepted"] == len(first.accepted_path)
         assert calls[0]["rows"] == 6
         assert calls[2]["depth"] == 4
         assert len({call["session"] for call in calls}) == 1
-        rejected = 2 - first.accepted_count
+        rejected = 2 - len(first.accepted_path)
         metrics = await page("/metrics")
         for line in (
             'paceline_sessions_active{role="target"} 1.0',
@@ -1067,7 +1133,7 @@ async def test_accepted_tokens_are_counted_by_position_and_abandoned_sessions_by
         first = await target.verify(target.call(session, 1, new=PROMPT))
         block = [first.next_token_id, 0, 0]
         second = await target.verify(target.call(session, 2, held=PROMPT), block)
-        assert second.accepted_count == 1
+        assert second.accepted_path == [0]
         metrics = await page("/metrics")
         name = "paceline_spec_decode_num_accepted_tokens_per_pos_total"
         assert f'{name}{{position="0",role="target"}} 1.0' in metrics

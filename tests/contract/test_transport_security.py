@@ -152,6 +152,7 @@ async def test_health_on_its_own_port_needs_no_certificate(certificates):
         ("paceline.v1.TargetService", {"orchestrator", "operator"}),
         ("paceline.v1.DrafterService", {"orchestrator", "operator"}),
         ("paceline.v1.ModelService", {"orchestrator", "operator"}),
+        ("paceline.v1.SessionService", {"orchestrator", "operator"}),
         ("paceline.v1.OrchestratorService", {"client", "operator"}),
         ("grpc.health.v1.Health", {"client", "orchestrator", "operator"}),
         ("paceline.v1.Unheard", set()),

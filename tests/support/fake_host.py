@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import (
     CacheExhaustedError,
+    DrainingError,
     LoadingError,
+    PacelineError,
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
@@ -22,7 +24,7 @@ from paceline.shares import FairShares
 from paceline_engine import fields
 from paceline_engine.calls import (
     CallTiming,
-    DraftedTokens,
+    Drafted,
     ModelDescription,
     PrefixCall,
     SessionGrant,
@@ -33,6 +35,7 @@ from paceline_engine.calls import (
 )
 from paceline_engine.host import HostLimits, HostStatistics
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -71,6 +74,7 @@ class FakeHost:
         if loads:
             self.finish_loading.set()
         self._ready = False
+        self._is_over = False
         self._stalls = stalls
         self._sessions: dict[str, _Session] = {}
         self._counts = HostStatistics()
@@ -95,7 +99,9 @@ class FakeHost:
         await self._empty.wait()
 
     def end_sessions(self) -> None:
+        self._is_over = True
         for session_id, session in tuple(self._sessions.items()):
+            self._end_waiting(session, DrainingError("the server is shutting down"))
             self.close_session(session_id, caller=session.spec.owner)
 
     async def stop(self) -> None:
@@ -135,6 +141,7 @@ class FakeHost:
         return self._counts
 
     def open_session(self, spec: SessionSpec) -> SessionGrant:
+        self._refuse_when_over()
         fields.check_spec(spec, self.description)
         if not self._places.allows(spec.share):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
@@ -169,38 +176,38 @@ class FakeHost:
         return self._find(session_id, caller).spec
 
     async def verify(
-        self, call: PrefixCall, draft_token_ids: Sequence[int], *, options: VerifyOptions
+        self, call: PrefixCall, proposal: Proposal, *, options: VerifyOptions
     ) -> Verdict:
+        self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
         fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_block(call, draft_token_ids, options=options, spec=spec, vocabulary_size=size)
-        fields.check_distributions(
-            draft_token_ids[: len(options.distributions)],
-            options.distributions,
-            vocabulary_size=size,
-        )
-        self._grow(session, call.prefix_length + len(draft_token_ids))
+        fields.check_proposal(call, proposal, options=options, spec=spec, vocabulary_size=size)
+        if proposal.distributions:
+            fields.check_distributions(proposal, vocabulary_size=size)
+        self._grow(session, call.prefix_length + len(proposal))
         prefix = await self._forward(session, call)
-        accepted = 0
-        for token in draft_token_ids:
-            if token != self._next([*prefix, *draft_token_ids[:accepted]]):
+        held = list(prefix)
+        for token in proposal.token_ids:
+            if token != self._next(held):
                 break
-            accepted += 1
-        session.held = [*prefix, *draft_token_ids]
+            held.append(token)
+        session.held = held
+        accepted = len(held) - len(prefix)
         return Verdict(
             prefix_length=len(prefix),
-            accepted_count=accepted,
-            next_token=self._next([*prefix, *draft_token_ids[:accepted]]),
-            held_length=len(session.held),
+            accepted_path=tuple(range(accepted)),
+            next_token=self._next(held),
+            held_length=len(held),
             logprobs=(0.0,) * (accepted + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
         )
 
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
-    ) -> AsyncGenerator[DraftedTokens]:
+    ) -> AsyncGenerator[Drafted]:
+        self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
@@ -222,7 +229,7 @@ class FakeHost:
                 text.append(self._next(text))
                 drafted += 1
             session.held = list(text)
-            yield DraftedTokens(start, tuple(text[start:]), timing=_ONE_FORWARD)
+            yield Drafted(start, Proposal(tuple(text[start:])), _ONE_FORWARD)
 
     async def _forward(self, session: _Session, call: PrefixCall) -> list[int]:
         """Fence, rebase and take a turn; return the prefix."""
@@ -252,8 +259,15 @@ class FakeHost:
                 raise
 
     def _supersede(self, session: _Session) -> None:
+        self._end_waiting(session, SupersededError("a newer call replaced this one"))
+
+    def _end_waiting(self, session: _Session, error: PacelineError) -> None:
         if session.waiting is not None and not session.waiting.done():
-            session.waiting.set_exception(SupersededError("a newer call replaced this one"))
+            session.waiting.set_exception(error)
+
+    def _refuse_when_over(self) -> None:
+        if self._is_over:
+            raise DrainingError("the server is shutting down")
 
     def _find(self, session_id: str, caller: str) -> _Session:
         session = self._sessions.get(session_id)

@@ -28,8 +28,10 @@ from paceline.v1 import (
     drafter_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    proposal_pb2,
     sampling_pb2,
-    session_pb2,
+    session_service_pb2,
+    session_service_pb2_grpc,
     target_service_pb2,
     target_service_pb2_grpc,
 )
@@ -137,7 +139,7 @@ class FakeModelServer:
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
-    specs: list[session_pb2.SessionSpec] = field(default_factory=list)
+    specs: list[session_service_pb2.SessionSpec] = field(default_factory=list)
     waiting: int = 0
     refused: int = 0
     opened: int = 0
@@ -166,6 +168,7 @@ class FakeModelServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Model(self), self._server)
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self), self._server)
         if self.role == "drafter":
             drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server(
                 _Drafter(self), self._server
@@ -203,7 +206,7 @@ class FakeModelServer:
         async with self.changed:
             self.changed.notify_all()
 
-    async def open(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
+    async def open(self, spec: session_service_pb2.SessionSpec) -> session_service_pb2.SessionGrant:
         """Open a session."""
         self.waiting += 1
         await self.opens.wait()
@@ -217,7 +220,9 @@ class FakeModelServer:
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
         self.sessions[session_id] = _Session(spec.limit_length or spec.reserve_length)
-        return session_pb2.SessionGrant(session_id=session_id, reserved_length=spec.reserve_length)
+        return session_service_pb2.SessionGrant(
+            session_id=session_id, reserved_length=spec.reserve_length
+        )
 
     def close(self, session_id: str) -> None:
         """Close a session; what runs in it is superseded."""
@@ -275,7 +280,7 @@ class FakeModelServer:
         if superseded.is_set():
             raise errors.SupersededError("a newer call came")
 
-    def _fence(self, session: _Session, call: session_pb2.SessionCall) -> None:
+    def _fence(self, session: _Session, call: session_service_pb2.SessionCall) -> None:
         if call.sequence <= session.sequence:
             raise errors.StaleCallError("a newer call came first")
         if call.base_length > len(session.tokens):
@@ -330,22 +335,27 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
         yield model_service_pb2.GetTokenizerResponse(data=self._fake.tokenizer[half:])
 
 
-class _Target(target_service_pb2_grpc.TargetServiceServicer):
+class _Sessions(session_service_pb2_grpc.SessionServiceServicer):
     def __init__(self, fake: FakeModelServer) -> None:
         self._fake = fake
 
     async def OpenSession(self, request, context):  # noqa: N802
         grant = await self._fake.open(request.spec)
-        return target_service_pb2.TargetServiceOpenSessionResponse(grant=grant)
+        return session_service_pb2.OpenSessionResponse(grant=grant)
 
     async def RenewSession(self, request, context):  # noqa: N802
         self._fake.renew(request.session_id)
-        return target_service_pb2.TargetServiceRenewSessionResponse()
+        return session_service_pb2.RenewSessionResponse()
 
     async def CloseSession(self, request, context):  # noqa: N802
         self._fake.close(request.session_id)
         await self._fake.note()
-        return target_service_pb2.TargetServiceCloseSessionResponse()
+        return session_service_pb2.CloseSessionResponse()
+
+
+class _Target(target_service_pb2_grpc.TargetServiceServicer):
+    def __init__(self, fake: FakeModelServer) -> None:
+        self._fake = fake
 
     async def Verify(self, request, context):  # noqa: N802
         fake = self._fake
@@ -355,23 +365,23 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                 superseded = session.superseded
                 await fake.note()
                 await fake.forward(superseded, "hang" if fake.stalls(prefix) else fault)
-                block = list(request.draft_token_ids)
+                block = list(request.proposal.token_ids)
                 accepted = 0
                 while accepted < len(block) and block[accepted] == fake.token_after(
                     prefix + block[:accepted]
                 ):
                     accepted += 1
                 if not superseded.is_set():
-                    session.tokens = prefix + block
+                    session.tokens = prefix + block[:accepted]
         finally:
             await fake.note()
         response = target_service_pb2.VerifyResponse(
             sequence=request.call.sequence,
             prefix_length=len(prefix),
-            accepted_count=accepted,
+            accepted_path=range(accepted),
             next_token_id=fake.token_after(prefix + block[:accepted]),
-            held_length=len(prefix) + len(block),
-            timing=session_pb2.CallTiming(
+            held_length=len(prefix) + accepted,
+            timing=session_service_pb2.CallTiming(
                 forward_count=1, forward_ns=fake.forward_ns or 1000, row_count=1
             ),
         )
@@ -385,19 +395,6 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
 class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
     def __init__(self, fake: FakeModelServer) -> None:
         self._fake = fake
-
-    async def OpenSession(self, request, context):  # noqa: N802
-        grant = await self._fake.open(request.spec)
-        return drafter_service_pb2.DrafterServiceOpenSessionResponse(grant=grant)
-
-    async def RenewSession(self, request, context):  # noqa: N802
-        self._fake.renew(request.session_id)
-        return drafter_service_pb2.DrafterServiceRenewSessionResponse()
-
-    async def CloseSession(self, request, context):  # noqa: N802
-        self._fake.close(request.session_id)
-        await self._fake.note()
-        return drafter_service_pb2.DrafterServiceCloseSessionResponse()
 
     async def Draft(self, request, context):  # noqa: N802
         fake = self._fake
@@ -413,8 +410,8 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                     yield drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - 1,
-                        token_ids=[token_id],
-                        timing=session_pb2.CallTiming(
+                        proposal=proposal_pb2.Proposal(token_ids=[token_id]),
+                        timing=session_service_pb2.CallTiming(
                             forward_count=1, forward_ns=fake.forward_ns, row_count=1
                         ),
                     )

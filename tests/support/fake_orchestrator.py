@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from paceline.status import encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
+from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,7 +80,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             yield pb.GenerateResponse(finished=_finished(total))
 
     async def GetSystemInfo(self, request, context):  # noqa: N802
-        servers = [pb.ServerInfo(name="target-0", role="target", ready=True)]
+        servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 
 
@@ -131,7 +132,8 @@ def _finished(total: int) -> pb.GenerationFinished:
         prompt_token_count=PROMPT_LENGTH,
         completion_token_count=total,
         statistics=pb.GenerationStatistics(
-            target_forward_count=total, fallbacks=[pb.Fallback(kind="target_lost", count=1)]
+            target_forward_count=total,
+            fallbacks=[pb.Fallback(kind=pb.FALLBACK_KIND_TARGET_LOST, count=1)],
         ),
         timeline=[pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_VERIFYING, server="target-0")],
     )

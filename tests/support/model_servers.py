@@ -15,7 +15,10 @@ from paceline.v1 import (
     drafter_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
-    session_pb2,
+    proposal_pb2,
+    sampling_pb2,
+    session_service_pb2,
+    session_service_pb2_grpc,
     target_service_pb2,
     target_service_pb2_grpc,
 )
@@ -84,12 +87,10 @@ class ModelClient:
     def __init__(self, role: Any, address: str, *, credentials: Any = None) -> None:
         self.channel = pod_channel(address, credentials=credentials)
         self.model = model_service_pb2_grpc.ModelServiceStub(self.channel)
-        drafts = role is DRAFTER
-        self._pb: Any = drafter_service_pb2 if drafts else target_service_pb2
-        self._prefix = "DrafterService" if drafts else "TargetService"
+        self.sessions = session_service_pb2_grpc.SessionServiceStub(self.channel)
         stub = (
             drafter_service_pb2_grpc.DrafterServiceStub
-            if drafts
+            if role is DRAFTER
             else target_service_pb2_grpc.TargetServiceStub
         )
         self.stub: Any = stub(self.channel)
@@ -104,40 +105,42 @@ class ModelClient:
             )
         return self
 
-    def spec(self, **spec: Any) -> session_pb2.SessionSpec:
+    def spec(self, **spec: Any) -> session_service_pb2.SessionSpec:
         defaults = {
             "expected_model_fingerprint": self.info.fingerprint,
             "reserve_length": 64,
             "request_id": "request-1",
         }
-        return session_pb2.SessionSpec(**{**defaults, **spec})
+        return session_service_pb2.SessionSpec(**{**defaults, **spec})
 
-    async def open_with(self, spec: session_pb2.SessionSpec) -> session_pb2.SessionGrant:
-        request = getattr(self._pb, f"{self._prefix}OpenSessionRequest")(spec=spec)
+    async def open_with(
+        self, spec: session_service_pb2.SessionSpec
+    ) -> session_service_pb2.SessionGrant:
+        request = session_service_pb2.OpenSessionRequest(spec=spec)
         with decoded():
-            answer = await self.stub.OpenSession(request, timeout=_TIMEOUT_SECONDS)
+            answer = await self.sessions.OpenSession(request, timeout=_TIMEOUT_SECONDS)
         self.opened.append(answer.grant.session_id)
-        grant: session_pb2.SessionGrant = answer.grant
+        grant: session_service_pb2.SessionGrant = answer.grant
         return grant
 
     async def open(self, **spec: Any) -> str:
         return (await self.open_with(self.spec(**spec))).session_id
 
     async def renew(self, session_id: str) -> float:
-        request = getattr(self._pb, f"{self._prefix}RenewSessionRequest")(session_id=session_id)
+        request = session_service_pb2.RenewSessionRequest(session_id=session_id)
         with decoded():
-            answer = await self.stub.RenewSession(request, timeout=_TIMEOUT_SECONDS)
+            answer = await self.sessions.RenewSession(request, timeout=_TIMEOUT_SECONDS)
         return answer.lease.ToTimedelta().total_seconds()
 
     async def close(self, session_id: str) -> None:
-        request = getattr(self._pb, f"{self._prefix}CloseSessionRequest")(session_id=session_id)
+        request = session_service_pb2.CloseSessionRequest(session_id=session_id)
         with decoded():
-            await self.stub.CloseSession(request, timeout=_TIMEOUT_SECONDS)
+            await self.sessions.CloseSession(request, timeout=_TIMEOUT_SECONDS)
 
     def call(
         self, session_id: str, sequence: int, *, held: Sequence[int] = (), new: Sequence[int] = ()
-    ) -> session_pb2.SessionCall:
-        return session_pb2.SessionCall(
+    ) -> session_service_pb2.SessionCall:
+        return session_service_pb2.SessionCall(
             session_id=session_id,
             sequence=sequence,
             base_length=len(held),
@@ -147,9 +150,18 @@ class ModelClient:
         )
 
     async def verify(
-        self, call: session_pb2.SessionCall, draft: Sequence[int] = (), **fields: Any
+        self,
+        call: session_service_pb2.SessionCall,
+        token_ids: Sequence[int] = (),
+        *,
+        parents: Sequence[int] = (),
+        distributions: Sequence[sampling_pb2.SparseDistribution] = (),
+        **fields: Any,
     ) -> target_service_pb2.VerifyResponse:
-        request = target_service_pb2.VerifyRequest(call=call, draft_token_ids=draft, **fields)
+        proposal = proposal_pb2.Proposal(
+            token_ids=token_ids, parents=parents, distributions=distributions
+        )
+        request = target_service_pb2.VerifyRequest(call=call, proposal=proposal, **fields)
         return await self.verify_with(request)
 
     async def verify_with(self, request: Any) -> target_service_pb2.VerifyResponse:
@@ -158,7 +170,7 @@ class ModelClient:
         return answer
 
     async def draft(
-        self, call: session_pb2.SessionCall, max_tokens: int, **fields: Any
+        self, call: session_service_pb2.SessionCall, max_tokens: int, **fields: Any
     ) -> list[drafter_service_pb2.DraftResponse]:
         request = drafter_service_pb2.DraftRequest(call=call, max_tokens=max_tokens, **fields)
         return await self.draft_with(request)

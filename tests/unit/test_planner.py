@@ -11,8 +11,9 @@ from paceline_orchestrator.planning.estimates import (
     needed_target_count,
     smallest_lookahead,
 )
-from paceline_orchestrator.planning.planner import _MOST_REHEARSED, Planner, Wish
-from paceline_protocol.strategy import Strategy
+from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
+from paceline_protocol.methods import Strategy
 
 MS = 1_000_000
 VICUNA = Measurements(
@@ -59,7 +60,7 @@ def test_auto_takes_dsi_with_enough_targets_and_says_why():
     assert (plan.strategy, plan.lookahead, plan.target_count) == (Strategy.DISTRIBUTED, 3, 6)
     assert plan.note.startswith("DSI with lookahead 3 on 6 target(s): ")
     assert "SI with lookahead 4" in plan.note
-    assert "plain decoding" in plan.note
+    assert "non-SI: " in plan.note
     assert "\n" not in plan.note
 
 
@@ -150,7 +151,7 @@ def test_the_prompt_is_broadcast_where_prefill_costs_much_more_than_a_step():
 def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     planner = refined(VICUNA)
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.planner.rehearse", lambda *_, **__: pytest.fail("again")
+        "paceline_orchestrator.planning.rehearsal.rehearse", lambda *_, **__: pytest.fail("again")
     )
     planner.choose(replace(VICUNA, target_step_ns=37_600_000, acceptance_rate=0.9))
     planner.refine()
@@ -158,7 +159,8 @@ def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
 
 def test_nothing_is_simulated_where_it_cannot_matter(monkeypatch):
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.planner.rehearse", lambda *_, **__: pytest.fail("simulated")
+        "paceline_orchestrator.planning.rehearsal.rehearse",
+        lambda *_, **__: pytest.fail("simulated"),
     )
     refined(replace(VICUNA, drafter_step_ns=60 * MS))
     refined(replace(VICUNA, request_count=8))
@@ -177,7 +179,7 @@ def test_where_nothing_is_accepted_dsi_dispatches_next_to_nothing():
 def test_of_many_cases_the_last_few_are_simulated(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.planner.rehearse",
+        "paceline_orchestrator.planning.rehearsal.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()
@@ -198,16 +200,34 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
         planner.choose(VICUNA)  # as a request does meanwhile, on another thread
         return [1]
 
-    monkeypatch.setattr("paceline_orchestrator.planning.planner.rehearse", rehearse)
+    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
     planner.choose(VICUNA)
     planner.refine()
     assert len(lookaheads) == len(set(lookaheads)) > 0
 
 
+def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
+    outcomes = [MemoryError("once")]
+
+    def rehearse(_setting, *, lookahead):
+        if outcomes:
+            raise outcomes.pop()
+        return [1]
+
+    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    planner = Planner()
+    planner.choose(VICUNA)
+    with pytest.raises(MemoryError):
+        planner.refine()
+    unrefined = planner.choose(VICUNA)
+    planner.refine()
+    assert planner.choose(VICUNA).lookahead != unrefined.lookahead
+
+
 def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_kept(monkeypatch):
     settings = []
     monkeypatch.setattr(
-        "paceline_orchestrator.planning.planner.rehearse",
+        "paceline_orchestrator.planning.rehearsal.rehearse",
         lambda setting, **_: settings.append(setting.target_count) or [1],
     )
     planner = Planner()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import Strategy
 
 MS = 1_000_000
 NODE = Measurements(

@@ -15,8 +15,8 @@ from paceline_orchestrator.planning.rehearsal import (
     rehearse,
 )
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask
 
 

@@ -23,6 +23,7 @@ from paceline_bench.recurrences import (
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.simulation import (
     AgreementOracle,
     ServerLatency,
@@ -31,7 +32,6 @@ from paceline_protocol.simulation import (
     Time,
     simulate,
 )
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 PROMPT_LENGTH = 3

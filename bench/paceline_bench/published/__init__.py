@@ -1,1 +1,1 @@
-"""What README.md and docs/performance.md say of measurements, a module for each benchmark."""
+"""What README.md and docs/ say of measurements, a module for each benchmark."""

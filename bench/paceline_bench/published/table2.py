@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "table2",
     "table2_breakdown",
+    "table2_headline",
     "table2_reference",
     "table2_restarts",
     "table2_summary",
@@ -28,6 +29,23 @@ _BELOW_FLOOR = (
     "\\* Below its floor: the bare calls took longer than its own did, so the machine was not the"
     " same all the time."
 )
+
+
+def table2_headline(results: Results) -> str:
+    """Table 2 in one sentence: from the least to the most that DSI gains, with equal outputs."""
+    rows = [by_strategy["DSI"] for _, by_strategy in _table2_rows(results["table2"])]
+    gains = [
+        (row["speed_up_over_non_si"], row["speed_up_over_si"])
+        for row in rows
+        if row.get("speed_up_over_si")
+    ]
+    plain, si = (
+        f"{min(ratios):.2f} to {max(ratios):.2f} times" for ratios in zip(*gains, strict=True)
+    )
+    return (
+        f"**{plain} as fast as plain decoding, {si} as fast as ordinary speculation**: DSI on"
+        f" {len(gains)} rows of Table 2 of the DSI paper."
+    )
 
 
 def table2_summary(results: Results) -> str:

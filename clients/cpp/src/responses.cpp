@@ -1,6 +1,11 @@
 #include "responses.hpp"
 
+#include <google/protobuf/descriptor.h>
+
+#include <algorithm>
+#include <cctype>
 #include <cstdint>
+#include <string>
 
 namespace paceline::detail {
 namespace {
@@ -21,6 +26,18 @@ Enum word(int number) {
   return known ? static_cast<Enum>(number) : Enum::Unknown;
 }
 
+// The number's name without its prefix, in small letters; "role 12" if this client has none.
+std::string word_or_number(const google::protobuf::EnumDescriptor& names, int number,
+                           const std::string& noun) {
+  const auto* found = number == 0 ? nullptr : names.FindValueByNumber(number);
+  if (found == nullptr) return noun + " " + std::to_string(number);
+  const auto prefix = names.value(0)->name().size() - std::string("UNSPECIFIED").size();
+  auto word = std::string(found->name()).substr(prefix);
+  std::transform(word.begin(), word.end(), word.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return word;
+}
+
 // Times are unsigned on the wire; 2^63 ns are 292 years.
 std::int64_t nanoseconds(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
@@ -35,7 +52,8 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
   statistics.acceptance_rate = message.acceptance_rate();
   statistics.cancelled_rpc_count = message.cancelled_rpc_count();
   for (const auto& fallback : message.fallbacks()) {
-    statistics.fallbacks[fallback.kind()] = fallback.count();
+    const auto kind = word_or_number(*v1::FallbackKind_descriptor(), fallback.kind(), "fallback");
+    statistics.fallbacks[kind] = fallback.count();
   }
   statistics.queue_ns = nanoseconds(message.queue_ns());
   statistics.forward_ns = nanoseconds(message.forward_ns());
@@ -49,7 +67,7 @@ ServerInfo read_server_info(const v1::ServerInfo& message) {
   ServerInfo server;
   server.name = message.name();
   server.address = message.address();
-  server.role = message.role();
+  server.role = word_or_number(*v1::ModelRole_descriptor(), message.role(), "role");
   server.ready = message.ready();
   server.status = message.status();
   server.model_fingerprint = message.model_fingerprint();

@@ -158,7 +158,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What it took. Of a resumed generation: what its last part took."""
+    """What it took. Of a resumed generation: what its last part took.
+
+    Attributes:
+        fallbacks: What went otherwise than planned, such as "target_lost", and how often. A kind
+            that this client does not know is "fallback 12".
+    """
 
     target_forward_count: int
     drafter_forward_count: int
@@ -216,7 +221,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """A model server as the orchestrator sees it."""
+    """A model server as the orchestrator sees it.
+
+    Attributes:
+        role: "drafter" or "target". A role that this client does not know is "role 12".
+    """
 
     name: str
     address: str

@@ -19,7 +19,7 @@ _CHECKPOINT_TOKENS = 256
 
 
 def prefix_digest(token_ids: Iterable[int]) -> bytes:
-    """Digest a whole token list; see SessionCall.base_digest in session.proto."""
+    """Digest a whole token list; see SessionCall.base_digest in session_service.proto."""
     tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     return hashlib.sha256(_little_endian(tokens)).digest()[:_DIGEST_BYTES]
 

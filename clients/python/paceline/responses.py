@@ -21,8 +21,8 @@ from paceline.generation import (
     Usage,
     VerificationRule,
 )
+from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
-from paceline.v1 import sampling_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
@@ -77,7 +77,10 @@ def read_finished(message: orchestrator_pb.GenerationFinished) -> Finished:
         statistics=_read(
             Statistics,
             statistics,
-            fallbacks={fallback.kind: fallback.count for fallback in statistics.fallbacks},
+            fallbacks={
+                _name_or_number(orchestrator_pb.FallbackKind, it.kind, noun="fallback"): it.count
+                for it in statistics.fallbacks
+            },
         ),
         timeline=tuple(read_timeline_event(event) for event in message.timeline),
     )
@@ -85,7 +88,14 @@ def read_finished(message: orchestrator_pb.GenerationFinished) -> Finished:
 
 def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemInfo:
     """Read what an orchestrator works with."""
-    servers = tuple(_read(ServerInfo, server) for server in message.servers)
+    servers = tuple(
+        _read(
+            ServerInfo,
+            server,
+            role=_name_or_number(model_service_pb2.ModelRole, server.role, noun="role"),
+        )
+        for server in message.servers
+    )
     return _read(SystemInfo, message, servers=servers)
 
 
@@ -102,7 +112,16 @@ def _promise(number: int) -> VerificationRule:
 
 def _word(words: type[_Word], wire: _EnumTypeWrapper[Any], number: int) -> _Word:
     """Find the word for a number of the wire; UNKNOWN if this client has none."""
-    value = wire.DESCRIPTOR.values_by_number.get(number)
+    return words.__members__.get(_name(wire, number), words["UNKNOWN"])
+
+
+def _name_or_number(wire: _EnumTypeWrapper[Any], number: int, *, noun: str) -> str:
+    """Name a number of the wire in small letters; "role 12" if this client has no name for it."""
+    return _name(wire, number).lower() or f"{noun} {number}"
+
+
+def _name(wire: _EnumTypeWrapper[Any], number: int) -> str:
+    """Find a number's name without its prefix; empty for 0, and if this client knows none."""
+    value = wire.DESCRIPTOR.values_by_number.get(number) if number else None
     prefix = wire.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    name = value.name.removeprefix(prefix) if value else ""
-    return words.__members__.get(name, words["UNKNOWN"])
+    return value.name.removeprefix(prefix) if value else ""

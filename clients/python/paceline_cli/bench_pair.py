@@ -41,7 +41,7 @@ from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.loading import ModelSettings, load_backend
+from paceline_engine.loading import LoadOptions, load_backend
 from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class _Bench:
     def run(self) -> PairResult:
         """Do all parts that are wanted."""
         settings, engine = self._settings, self._engine
-        texts = _some(self._texts, settings.latency_prompts)
+        texts = _evenly_spaced(self._texts, settings.latency_prompts)
         with progress("latencies", total=2) as step:
             target = _measured(engine.target, texts, settings)
             step("target")
@@ -222,7 +222,7 @@ class _Bench:
     def _load(self, model: str) -> Backend:
         settings = self._settings
         return load_backend(
-            ModelSettings(
+            LoadOptions(
                 model=model,
                 dtype=settings.dtype,
                 device=settings.device,
@@ -251,7 +251,7 @@ class _Bench:
 
     def _acceptance(self) -> Acceptance:
         settings, engine = self._settings, self._engine
-        texts = _some(self._texts, settings.acceptance_prompts)
+        texts = _evenly_spaced(self._texts, settings.acceptance_prompts)
         tokens, lookahead = settings.acceptance_tokens, settings.lookaheads[-1]
         found = Acceptance(runs=[], tokens=tokens, blocks=[], lookahead=lookahead)
         speculative = engine.speculative(lookahead)
@@ -308,7 +308,7 @@ class _Bench:
 
     async def _contest(self, ways: Sequence[Contestant]) -> list[Entry]:
         settings = self._settings
-        texts = _some(self._texts, settings.contest_prompts)
+        texts = _evenly_spaced(self._texts, settings.contest_prompts)
         rules = Rules(
             max_tokens=settings.contest_tokens,
             repeats=settings.repeats,
@@ -346,7 +346,7 @@ def _measured(
     )
 
 
-def _some(texts: Sequence[list[int]], count: int) -> list[list[int]]:
+def _evenly_spaced(texts: Sequence[list[int]], count: int) -> list[list[int]]:
     """Take so many, evenly: neighbours come from the same file."""
     count = min(count, len(texts))
     return [texts[index * len(texts) // count] for index in range(count)]

@@ -115,7 +115,7 @@ async def _show_real(
         prompts = _held_out_prompts(models, settings.prompts)
         comparison = await _compare(client, prompts, max_tokens=settings.max_tokens)
         picture = settings.output_directory / "timeline.svg"
-        await _draw(client, prompts[_liveliest(comparison)], picture, note=_REAL_NOTE)
+        await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_REAL_NOTE)
     return comparison
 
 
@@ -124,7 +124,7 @@ async def _show_simulated(system: LocalSystem, settings: DemoSettings) -> Compar
         prompts = [f"Summarize article {number}:" for number in range(1, _NODE_PROMPTS + 1)]
         comparison = await _compare(client, prompts, max_tokens=_NODE_TOKENS)
         picture = settings.output_directory / "timeline-simulated.svg"
-        await _draw(client, prompts[_liveliest(comparison)], picture, note=_SIMULATED_NOTE)
+        await _draw(client, prompts[_busiest_prompt(comparison)], picture, note=_SIMULATED_NOTE)
     return comparison
 
 
@@ -159,7 +159,7 @@ async def _draw(client: AsyncClient, prompt: str, path: Path, *, note: str) -> N
     print(f"\ntimeline of one DSI request: {path}")
 
 
-def _liveliest(comparison: Comparison) -> int:
+def _busiest_prompt(comparison: Comparison) -> int:
     """Choose the prompt whose picture shows most: with the most calls that a rejection ended."""
     runs = comparison.completions[Strategy.DISTRIBUTED]
     return max(

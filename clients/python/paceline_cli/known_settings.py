@@ -7,8 +7,9 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 import paceline_cli
+from paceline_model_server import settings as model_settings
 from paceline_orchestrator import settings as orchestrator_settings
-from paceline_serving import model_settings
+from paceline_serving import server_settings
 from paceline_serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,19 +20,20 @@ __all__ = ["settings_classes"]
 
 
 def settings_classes() -> tuple[type[Settings], ...]:
-    """Return those of all commands and servers, found where they are declared.
+    """Return those of all commands and servers, in each module in the order of their declaration.
+
+    Those of a command whose extra is not installed are left out.
 
     Cost: imports every command, about a second.
     """
-    modules = (orchestrator_settings, model_settings, *_commands())
+    modules = (orchestrator_settings, model_settings, server_settings, *_commands())
     return tuple(
         declared
         for module in modules
-        for name, declared in vars(module).items()
+        for declared in vars(module).values()
         if isinstance(declared, type)
         and issubclass(declared, Settings)
         and declared.__module__ == module.__name__
-        and not name.startswith("_")
     )
 
 

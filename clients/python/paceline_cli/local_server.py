@@ -41,14 +41,14 @@ class LocalServer:
         directory: Where its log goes.
         tasks: Owns the task that watches the process.
         on_exit: Called when the process has ended.
-        listen: Where it serves.
+        listen: The address to serve at.
 
     Attributes:
-        name: Its name.
-        pid: Of its current process.
-        addresses: What it bound, by the names of the server's own announcement.
-        exit_code: Of its last process; None while it runs.
-        log_file: Its log.
+        name: The name in timelines.
+        pid: Process id of the current process.
+        addresses: The addresses that it bound, by their names in its announcement.
+        exit_code: Exit code of the last process; None while it runs.
+        log_file: The file with its log.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class LocalServer:
         """
         await self._reached[event].wait()
         if self.exit_code is not None:
-            raise ServerExitedError(self.obituary())
+            raise ServerExitedError(self.exit_report())
 
-    def obituary(self) -> str:
+    def exit_report(self) -> str:
         """Say how it ended, with its last log lines."""
         code = self.exit_code or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
@@ -166,13 +166,13 @@ class LocalServer:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            self._hear(line)
+            self._read_announcement(line)
         self.exit_code = await process.wait()
         for waited_for in (self._ended, *self._reached.values()):
             waited_for.set()
         self._on_exit(self)
 
-    def _hear(self, line: bytes) -> None:
+    def _read_announcement(self, line: bytes) -> None:
         """Take in one of the JSON lines by which a server tells how far it is."""
         try:
             words = json.loads(line)

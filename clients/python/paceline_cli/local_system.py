@@ -41,7 +41,7 @@ class LocalSystemConfig:
         drafters: Drafter processes to start.
         more_targets: Addresses of targets that run already, and are used besides.
         more_drafters: The same for drafters.
-        start_timeout_seconds: For all to be ready.
+        start_timeout_seconds: Limit of the time until all are ready.
     """
 
     targets: int = 2
@@ -202,16 +202,16 @@ class LocalSystem:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_KNOWN_SECONDS):
                     while True:
-                        if await self._gives_work_to(wanted, session, page):
+                        if await self._are_all_known(wanted, session, page):
                             return
                         await asyncio.sleep(_KNOWN_POLL_SECONDS)
 
-    async def _gives_work_to(
+    async def _are_all_known(
         self, wanted: Mapping[str, int], session: aiohttp.ClientSession, page: Page
     ) -> bool:
         for server in self.servers:
             if server.exit_code is not None:
-                raise ServerExitedError(server.obituary())
+                raise ServerExitedError(server.exit_report())
         try:
             samples = await read_page(session, page)
         except PageError:

@@ -48,8 +48,8 @@ class Page:
     """One server's page.
 
     Attributes:
-        source: Whose address it is one of.
-        host: The address.
+        source: The source whose name has this address.
+        host: One of the source's addresses.
     """
 
     source: Source

@@ -1,4 +1,4 @@
-"""What a server's metrics page says, and what was counted between two looks at it."""
+"""What a server's metrics page says, and what was counted between two snapshots of it."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def parse_page(text: str) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One look at a server, or at several of them together.
+    """A snapshot of a server, or of several of them together.
 
     Attributes:
-        now: What it shows.
-        gained: What it counted since the look before; None at the first look.
-        seconds: How long that was.
+        now: The samples that it shows.
+        gained: What its counters gained since the snapshot before; None in the first one.
+        seconds: Time between the two snapshots.
     """
 
     now: Samples
@@ -83,7 +83,7 @@ class Readings:
 
     @classmethod
     def sum(cls, parts: Iterable[Readings]) -> Readings:
-        """Put several servers together; one that is new counts from its second look."""
+        """Put several servers together; one that is new counts from its second snapshot."""
         known = list(parts)
         gained = [it.gained for it in known if it.gained is not None]
         return cls(
@@ -93,7 +93,7 @@ class Readings:
         )
 
     def rate(self, *counters: str, **labels: str) -> float | None:
-        """Return how much a second these counters gained together; None at the first look."""
+        """Return how much a second these counters gained together; None in the first snapshot."""
         if self.gained is None or not self.seconds:
             return None
         return sum(self.gained.total(it, **labels) for it in counters) / self.seconds

@@ -86,7 +86,7 @@ def statistics_line(completion: Completion) -> str:
         f"{counted(count, 'token')} in {seconds:.2f} s",
         f"{count / seconds:.1f} tokens/s" if seconds else "",
         f"first after {statistics.time_to_first_token_ns / 1e6:.0f} ms",
-        _how(completion),
+        _strategy_used(completion),
         counted(statistics.target_forward_count, "target forward"),
         f"acceptance {statistics.acceptance_rate:.0%}" if statistics.drafted_token_count else "",
         f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
@@ -97,7 +97,7 @@ def statistics_line(completion: Completion) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _how(completion: Completion) -> str:
+def _strategy_used(completion: Completion) -> str:
     words, finished = completion.started.strategy.abbreviation, completion.finished
     if finished.lookahead:
         words += f" with lookahead {finished.lookahead}"

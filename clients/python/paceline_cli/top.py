@@ -27,7 +27,7 @@ from paceline_serving.settings import StringList, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_cli.top_watch import Look
+    from paceline_cli.top_watch import Snapshot
 
 __all__ = ["TopSettings", "main"]
 
@@ -92,7 +92,7 @@ async def _watch(settings: TopSettings) -> None:
     timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
     async with open_client(settings) as client, aiohttp.ClientSession(timeout=timeout) as session:
         watch = Watch(client, session, parse_sources(known))
-        first = await watch.look()
+        first = await watch.snapshot()
         if first.is_empty:
             raise ConnectionLostError(first.problem)
         if settings.json_object:
@@ -106,39 +106,42 @@ async def _watch(settings: TopSettings) -> None:
 async def _print_json(watch: Watch, settings: TopSettings) -> None:
     while True:
         await asyncio.sleep(settings.interval_seconds)
-        looked = view(await watch.look())
-        print(json.dumps({"time": time.time(), **asdict(looked)}), flush=True)
+        shown = view(await watch.snapshot())
+        print(json.dumps({"time": time.time(), **asdict(shown)}), flush=True)
         if settings.once:
             return
 
 
 async def _print_once(watch: Watch, settings: TopSettings) -> None:
     await asyncio.sleep(settings.interval_seconds)
-    look = await watch.look()
+    snapshot = await watch.snapshot()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with console.capture() as drawn:
-        console.print(draw(view(look), title=_title(look, settings), width=console.width))
+        console.print(draw(view(snapshot), title=_title(snapshot, settings), width=console.width))
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
-async def _show_live(watch: Watch, settings: TopSettings, look: Look) -> None:
+async def _show_live(watch: Watch, settings: TopSettings, snapshot: Snapshot) -> None:
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             size = console.size
             drawn = draw(
-                view(look), title=_title(look, settings), width=size.width, height=size.height
+                view(snapshot),
+                title=_title(snapshot, settings),
+                width=size.width,
+                height=size.height,
             )
             live.update(drawn, refresh=True)
             await asyncio.sleep(settings.interval_seconds)
-            look = await watch.look()
+            snapshot = await watch.snapshot()
 
 
-def _title(look: Look, settings: TopSettings) -> str:
+def _title(snapshot: Snapshot, settings: TopSettings) -> str:
     words = [
         "paceline top",
         settings.address,
         time.strftime("%H:%M:%S"),
         f"every {settings.interval_seconds:g} s",
     ]
-    return "  ".join(words if look.sights else [*words, _NO_METRICS])
+    return "  ".join(words if snapshot.scrapes else [*words, _NO_METRICS])

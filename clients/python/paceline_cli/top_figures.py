@@ -18,15 +18,15 @@ _ENDED_WELL = ("OK", "CANCELLED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the service does. Rates are since the look before; None: not known.
+    """What the service does. Rates are since the snapshot before; None: not known.
 
     Means and shares are of what happened since then, or if nothing did, since the servers started.
 
     Attributes:
-        running: Requests being served.
-        requests_per_second: That came.
-        failures_per_second: That ended with an error; those that their client cancelled are none.
-        tokens_per_second: Output.
+        running: Requests that are served now.
+        requests_per_second: Requests that arrived.
+        failures_per_second: Requests that ended with an error; cancelled ones do not count.
+        tokens_per_second: Tokens that were sent to clients.
         first_token_seconds: From a request's arrival to its first token, the mean.
         token_gap_seconds: From one token to the next, the mean.
         hop_seconds: Network, gRPC and event loops of a call to a model server, the mean.
@@ -34,15 +34,15 @@ class Totals:
             mean of those that ended.
         targets_per_stream: SP: the most targets that verified for a stream at the same time, the
             mean of the streams that ended.
-        verifications: That run or wait at targets.
-        acceptance_rate: Share of the judged draft tokens.
+        verifications: Verifications that run or wait at targets.
+        acceptance_rate: Accepted share of the draft tokens that targets judged.
         rejected_per_second: Draft tokens that a target rejected.
         discarded_per_second: Draft tokens that no target judged, since those before were wrong.
-        wasted_share: Both, of all draft tokens.
+        wasted_share: Rejected and discarded tokens, as a share of all draft tokens.
         cancelled_per_second: Calls that a rejection made worthless.
-        repairs_per_second: What did not go as planned, and cost no token.
-        asked_targets: That streams can use now, as far as this is known of all orchestrators.
-        wanted_targets: As an autoscaler is told: the most of the last while.
+        repairs_per_second: Fallbacks: what went otherwise than planned, and cost no token.
+        asked_targets: Targets that running streams can use, at the orchestrators that answered.
+        wanted_targets: Targets that an autoscaler is told to have.
     """
 
     running: int | None = None
@@ -70,14 +70,14 @@ class Figures:
     """What a server does, or a pool of them. None: not known, or not of this role.
 
     Attributes:
-        sessions: Open ones.
+        sessions: Open sessions.
         running: Forwards at the model; an orchestrator's requests.
         waiting: Calls in the queue.
-        forwards_per_second: That ran to their end.
+        forwards_per_second: Forwards that ran to their end.
         positions_per_second: Token positions computed in them.
-        queue_seconds: Wait of a call, the mean.
-        forward_seconds: Of an answered call, the mean.
-        acceptance_rate: Share of the draft tokens that a target judged.
+        queue_seconds: Mean wait of a call in the queue.
+        forward_seconds: Mean forward time of an answered call.
+        acceptance_rate: Accepted share of the draft tokens that a target judged.
         wasted_per_second: Token positions that a target was asked for in vain.
         cancelled_per_second: Calls that were given up, or replaced by newer ones.
         memory_share: Reserved part of the token budget; of a pool, its fullest server's.
@@ -137,8 +137,8 @@ def totals(
     """Return what the service does.
 
     Args:
-        orchestrators: Those whose metrics are known.
-        targets: The same.
+        orchestrators: Readings of the orchestrators whose metrics are known.
+        targets: Readings of the targets whose metrics are known.
         told_running: Requests that an orchestrator said it serves, where there are no metrics.
     """
     judged = _acceptance_rate(Readings.sum(targets))
@@ -146,8 +146,8 @@ def totals(
         return Totals(running=told_running, acceptance_rate=judged)
     readings = Readings.sum(orchestrators)
     now = readings.now
-    rejected = readings.rate("paceline_wasted_tokens_total", reason="rejected")
-    discarded = readings.rate("paceline_wasted_tokens_total", reason="discarded")
+    rejected = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="rejected")
+    discarded = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="discarded")
     of_requests = readings.mean("paceline_request_spec_decode_acceptance_rate")
     return Totals(
         running=int(now.total("paceline_num_requests_running")),
@@ -167,7 +167,8 @@ def totals(
         rejected_per_second=rejected,
         discarded_per_second=discarded,
         wasted_share=readings.share(
-            "paceline_wasted_tokens_total", of="paceline_spec_decode_num_draft_tokens_total"
+            "paceline_spec_decode_num_wasted_tokens_total",
+            of="paceline_spec_decode_num_draft_tokens_total",
         ),
         cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
         repairs_per_second=readings.rate("paceline_fallbacks_total"),

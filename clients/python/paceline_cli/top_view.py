@@ -1,4 +1,4 @@
-"""What is worth showing of a look: totals, pools, and servers."""
+"""What is worth showing of a snapshot: totals, pools, and servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from paceline import ServerInfo
     from paceline_cli.metrics_samples import Readings, Samples
-    from paceline_cli.top_watch import Look, Sight
+    from paceline_cli.top_watch import Scrape, Snapshot
 
 __all__ = ["PoolView", "ServerView", "View", "view"]
 
@@ -27,10 +27,10 @@ class ServerView:
     Attributes:
         name: As the orchestrator calls it, or its address.
         state: "ready" or why not, as the orchestrator sees it; else "up", "gone" or "no answer".
-        address: Of its metrics; else where it serves.
-        note: Why it cannot be seen; empty if it can.
-        gone_seconds: For how long its metrics have not answered.
-        figures: What it does; of a server whose metrics are away, nothing.
+        address: The address of its metrics page; without one, the address where it serves.
+        note: Why its metrics cannot be read; empty if they can.
+        gone_seconds: Time since its metrics page last answered; 0 if it answered now.
+        figures: What its metrics say; empty where they cannot be read.
     """
 
     name: str
@@ -47,10 +47,10 @@ class PoolView:
     """All servers of a role.
 
     Attributes:
-        role: Theirs.
-        ready_count: Of them, those that take work.
-        figures: What they do together.
-        servers: They.
+        role: The role of all its servers.
+        ready_count: Servers that take work.
+        figures: The sums and means over its servers.
+        servers: The servers, by name.
     """
 
     role: str
@@ -61,7 +61,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything."""
+    """What `paceline top` shows."""
 
     model_name: str
     problem: str
@@ -69,17 +69,17 @@ class View:
     pools: tuple[PoolView, ...]
 
 
-def view(look: Look) -> View:
+def view(snapshot: Snapshot) -> View:
     """Work out what to show."""
-    info = look.info
+    info = snapshot.info
     known = info.servers if info is not None else ()
-    matched = [(sight, _match(sight, known)) for sight in look.sights]
-    servers = [(_seen(sight, server), _fresh(sight)) for sight, server in matched]
+    matched = [(scrape, _match(scrape, known)) for scrape in snapshot.scrapes]
+    servers = [(_scraped_view(scrape, server), _fresh(scrape)) for scrape, server in matched]
     seen = {server for _, server in matched}
-    servers += [(_told(server), None) for server in known if server not in seen]
+    servers += [(_unscraped_view(server), None) for server in known if server not in seen]
     return View(
         model_name=info.model_name if info is not None else "",
-        problem=look.problem,
+        problem=snapshot.problem,
         totals=totals(
             _readings("orchestrator", servers),
             _readings("target", servers),
@@ -89,49 +89,55 @@ def view(look: Look) -> View:
     )
 
 
-def _match(sight: Sight, known: Sequence[ServerInfo]) -> ServerInfo | None:
+def _match(scrape: Scrape, known: Sequence[ServerInfo]) -> ServerInfo | None:
     """Find the server that a page is of: by the name that was given, or if it is alone there."""
-    if sight.page.source.name:
-        return next((it for it in known if it.name == sight.page.source.name), None)
+    if scrape.page.source.name:
+        return next((it for it in known if it.name == scrape.page.source.name), None)
     neighbours = [
-        it for it in known if it.address.rpartition(":")[0].strip("[]") == sight.page.host
+        it for it in known if it.address.rpartition(":")[0].strip("[]") == scrape.page.host
     ]
-    is_model_server = sight.readings is None or _role(sight.readings.now) != "orchestrator"
+    is_model_server = (
+        scrape.readings is None or _scraped_role(scrape.readings.now) != "orchestrator"
+    )
     return neighbours[0] if len(neighbours) == 1 and is_model_server else None
 
 
-def _role(samples: Samples) -> str:
+def _scraped_role(samples: Samples) -> str:
     for role in ("target", "drafter"):
         if any(("role", role) in it for it in samples.values.get("paceline_sessions_active", ())):
             return role
     return "orchestrator" if "paceline_incoming_requests_total" in samples else "unknown"
 
 
-def _fresh(sight: Sight) -> Readings | None:
-    return None if sight.problem else sight.readings
+def _reported_role(info: ServerInfo) -> str:
+    return info.role if info.role in _ROLES else "unknown"
 
 
-def _seen(sight: Sight, info: ServerInfo | None) -> ServerView:
+def _fresh(scrape: Scrape) -> Readings | None:
+    return None if scrape.problem else scrape.readings
+
+
+def _scraped_view(scrape: Scrape, info: ServerInfo | None) -> ServerView:
     """Describe a server by its page, and by what the orchestrator says of it."""
-    role = "unknown" if sight.readings is None else _role(sight.readings.now)
-    name = info.name if info is not None else sight.page.source.name
-    fresh, state = _fresh(sight), _state(info, sight)
+    role = "unknown" if scrape.readings is None else _scraped_role(scrape.readings.now)
+    name = info.name if info is not None else scrape.page.source.name
+    fresh, state, problem = _fresh(scrape), _state(info, scrape), scrape.problem
     return ServerView(
-        name=name or sight.page.address,
-        role=info.role if info is not None and role == "unknown" else role,
+        name=name or scrape.page.address,
+        role=_reported_role(info) if info is not None and role == "unknown" else role,
         state=state,
-        address=sight.page.address,
-        note=f"no metrics, {sight.problem}" if state == _READY and sight.problem else sight.problem,
-        gone_seconds=sight.gone_seconds,
+        address=scrape.page.address,
+        note=f"no metrics, {problem}" if state == _READY and problem else problem,
+        gone_seconds=scrape.gone_seconds,
         figures=figures(role, [fresh] if fresh is not None else []),
     )
 
 
-def _told(info: ServerInfo) -> ServerView:
+def _unscraped_view(info: ServerInfo) -> ServerView:
     """Describe a server by what the orchestrator says alone."""
     return ServerView(
         name=info.name,
-        role=info.role,
+        role=_reported_role(info),
         state=_state(info),
         address=info.address,
         note="no metrics",
@@ -140,12 +146,12 @@ def _told(info: ServerInfo) -> ServerView:
     )
 
 
-def _state(info: ServerInfo | None, sight: Sight | None = None) -> str:
+def _state(info: ServerInfo | None, scrape: Scrape | None = None) -> str:
     """Say how a server is. If the orchestrator works with it, it is there, whatever is seen."""
     if info is not None and info.ready:
         return _READY
-    if sight is not None and sight.problem:
-        return _SILENT if sight.readings is None else _GONE
+    if scrape is not None and scrape.problem:
+        return _SILENT if scrape.readings is None else _GONE
     return _UP if info is None else (info.status or "not ready").lower().replace("_", " ")
 
 

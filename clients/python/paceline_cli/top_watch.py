@@ -1,4 +1,4 @@
-"""Looks at a running system again and again, and remembers whom it saw."""
+"""Takes snapshots of a running system, and remembers which metrics pages have answered before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline_cli.metrics_pages import Source
     from paceline_cli.metrics_samples import Samples
 
-__all__ = ["Look", "Sight", "Watch"]
+__all__ = ["Scrape", "Snapshot", "Watch"]
 
 # An address that its name no longer has is shown as gone for so long.
 _FORGET_SECONDS = 60.0
@@ -29,14 +29,14 @@ _UNRESOLVED = "its name cannot be looked up in time"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What is to be seen of one server's page.
+class Scrape:
+    """What reading one server's metrics page brought.
 
     Attributes:
-        page: Which one.
-        readings: What it said last; None if it never answered.
+        page: Where the page is.
+        readings: Its last answer; None if it never answered.
         problem: Why it did not answer this time; empty if it did.
-        gone_seconds: For how long it has not.
+        gone_seconds: Time since its last answer; 0 if it answered now or never.
     """
 
     page: Page
@@ -46,46 +46,46 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at everything.
+class Snapshot:
+    """The system at one time.
 
     Attributes:
-        sights: Every page.
-        info: What the orchestrator said of itself and its servers.
-        problem: Why it said nothing; empty if it did.
+        scrapes: One of each server's metrics page.
+        info: The orchestrator's description of itself and its servers; None if it did not answer.
+        problem: Why it did not answer; empty if it did.
     """
 
-    sights: tuple[Sight, ...]
+    scrapes: tuple[Scrape, ...]
     info: SystemInfo | None
     problem: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody answered."""
-        return self.info is None and all(it.problem for it in self.sights)
+        return self.info is None and all(it.problem for it in self.scrapes)
 
 
 @dataclass(slots=True)
-class _Known:
-    """A page that has answered."""
+class _PageHistory:
+    """The last answers of a page that has answered before."""
 
     samples: Samples
     seen_at: float
     readings: Readings
 
-    def saw(self, samples: Samples, at: float) -> None:
+    def add(self, samples: Samples, at: float) -> None:
         self.readings = Readings(samples, samples.since(self.samples), at - self.seen_at)
         self.samples, self.seen_at = samples, at
 
 
 class Watch:
-    """Looks when it is told to.
+    """Takes a snapshot whenever it is asked to.
 
     Args:
-        client: Of the orchestrator.
-        session: To read pages with.
-        sources: Where pages are.
-        clock: Tells seconds.
+        client: Asks the orchestrator.
+        session: Reads the metrics pages.
+        sources: Addresses of the metrics pages.
+        clock: Returns a time in seconds.
     """
 
     def __init__(
@@ -100,19 +100,19 @@ class Watch:
         self._session = session
         self._sources = sources
         self._clock = clock
-        self._known: dict[Page, _Known] = {}
+        self._known: dict[Page, _PageHistory] = {}
 
-    async def look(self) -> Look:
+    async def snapshot(self) -> Snapshot:
         """Ask the orchestrator and read all pages, at the same time."""
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(self._ask(), name="top: ask the orchestrator")
             read = [
-                tasks.create_task(self._look_at(source), name=f"top: look at {source.host}")
+                tasks.create_task(self._read_source(source), name=f"top: read {source.host}")
                 for source in self._sources
             ]
         info, problem = asked.result()
-        sights = (sight for task in read for sight in task.result())
-        return Look(tuple(sights), info, problem)
+        scrapes = (scrape for task in read for scrape in task.result())
+        return Snapshot(tuple(scrapes), info, problem)
 
     async def _ask(self) -> tuple[SystemInfo | None, str]:
         try:
@@ -120,42 +120,44 @@ class Watch:
         except PacelineError as error:
             return None, error.message
 
-    async def _look_at(self, source: Source) -> list[Sight]:
+    async def _read_source(self, source: Source) -> list[Scrape]:
         known = [page for page in self._known if page.source == source]
         try:
             async with asyncio.timeout(self._session.timeout.total):
                 pages = await pages_of(source)
         except (PageError, TimeoutError) as error:
             if not known:
-                return [Sight(Page(source, source.host), None, str(error) or _UNRESOLVED)]
+                return [Scrape(Page(source, source.host), None, str(error) or _UNRESOLVED)]
             pages = known  # nobody can tell now where they are: there, as far as is known
         async with asyncio.TaskGroup() as tasks:
-            looks = [
+            scrapes = [
                 tasks.create_task(self._read(page), name=f"top: read {page.url}") for page in pages
             ]
-        removed = self._remember([page for page in known if page not in pages])
-        return [task.result() for task in looks] + [self._gone(it, _REMOVED) for it in removed]
+        removed = self._forget_old([page for page in known if page not in pages])
+        return [task.result() for task in scrapes] + [
+            self._without_answer(it, _REMOVED) for it in removed
+        ]
 
-    async def _read(self, page: Page) -> Sight:
+    async def _read(self, page: Page) -> Scrape:
         try:
             samples = await read_page(self._session, page)
         except PageError as error:
-            return self._gone(page, str(error))
+            return self._without_answer(page, str(error))
         now = self._clock()
         if page in self._known:
-            self._known[page].saw(samples, now)
+            self._known[page].add(samples, now)
         else:
-            self._known[page] = _Known(samples, now, Readings(samples))
-        return Sight(page, self._known[page].readings)
+            self._known[page] = _PageHistory(samples, now, Readings(samples))
+        return Scrape(page, self._known[page].readings)
 
-    def _gone(self, page: Page, problem: str) -> Sight:
+    def _without_answer(self, page: Page, problem: str) -> Scrape:
         known = self._known.get(page)
         if known is None:
-            return Sight(page, None, problem)
-        return Sight(page, known.readings, problem, self._clock() - known.seen_at)
+            return Scrape(page, None, problem)
+        return Scrape(page, known.readings, problem, self._clock() - known.seen_at)
 
-    def _remember(self, removed: Sequence[Page]) -> list[Page]:
-        """Forget what was last seen long ago, and return the others."""
+    def _forget_old(self, removed: Sequence[Page]) -> list[Page]:
+        """Forget pages that answered last long ago, and return the others."""
         oldest = self._clock() - _FORGET_SECONDS
         for page in removed:
             if self._known[page].seen_at < oldest:

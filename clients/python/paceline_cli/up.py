@@ -17,7 +17,7 @@ from paceline_cli.local_models import LocalModelSettings, flags
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
-from paceline_cli.up_record import leave_word
+from paceline_cli.up_record import record_metrics_addresses
 from paceline_serving.settings import Address, OneOrMore, option
 
 if TYPE_CHECKING:
@@ -108,18 +108,18 @@ async def running_system(
 async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
     async with running_system(config, log_directory=log_directory) as system:
         metrics = {server.name: server.metrics_address for server in system.servers}
-        address = _from_here(system.orchestrator_address)
-        with leave_word(address, metrics):
+        address = _local_address(system.orchestrator_address)
+        with record_metrics_addresses(address, metrics):
             _print_system(system, address)
             try:
                 ended = await system.wait_for_exit()
             except asyncio.CancelledError:
                 print("\nstopping ...", file=sys.stderr)
                 raise
-        raise ServerExitedError(ended.obituary())
+        raise ServerExitedError(ended.exit_report())
 
 
-def _from_here(address: str) -> str:
+def _local_address(address: str) -> str:
     """Return where this machine reaches a server that may listen on all interfaces."""
     return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
 

@@ -1,4 +1,4 @@
-"""Where `paceline up` leaves word of what it runs, for `paceline top` on the same machine.
+"""Where `paceline up` records what it runs, for `paceline top` on the same machine.
 
 One file for each address of an orchestrator, in a directory that is this user's alone.
 """
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["leave_word", "metrics_addresses"]
+__all__ = ["metrics_addresses", "record_metrics_addresses"]
 
 
 @contextmanager
-def leave_word(orchestrator: str, metrics: Mapping[str, str]) -> Iterator[None]:
+def record_metrics_addresses(orchestrator: str, metrics: Mapping[str, str]) -> Iterator[None]:
     """Let others find the metrics of a system while it runs; without a place for that, do not.
 
     Args:
-        orchestrator: Where it listens.
-        metrics: Address of the metrics by server name.
+        orchestrator: The address where it listens.
+        metrics: The metrics addresses of all servers, by server name.
     """
     file = _file(orchestrator)
     with suppress(OSError):
@@ -49,7 +49,7 @@ def metrics_addresses(orchestrator: str) -> dict[str, str]:
     try:
         _check_owner(file.parent)
         content = json.loads(file.read_text())
-        os.kill(content["pid"], 0)  # raises if it was killed, and could not take its word back
+        os.kill(content["pid"], 0)  # raises if it was killed, and could not remove its file
     except (OSError, ValueError):
         return {}
     return {str(name): str(address) for name, address in content["metrics"].items()}

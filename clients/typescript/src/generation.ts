@@ -90,7 +90,7 @@ export interface Statistics {
   readonly discardedTokenCount: number;
   readonly acceptanceRate: number;
   readonly cancelledRpcCount: number;
-  /** What had to be done differently, and how often. */
+  /** What had to be done differently, such as "target_lost" or a newer "fallback 12"; how often. */
   readonly fallbacks: Readonly<Record<string, number>>;
   readonly queueNs: number;
   readonly forwardNs: number;
@@ -126,7 +126,7 @@ export interface Completion {
 export interface ServerInfo {
   readonly name: string;
   readonly address: string;
-  /** "drafter" or "target". */
+  /** "drafter" or "target"; a newer one is "role 12". */
   readonly role: string;
   readonly ready: boolean;
   /** Why it is not ready, in one line. */

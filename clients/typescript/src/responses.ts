@@ -1,5 +1,6 @@
 /** The wire's messages, turned into the client's data. */
 
+import { ModelRole } from "./generated/paceline/v1/model_service.js";
 import * as wire from "./generated/paceline/v1/orchestrator_service.js";
 import { VerificationRule } from "./generated/paceline/v1/sampling.js";
 import {
@@ -47,11 +48,14 @@ export function readFinished(message: wire.GenerationFinished): Finished {
 
 /** Read what an orchestrator works with. */
 export function readSystemInfo(message: wire.GetSystemInfoResponse): SystemInfo {
-  return message;
+  const servers = message.servers.map((server) => ({ ...server, role: role(server.role) }));
+  return { ...message, servers };
 }
 
 function readStatistics(message: wire.GenerationStatistics): Statistics {
-  const fallbacks = message.fallbacks.map(({ kind, count }) => [kind, count] as const);
+  const fallbacks = message.fallbacks.map(
+    ({ kind, count }) => [fallbackKind(kind), count] as const,
+  );
   return { ...message, fallbacks: Object.fromEntries(fallbacks) };
 }
 
@@ -64,6 +68,8 @@ const timelineEventKind = wordsOf(
   wire.TimelineEventKind,
   "TIMELINE_EVENT_KIND_",
 );
+const fallbackKind = namesOf(wire.FallbackKind, "FALLBACK_KIND_", "fallback");
+const role = namesOf(ModelRole, "MODEL_ROLE_", "role");
 
 /** Make the reader of an enum: from a number of the wire to a word. */
 function wordsOf<Word extends string, Prefix extends string>(
@@ -75,4 +81,16 @@ function wordsOf<Word extends string, Prefix extends string>(
     numbers[`${prefix}${word.toUpperCase() as Uppercase<Word>}`] as number;
   const wordOf = new Map(words.map((word) => [numberOf(word), word]));
   return (number) => wordOf.get(number) ?? "unknown";
+}
+
+/** Make the reader of an enum: from a number to its name, or a name made of it, as in "role 12". */
+function namesOf(
+  names: Readonly<Record<number, string>>,
+  prefix: string,
+  noun: string,
+): (number: number) => string {
+  return (number) => {
+    const name = number === 0 ? undefined : names[number];
+    return name?.slice(prefix.length).toLowerCase() ?? `${noun} ${number}`;
+  };
 }

@@ -171,7 +171,10 @@ function finishedOf(total: number): wire.GenerationFinished {
     finishReason: wire.FinishReason.FINISH_REASON_LENGTH,
     promptTokenCount: PROMPT_LENGTH,
     completionTokenCount: total,
-    statistics: { targetForwardCount: total, fallbacks: [{ kind: "target_lost", count: 1 }] },
+    statistics: {
+      targetForwardCount: total,
+      fallbacks: [{ kind: wire.FallbackKind.FALLBACK_KIND_TARGET_LOST, count: 1 }],
+    },
   });
 }
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.call import CallUnderWay
     from paceline_orchestrator.calls.ledger import Ledger
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
-    from paceline_orchestrator.calls.session import Drafted, Judged, Session
+    from paceline_orchestrator.calls.rpcs import Drafted, Judged
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
 
 __all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall"]
@@ -44,7 +45,7 @@ class _Running:
     """A draft or a verification, and the same one that it replaced, if it did."""
 
     call: StartCall
-    session: Session
+    session: RemoteSession
     sent: CallUnderWay[Any]
     task: asyncio.Task[None]
     record: CallRecord
@@ -84,7 +85,7 @@ class CallsInFlight:
         ledger: Ledger,
         logprobs: bool,
         answered: Callable[[Event], None],
-        failed: Callable[[StartCall, Session, PacelineError], None],
+        failed: Callable[[StartCall, RemoteSession, PacelineError], None],
     ) -> None:
         self._tasks = tasks
         self._recorder = recorder
@@ -97,9 +98,9 @@ class CallsInFlight:
         self._verifies: dict[int, _Running] = {}
         self._stale: list[_Running] = []
         self._dropping: asyncio.TimerHandle | None = None
-        self._judged: deque[tuple[Session, Judged]] = deque()
+        self._judged: deque[tuple[RemoteSession, Judged]] = deque()
 
-    def start(self, call: StartCall, session: Session) -> None:
+    def start(self, call: StartCall, session: RemoteSession) -> None:
         """Send a call."""
         if isinstance(call, StartVerify):
             self._verifies[call.verify_id] = self._start_verify(call, session)
@@ -150,7 +151,7 @@ class CallsInFlight:
 
     # --- starting -----------------------------------------------------------------------------
 
-    def _start_verify(self, call: StartVerify, session: Session) -> _Running:
+    def _start_verify(self, call: StartVerify, session: RemoteSession) -> _Running:
         sent = session.verify(
             call.prefix,
             call.proposal,
@@ -165,7 +166,7 @@ class CallsInFlight:
             call, session, sent, task, self._recorder.verifying(session.server.name, call)
         )
 
-    def _start_draft(self, call: StartDraft, session: Session) -> _Running:
+    def _start_draft(self, call: StartDraft, session: RemoteSession) -> _Running:
         record = self._recorder.drafting(session.server.name, call)
 
         def report(drafted: Drafted) -> None:
@@ -189,7 +190,7 @@ class CallsInFlight:
     # --- ending -------------------------------------------------------------------------------
 
     async def _take_verdict(
-        self, call: StartVerify, session: Session, sent: CallUnderWay[Judged]
+        self, call: StartVerify, session: RemoteSession, sent: CallUnderWay[Judged]
     ) -> None:
         try:
             judged = await sent
@@ -209,7 +210,7 @@ class CallsInFlight:
         )
 
     async def _take_draft(
-        self, call: StartDraft, session: Session, sent: CallUnderWay[None]
+        self, call: StartDraft, session: RemoteSession, sent: CallUnderWay[None]
     ) -> None:
         try:
             await sent

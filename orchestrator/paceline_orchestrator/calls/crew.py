@@ -13,88 +13,28 @@ shrinks and grows with the targets that are nobody's home.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.errors import (
-    CacheExhaustedError,
-    DeadlineError,
-    InvalidFieldError,
-    OverloadedError,
-    PacelineError,
-    TokenizerMismatchError,
-)
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.candidates import Candidates
+from paceline_orchestrator.calls.seats import Seats
+from paceline_orchestrator.calls.session import RemoteSession
+from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.v1.session_pb2 import SessionSpec
+    from paceline.errors import PacelineError
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.rpcs import SessionSpec
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.planning.growth import Growth
 
 __all__ = ["Crew"]
-
-# A server without room for a session is asked again after so long, if it did not say when.
-_REFUSAL_SECONDS = 1.0
-
-
-@dataclass(eq=False, slots=True)
-class _Seats:
-    """The seats of one role.
-
-    Attributes:
-        role: The role.
-        sessions: By seat, the open session; None where nobody sits.
-        arriving: By seat, the session that is being opened for it.
-    """
-
-    role: Role
-    sessions: list[Session | None]
-    arriving: dict[int, Session] = field(default_factory=dict)
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """The seats with an open session."""
-        return tuple(index for index, session in enumerate(self.sessions) if session is not None)
-
-    @property
-    def everyone(self) -> list[Session]:
-        """All sessions, by seat; one that is to replace another before that."""
-        coming = [(index, 0, it) for index, it in self.arriving.items()]
-        seated = [(index, 1, it) for index, it in enumerate(self.sessions) if it is not None]
-        return [session for _, _, session in sorted((*seated, *coming), key=lambda it: it[:2])]
-
-    @property
-    def empty(self) -> list[int]:
-        """The seats that nobody has or is about to have."""
-        return [
-            index
-            for index, session in enumerate(self.sessions)
-            if session is None and index not in self.arriving
-        ]
-
-    def dismiss(self, session: Session) -> bool:
-        """Take a session out; whether it was here."""
-        if session in self.sessions:
-            self.sessions[self.sessions.index(session)] = None
-            return True
-        for index, arriving in self.arriving.items():
-            if arriving is session:
-                del self.arriving[index]
-                return True
-        return False
-
-    def clear(self) -> None:
-        """Take everyone out."""
-        self.sessions = [None] * len(self.sessions)
-        self.arriving.clear()
 
 
 class Crew:
@@ -127,12 +67,12 @@ class Crew:
         drafter_count: int,
         keeper: SessionKeeper,
         deadline: Deadline,
-        note_fallback: Callable[[str], None],
-        arrived: Callable[[Session, PacelineError | None], None],
+        note_fallback: Callable[[Fallback], None],
+        arrived: Callable[[RemoteSession, PacelineError | None], None],
         growth: Growth | None = None,
     ) -> None:
         self._pool = pool
-        self._model = model
+        self._candidates = Candidates(pool, model)
         self._make_spec = make_spec
         self._keeper = keeper
         self._deadline = deadline
@@ -143,14 +83,13 @@ class Crew:
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
         self._has_grown = False
         self.lookahead: int | None = None
-        self._barred_until: dict[ModelServer, float] = {}
-        self._targets = _Seats(Role.TARGET, [None] * target_count)
-        self._drafters = _Seats(Role.DRAFTER, [None] * drafter_count)
+        self._targets = Seats(Role.TARGET, [None] * target_count)
+        self._drafters = Seats(Role.DRAFTER, [None] * drafter_count)
         self._home: ModelServer | None = None
         self._known = CapacityChanged((), ())
         self.fill()
         if drafter_count and not self._drafters.everyone:
-            note_fallback("no_drafter")
+            note_fallback(Fallback.NO_DRAFTER)
 
     @property
     def capacity(self) -> CapacityChanged:
@@ -165,7 +104,7 @@ class Crew:
         )
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[RemoteSession]:
         """All sessions, those that are being opened, too."""
         return [*self._targets.everyone, *self._drafters.everyone]
 
@@ -194,11 +133,11 @@ class Crew:
         """Whether this orchestrator uses the targets for nothing else."""
         return all(it.server.session_count == 1 for it in self._targets.everyone)
 
-    def target(self, index: int) -> Session | None:
+    def target(self, index: int) -> RemoteSession | None:
         """Return the open session in a target's seat."""
         return self._targets.sessions[index]
 
-    def drafter(self, index: int) -> Session | None:
+    def drafter(self, index: int) -> RemoteSession | None:
         """Return the open session in a drafter's seat."""
         return self._drafters.sessions[index]
 
@@ -219,7 +158,7 @@ class Crew:
         before, self._known = self._known, self.capacity
         return before != self._known
 
-    def vacate(self, session: Session, error: PacelineError) -> float | None:
+    def vacate(self, session: RemoteSession, error: PacelineError) -> float | None:
         """Take a session out of its seat after a call of it failed.
 
         The caller is to pass on the capacity that is left.
@@ -227,26 +166,15 @@ class Crew:
         Returns:
             After how many seconds the same server may be seated again, if that is known.
         """
-        server = session.server
         if not self._seats_of(session).dismiss(session):
             return None
         session.close()
-        pause = None
-        if isinstance(error, CacheExhaustedError | OverloadedError):
-            pause = error.retry_after_seconds or _REFUSAL_SECONDS
-            self._barred_until[server] = time.monotonic() + pause
-            self._note_fallback("session_refused")
-        elif isinstance(error, InvalidFieldError):
-            self._barred_until[server] = float("inf")  # too small a model for this request
-            self._note_fallback(f"{server.role}_lost")
-        else:
-            self._pool.report_failure(server, error)
-            is_late = isinstance(error, DeadlineError)
-            self._note_fallback("deadline" if is_late else f"{server.role}_lost")
-        if server.role is Role.DRAFTER and not self._drafters.everyone:
-            self._note_fallback("no_drafter")
+        fallback, pause_seconds = self._candidates.blame(session.server, error)
+        self._note_fallback(fallback)
+        if session.server.role is Role.DRAFTER and not self._drafters.everyone:
+            self._note_fallback(Fallback.NO_DRAFTER)
         self._known = self.capacity
-        return pause
+        return pause_seconds
 
     def close(self) -> None:
         """End all sessions, behind the caller's back."""
@@ -270,7 +198,7 @@ class Crew:
         is_home = session.server is self._home or index in self._targets.arriving
         return is_home or not session.server.home_count
 
-    def _move(self, seats: _Seats, servers: list[ModelServer]) -> None:
+    def _move(self, seats: Seats, servers: list[ModelServer]) -> None:
         """Replace sessions at servers that are about to end; each finishes its call.
 
         Where there is no other server the request does with its other seats, if it has some.
@@ -302,7 +230,7 @@ class Crew:
     def _grow(self, servers: list[ModelServer]) -> None:
         """Take more targets, as far as Equation 1 says, and shorter blocks to go with them."""
         seats = self._targets
-        target_ns, drafter_ns = _step_ns(seats), _step_ns(self._drafters)
+        target_ns, drafter_ns = seats.step_ns, self._drafters.step_ns
         if self._growth is None or not (target_ns and drafter_ns):
             return
         limit = self._growth.target_limit(target_ns, drafter_ns)
@@ -315,10 +243,10 @@ class Crew:
                 self.target_count, target_ns=target_ns, drafter_ns=drafter_ns
             )
 
-    def _invite(self, seats: _Seats, index: int, server: ModelServer) -> None:
+    def _invite(self, seats: Seats, index: int, server: ModelServer) -> None:
         """Open a session for a seat."""
         assert server.facts is not None, "a server that is ready has said what it is"
-        session = Session(
+        session = RemoteSession(
             server,
             self._make_spec(server.facts.fingerprint),
             keeper=self._keeper,
@@ -328,7 +256,7 @@ class Crew:
         seats.arriving[index] = session
         session.when_opened(self._take_in)
 
-    def _take_in(self, session: Session, error: PacelineError | None) -> None:
+    def _take_in(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Let a session that has opened take its seat; who had it finishes its call."""
         seats = self._seats_of(session)
         index = next((index for index, it in seats.arriving.items() if it is session), None)
@@ -345,28 +273,9 @@ class Crew:
             self._known = self.capacity
         self._arrived(session, error)
 
-    def _seats_of(self, session: Session) -> _Seats:
+    def _seats_of(self, session: RemoteSession) -> Seats:
         return self._targets if session.server.role is Role.TARGET else self._drafters
 
-    def _unseated(self, seats: _Seats) -> list[ModelServer]:
-        """Return the servers that can be seated, the least loaded first."""
+    def _unseated(self, seats: Seats) -> list[ModelServer]:
         seated = {session.server for session in seats.everyone}
-        now = time.monotonic()
-        return [
-            server
-            for server in self._candidates(seats.role)
-            if server not in seated and now >= self._barred_until.get(server, 0.0)
-        ]
-
-    def _candidates(self, role: Role) -> list[ModelServer]:
-        if role is Role.TARGET:
-            return self._pool.targets(self._model)
-        try:
-            return self._pool.drafters(self._model)
-        except TokenizerMismatchError:
-            return []
-
-
-def _step_ns(seats: _Seats) -> int:
-    """Return a decoding step of the first server seated; 0 while it is not known."""
-    return next((it.server.latency.step_ns for it in seats.everyone), 0)
+        return self._candidates.beside(seated, role=seats.role)

@@ -19,13 +19,13 @@ from paceline.errors import (
     InternalError,
     InvalidFieldError,
     MalformedRequestError,
-    NoTargetError,
     OverloadedError,
     PacelineError,
     SessionError,
     UnsupportedError,
 )
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
+from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
@@ -50,23 +50,19 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.crew import Crew
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.recorder import Recorder
-    from paceline_orchestrator.calls.session import Session
+    from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.messages import (
         CapacityChanged,
         Command,
         FinishReason,
     )
-    from paceline_protocol.strategy import AnyMethod
+    from paceline_protocol.methods import DecodingMethod
 
 __all__ = ["Driver"]
 
-# How long a request does without any target before it gives up.
-_TARGET_WAIT_SECONDS = 5.0
 # Who opens its session so much later than the first target joins a method that has begun.
 _ASSEMBLY_SECONDS = 0.05
-_RETRY_SECONDS = 1.0
 # A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
 _RENEW_SECONDS = 5.0
 
@@ -92,7 +88,7 @@ class Driver:
 
     def __init__(
         self,
-        create_method: Callable[[CapacityChanged], AnyMethod],
+        create_method: Callable[[CapacityChanged], DecodingMethod],
         *,
         crew: Crew,
         pool: ServerPool,
@@ -104,7 +100,7 @@ class Driver:
         conclude: Callable[[FinishReason], None],
     ) -> None:
         self._create_method = create_method
-        self._method: AnyMethod | None = None
+        self._method: DecodingMethod | None = None
         self._crew = crew
         self._pool = pool
         self._recorder = recorder
@@ -129,10 +125,7 @@ class Driver:
         self._timers: list[asyncio.TimerHandle] = []
         self._assembled = asyncio.Event()
         self._assembling: asyncio.TimerHandle | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._refusal: PacelineError | None = None
-        self._refused_at: float | None = None  # the first time since the last verdict
-        self._refusing: set[ModelServer] = set()  # since then
+        self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: PacelineError | None = None
 
@@ -160,6 +153,7 @@ class Driver:
         finally:
             for timer in self._timers:
                 timer.cancel()
+            self._endurance.close()
             self._crew.close()
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
@@ -170,7 +164,7 @@ class Driver:
         """What became of the draft tokens."""
         return self._method.statistics if self._method is not None else DraftStatistics()
 
-    def take_arrival(self, session: Session, error: PacelineError | None) -> None:
+    def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         if error is not None:
             self._lose(session, error)
@@ -200,8 +194,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified):
-            self._refused_at = None
-            self._refusing.clear()
+            self._endurance.verdict_came()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -261,13 +254,13 @@ class Driver:
             case Finish():
                 pass
 
-    def _start(self, call: StartCall, session: Session | None) -> None:
+    def _start(self, call: StartCall, session: RemoteSession | None) -> None:
         if session is None:
             self._post(_failed(call))
         else:
             self._calls.start(call, session)
 
-    def _take_failure(self, call: StartCall, session: Session, error: PacelineError) -> None:
+    def _take_failure(self, call: StartCall, session: RemoteSession, error: PacelineError) -> None:
         """Tell the method, and find another server if this one is to blame."""
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
@@ -281,11 +274,11 @@ class Driver:
             self._lose(session, error)
         self._post(_failed(call))
 
-    def _lose(self, session: Session, error: PacelineError) -> None:
+    def _lose(self, session: RemoteSession, error: PacelineError) -> None:
         """Do without a session that failed, or could not be opened, and find another server."""
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
-            self._note_refusal(session.server, error)
+            self._endurance.refused(session.server, error, targets=self._crew.target_servers)
         pause = self._crew.vacate(session, error)
         self._tell_capacity()
         self._refill()
@@ -300,7 +293,8 @@ class Driver:
     def _tell_capacity(self) -> None:
         """Tell the method who is there; or begin, if there is no reason to wait for more."""
         capacity = self._crew.capacity
-        self._mind_targets(capacity)
+        if self._crew.seat_count:
+            self._endurance.mind(has_targets=bool(capacity.targets))
         self._post(capacity)
         if self._method is not None or not self._assembling_is_of_use(capacity):
             self._assembled.set()
@@ -312,45 +306,6 @@ class Driver:
             return False  # nothing is to be decoded
         return not (capacity.targets and self._crew.is_assembled)
 
-    def _mind_targets(self, capacity: CapacityChanged) -> None:
-        """Be patient for a while without any target, and no longer."""
-        if capacity.targets and self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        elif not capacity.targets and self._patience is None and self._crew.seat_count:
-            self._patience = self._call_later(_TARGET_WAIT_SECONDS, self._give_up)
-
-    def _note_refusal(self, server: ModelServer, error: PacelineError) -> None:
-        """Be patient for a while with targets that have no room, and no longer.
-
-        A session may open, and its first call be refused, again and again: a verdict alone shows
-        that there is room. A target that has not refused yet may be at work on a long prompt.
-        """
-        self._refusing.add(server)
-        now = asyncio.get_running_loop().time()
-        self._refusal = error
-        if self._refused_at is None:
-            self._refused_at = now
-        elif now - self._refused_at >= _TARGET_WAIT_SECONDS and self._refusing.issuperset(
-            self._crew.target_servers
-        ):
-            self._give_up()
-
-    def _give_up(self) -> None:
-        if self._refusal is not None and self._refused_at is not None:
-            self._fail(
-                OverloadedError(
-                    f"no target has room for this request: {self._refusal.message}",
-                    retry_after_seconds=self._refusal.retry_after_seconds or _RETRY_SECONDS,
-                )
-            )
-        else:
-            self._fail(
-                NoTargetError(
-                    "no target is left for this request", retry_after_seconds=_RETRY_SECONDS
-                )
-            )
-
     def _fail(self, failure: PacelineError) -> None:
         self._failure = self._failure or failure
         self._assembled.set()
@@ -360,7 +315,8 @@ class Driver:
         """Keep the sessions that a long request does not use for a while."""
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
-            # At once, so that a server that hangs takes no other's time.
+            # All at once, so that a server that hangs takes no other's time. It is asked again when
+            # it has answered, or was given up: a session has one renewal at a time from here.
             async with asyncio.TaskGroup() as renewals:
                 for session in self._crew.sessions:
                     renewals.create_task(

@@ -8,22 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from paceline.errors import DeadlineError, PacelineError
-from paceline.v1 import drafter_service_pb2 as drafter_pb
-from paceline.v1 import target_service_pb2 as target_pb
-from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.calls.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.silence import SilenceError
-from paceline_orchestrator.fleet.wire import answer
 
 if TYPE_CHECKING:
-    from paceline.v1.session_pb2 import SessionGrant, SessionSpec
+    from paceline_orchestrator.calls.rpcs import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["Opening", "SessionKeeper"]
 
 # Opening takes no forward: a server that takes longer hangs, and another one may be free.
 _OPENING_SECONDS = 2.0
-_RENEWING_SECONDS = 1.0
-_TIMEOUT_SECONDS = 5.0
+_CLOSING_SECONDS = 5.0
 _CONCURRENT_CLOSINGS = 64
 
 
@@ -64,50 +60,19 @@ class SessionKeeper:
             self._close(server, opening), name=f"close a session at {server.name}"
         )
 
-    async def renew(self, server: ModelServer, session_id: str) -> int:
-        """Give a session another lease.
-
-        Returns:
-            The sequence of its call that the server has in sight; 0 if it has none.
-
-        Raises:
-            PacelineError: The session is lost, or the server does not answer.
-        """
-        if server.role is Role.DRAFTER:
-            renewal = drafter_pb.DrafterServiceRenewSessionRequest(session_id=session_id)
-            draft_call = server.drafter.RenewSession(renewal, timeout=_RENEWING_SECONDS)
-            return (await answer(draft_call)).live_sequence
-        request = target_pb.TargetServiceRenewSessionRequest(session_id=session_id)
-        target_call = server.target.RenewSession(request, timeout=_RENEWING_SECONDS)
-        return (await answer(target_call)).live_sequence
-
     async def _close(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
         session_id = (await opening).session_id
         if not session_id:
             return
         async with self._closings:
             with suppress(PacelineError):
-                if server.role is Role.DRAFTER:
-                    closing = drafter_pb.DrafterServiceCloseSessionRequest(session_id=session_id)
-                    await answer(server.drafter.CloseSession(closing, timeout=_TIMEOUT_SECONDS))
-                else:
-                    request = target_pb.TargetServiceCloseSessionRequest(session_id=session_id)
-                    await answer(server.target.CloseSession(request, timeout=_TIMEOUT_SECONDS))
+                await close_session(server, session_id, timeout_seconds=_CLOSING_SECONDS)
 
 
 async def _open(server: ModelServer, spec: SessionSpec) -> Opening:
-    grant: SessionGrant
     try:
-        if server.role is Role.DRAFTER:
-            opening = drafter_pb.DrafterServiceOpenSessionRequest(spec=spec)
-            drafter_call = server.drafter.OpenSession(opening, timeout=_OPENING_SECONDS)
-            grant = (await answer(drafter_call)).grant
-        else:
-            request = target_pb.TargetServiceOpenSessionRequest(spec=spec)
-            target_call = server.target.OpenSession(request, timeout=_OPENING_SECONDS)
-            grant = (await answer(target_call)).grant
+        return Opening(await open_session(server, spec, timeout_seconds=_OPENING_SECONDS))
     except DeadlineError:
         return Opening(error=SilenceError(f"{server.name} opens no session"))
     except PacelineError as error:
         return Opening(error=error)
-    return Opening(session_id=grant.session_id)

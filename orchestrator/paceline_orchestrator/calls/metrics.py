@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from paceline.v1 import orchestrator_service_pb2 as pb
-    from paceline_protocol.strategy import Strategy
+    from paceline_orchestrator.calls.statistics import Statistics
+    from paceline_protocol.methods import Strategy
 
 
 __all__ = ["RequestMetrics"]
@@ -37,7 +37,7 @@ class _Served(Protocol):
     def targets_used(self) -> int: ...
     @property
     def speed_up(self) -> float | None: ...
-    def statistics(self) -> pb.GenerationStatistics: ...
+    def statistics(self) -> Statistics: ...
 
 
 class RequestMetrics:
@@ -103,7 +103,7 @@ class RequestMetrics:
             registry=registry,
         )
         self._wasted = Counter(
-            "paceline_wasted_tokens",
+            "paceline_spec_decode_num_wasted_tokens",
             "Draft tokens that became no output",
             ["reason"],
             registry=registry,
@@ -150,16 +150,16 @@ class RequestMetrics:
         took = served.statistics()
         if took.time_to_first_token_ns:
             self._first_token.observe(took.time_to_first_token_ns / 1e9)
-        if took.accepted_token_count + took.rejected_token_count:
-            self._acceptance_rate.observe(took.acceptance_rate)
+        if took.drafts.accepted + took.drafts.rejected:
+            self._acceptance_rate.observe(took.drafts.acceptance_rate)
         if (speed_up := served.speed_up) is not None:
             self._speed_up.labels(served.strategy.value).observe(speed_up)
         if served.targets_used:
             self._parallelism.observe(served.targets_used)
-        self._drafted.inc(took.drafted_token_count)
-        self._accepted.inc(took.accepted_token_count)
-        self._wasted.labels("rejected").inc(took.rejected_token_count)
-        self._wasted.labels("discarded").inc(took.discarded_token_count)
-        self._cancelled.inc(took.cancelled_rpc_count)
-        for fallback in took.fallbacks:
-            self._fallbacks.labels(fallback.kind).inc(fallback.count)
+        self._drafted.inc(took.drafts.drafted)
+        self._accepted.inc(took.drafts.accepted)
+        self._wasted.labels("rejected").inc(took.drafts.rejected)
+        self._wasted.labels("discarded").inc(took.drafts.discarded)
+        self._cancelled.inc(took.cancelled_count)
+        for kind, count in took.fallbacks.items():
+            self._fallbacks.labels(kind.value).inc(count)

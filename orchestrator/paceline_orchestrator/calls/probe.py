@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline.v1.session_pb2 import SessionSpec
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import SessionKeeper
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.rpcs import SessionSpec
+from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.proposal import Proposal
 
@@ -32,13 +32,13 @@ async def answers(server: ModelServer) -> bool:
     """Ask a server for one token, and tell whether it came."""
     assert server.facts is not None, "a server that was called has said what it is"
     spec = SessionSpec(
-        expected_model_fingerprint=server.facts.fingerprint,
+        fingerprint=server.facts.fingerprint,
         reserve_length=len(_TOKENS) + 1,
         request_id="probe",
         share="probe",
     )
     async with SessionKeeper() as keeper:
-        session = Session(
+        session = RemoteSession(
             server,
             spec,
             keeper=keeper,
@@ -58,7 +58,7 @@ async def answers(server: ModelServer) -> bool:
             session.close()
 
 
-async def _compute_a_token(session: Session) -> None:
+async def _compute_a_token(session: RemoteSession) -> None:
     await session.opened()
     if session.server.role is Role.TARGET:
         await session.verify(_TOKENS, Proposal(), final_length=len(_TOKENS))

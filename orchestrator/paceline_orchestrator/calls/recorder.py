@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.statistics import EventKind, Statistics, TimelineEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.session import Drafted, Judged
+    from paceline_orchestrator.calls.rpcs import Drafted, Judged
+    from paceline_orchestrator.calls.statistics import Fallback
     from paceline_orchestrator.fleet.wire import Timing
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
@@ -73,7 +74,7 @@ class Recorder:
         prompt_length: int,
         metrics: RequestMetrics,
         keep_timeline: bool = False,
-        show: Callable[[pb.TimelineEvent], None] | None = None,
+        show: Callable[[TimelineEvent], None] | None = None,
     ) -> None:
         self._arrived_ns = arrived_ns
         self._position = prompt_length
@@ -83,12 +84,11 @@ class Recorder:
         self._draft_hops_ns: list[int] = []
         self._keep_timeline = keep_timeline
         self._show = show
-        self._timeline: list[pb.TimelineEvent] = []
+        self._timeline: list[TimelineEvent] = []
         self._call_count = 0
         self._verifying: Counter[str] = Counter()
         self._drafts: list[CallRecord] = []
-        self._fallbacks: Counter[str] = Counter()
-        self._statistics = pb.GenerationStatistics()
+        self._statistics = Statistics()
         self.targets_used = 0
 
     @property
@@ -99,9 +99,9 @@ class Recorder:
         later_ns = self._since_arrival(self._emitted_ns) - self._statistics.time_to_first_token_ns
         return later_ns / self._later_count
 
-    def fallback(self, kind: str) -> None:
-        """Something did not go as planned; the kinds are those of the Fallback message."""
-        self._fallbacks[kind] += 1
+    def fallback(self, kind: Fallback) -> None:
+        """Something did not go as planned."""
+        self._statistics.fallbacks[kind] += 1
 
     def drafting(self, server: str, draft: StartDraft) -> CallRecord:
         """A draft was started."""
@@ -117,7 +117,7 @@ class Recorder:
             self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
         self._statistics.drafter_forward_count += drafted.timing.forward_count
         self._tell(
-            pb.TIMELINE_EVENT_KIND_DRAFTED,
+            EventKind.DRAFTED,
             record,
             start_ns=record.started_ns,
             position=record.end,
@@ -135,7 +135,7 @@ class Recorder:
         self._verifying[server] += 1
         self.targets_used = max(self.targets_used, len(self._verifying))
         if self._show is not None:
-            self._show(self._event(pb.TIMELINE_EVENT_KIND_VERIFYING, record))
+            self._show(self._event(EventKind.VERIFYING, record))
         return record
 
     def judged(self, judged: Judged) -> None:
@@ -147,7 +147,7 @@ class Recorder:
         """A verification was answered, withdrawn, or failed."""
         self._verifying[record.server] -= 1
         self._verifying += Counter()  # drops those at 0
-        self._tell(pb.TIMELINE_EVENT_KIND_VERIFYING, record, start_ns=record.started_ns)
+        self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
 
     def draft_ended(self, record: CallRecord) -> None:
         """A draft has used up its window, was withdrawn, or failed."""
@@ -155,36 +155,27 @@ class Recorder:
 
     def cancelled(self, record: CallRecord, *, by_rejection: bool) -> None:
         """A call was withdrawn: a rejection made it worthless, or the generation is over."""
-        self._statistics.cancelled_rpc_count += by_rejection
-        self._tell(pb.TIMELINE_EVENT_KIND_CANCELLED, record)
+        self._statistics.cancelled_count += by_rejection
+        self._tell(EventKind.CANCELLED, record)
 
     def emitted(self, emission: EmitTokens) -> None:
         """Tokens became final."""
         self._measure(len(emission.token_ids))
         for token_id, accepted in zip(emission.token_ids, emission.accepted, strict=True):
-            kind = pb.TIMELINE_EVENT_KIND_ACCEPTED if accepted else pb.TIMELINE_EVENT_KIND_CORRECTED
+            kind = EventKind.ACCEPTED if accepted else EventKind.CORRECTED
             self._tell(kind, position=self._position, token_ids=(token_id,))
             self._discard_what_contradicts(token_id)
             self._position += 1
 
-    def statistics(self, drafts: DraftStatistics) -> pb.GenerationStatistics:
+    def statistics(self, drafts: DraftStatistics) -> Statistics:
         """Sum up; `drafts` is what the method says of the draft tokens."""
-        statistics = pb.GenerationStatistics(
-            drafted_token_count=drafts.drafted,
-            accepted_token_count=drafts.accepted,
-            rejected_token_count=drafts.rejected,
-            discarded_token_count=drafts.discarded,
-            acceptance_rate=drafts.acceptance_rate,
+        return replace(
+            self._statistics,
+            drafts=drafts,
             total_ns=self._since_arrival(time.perf_counter_ns()),
-            fallbacks=[
-                pb.Fallback(kind=kind, count=count)
-                for kind, count in sorted(self._fallbacks.items())
-            ],
         )
-        statistics.MergeFrom(self._statistics)
-        return statistics
 
-    def timeline(self) -> list[pb.TimelineEvent]:
+    def timeline(self) -> list[TimelineEvent]:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
 
@@ -214,7 +205,7 @@ class Recorder:
                 worthless = record.token_ids[max(0, offset) :]
                 if worthless:
                     self._tell(
-                        pb.TIMELINE_EVENT_KIND_DISCARDED,
+                        EventKind.DISCARDED,
                         record,
                         position=max(self._position, len(record.prefix)),
                         token_ids=worthless,
@@ -225,7 +216,7 @@ class Recorder:
 
     def _tell(
         self,
-        kind: pb.TimelineEventKind.ValueType,
+        kind: EventKind,
         record: CallRecord | None = None,
         *,
         start_ns: int | None = None,
@@ -242,31 +233,31 @@ class Recorder:
 
     def _event(
         self,
-        kind: pb.TimelineEventKind.ValueType,
+        kind: EventKind,
         record: CallRecord | None = None,
         *,
         start_ns: int | None = None,
         position: int | None = None,
         token_ids: Sequence[int] | None = None,
-    ) -> pb.TimelineEvent:
+    ) -> TimelineEvent:
         """Describe what happened until now; a moment, unless it has a start of its own."""
         now_ns = time.perf_counter_ns()
-        event = pb.TimelineEvent(
-            kind=kind,
-            server="orchestrator",
-            start_ns=self._since_arrival(now_ns if start_ns is None else start_ns),
-            end_ns=self._since_arrival(now_ns),
-            position=position or 0,
-            token_ids=token_ids,
+        at_ns = self._since_arrival(now_ns if start_ns is None else start_ns)
+        end_ns = self._since_arrival(now_ns)
+        if record is None:
+            return TimelineEvent(
+                kind, "orchestrator", at_ns, end_ns, position or 0, tuple(token_ids or ())
+            )
+        return TimelineEvent(
+            kind,
+            record.server,
+            at_ns,
+            end_ns,
+            position=len(record.prefix) if position is None else position,
+            token_ids=tuple(record.token_ids if token_ids is None else token_ids),
+            call_id=record.call_id,
+            depth=record.depth,
         )
-        if record is not None:
-            event.server = record.server
-            event.call_id = record.call_id
-            event.speculation_depth = record.depth
-            event.position = len(record.prefix) if position is None else position
-            if token_ids is None:
-                event.token_ids.extend(record.token_ids)
-        return event
 
     def _count(self, timing: Timing, elapsed_ns: int) -> int:
         """Count where an answer's time went, and return what was neither queue nor forward."""

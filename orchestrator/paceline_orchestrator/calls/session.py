@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
     InternalError,
@@ -16,52 +16,33 @@ from paceline.errors import (
     PrefixNotHeldError,
     SessionNotFoundError,
 )
-from paceline.v1.drafter_service_pb2 import DraftRequest
-from paceline.v1.session_pb2 import SessionCall
-from paceline.v1.target_service_pb2 import VerifyRequest
 from paceline_orchestrator.calls.call import CallUnderWay, Sent
 from paceline_orchestrator.calls.deadline import patience_seconds
 from paceline_orchestrator.calls.held_tokens import HeldTokens
-from paceline_orchestrator.fleet.wire import answer, answers, read_timing
-from paceline_protocol.proposal import Proposal
+from paceline_orchestrator.calls.rpcs import (
+    PrefixCall,
+    read_drafts,
+    read_verdict,
+    renew_session,
+    send_draft,
+    send_verify,
+)
+from paceline_orchestrator.calls.statistics import Fallback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.errors import SessionError
-    from paceline.v1.drafter_service_pb2 import DraftResponse
-    from paceline.v1.sampling_pb2 import SparseDistribution
-    from paceline.v1.session_pb2 import SessionSpec
-    from paceline.v1.target_service_pb2 import VerifyResponse
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
+    from paceline_orchestrator.calls.rpcs import Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.fleet.wire import Timing
+    from paceline_protocol.proposal import Proposal
 
-__all__ = ["Drafted", "Judged", "Session"]
-
+__all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A target's verdict, and what it took."""
-
-    accepted_path: tuple[int, ...]
-    next_token: int
-    logprobs: tuple[float, ...]
-    timing: Timing
-    elapsed_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Draft tokens, and what they took since those before them."""
-
-    proposal: Proposal
-    timing: Timing
-    elapsed_ns: int
+_RENEWING_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -75,7 +56,7 @@ class _Draft:
     found_count: int = 0
 
 
-class Session:
+class RemoteSession:
     """A session that is opened at once, repaired when it must be, and closed behind its owner.
 
     Concurrency:
@@ -87,7 +68,7 @@ class Session:
         spec: What it is for.
         keeper: Opens and closes it.
         deadline: The request's.
-        note_repair: Told of each repair: "session_lost" or "prefix_resent".
+        note_repair: Told of each repair: a lost session, or a prefix sent again.
     """
 
     def __init__(
@@ -97,7 +78,7 @@ class Session:
         *,
         keeper: SessionKeeper,
         deadline: Deadline,
-        note_repair: Callable[[str], None],
+        note_repair: Callable[[Fallback], None],
     ) -> None:
         self.server = server
         self._spec = spec
@@ -143,7 +124,8 @@ class Session:
         """Give it another lease if its last call began longer ago than that."""
         if time.monotonic() - self._last_call_at >= idle_seconds:
             with suppress(PacelineError):
-                await self._keeper.renew(self.server, await self.opened())
+                handle = await self.opened()
+                await renew_session(self.server, handle, timeout_seconds=_RENEWING_SECONDS)
 
     def verify(
         self,
@@ -166,26 +148,25 @@ class Session:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            request = VerifyRequest(
-                call=call,
-                draft_token_ids=proposal.token_ids,
-                draft_distributions=cast("Sequence[SparseDistribution]", proposal.distributions),
-                speculation_depth=depth,
+            rpc = send_verify(
+                self.server,
+                call,
+                proposal,
+                depth=depth,
                 logprobs=logprobs,
+                timeout_seconds=self._call_seconds,
             )
-            rpc = self.server.target.Verify(request, timeout=self._call_seconds)
             return self._sent(call, rpc, patience=self._patience(call, block_length=len(proposal)))
 
         async def read(sent: Sent) -> Judged:
-            call, response = sent.call, await answer(sent.rpc)
+            judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
             self.server.silence.heard(sent.waiting)
-            judged = self._judged(response, time.perf_counter_ns() - sent.at_ns)
-            if (response.sequence, response.prefix_length) != (call.sequence, len(prefix)) or not (
-                response.accepted_count <= len(proposal) and self._is_token(response.next_token_id)
-            ):
+            self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
+            if not self._is_verdict(judged, sent.call, proposal):
                 raise InternalError(f"{self.server.name} answered what it was not asked")
-            if call.sequence == self._sequence:
-                self._held.believe(prefix, proposal.token_ids, final_length=final_length)
+            if sent.call.sequence == self._sequence:
+                accepted = proposal.along(judged.accepted_path)
+                self._held.believe(prefix, accepted, final_length=final_length)
             return judged
 
         return CallUnderWay(self, send, read, is_repeatable=lambda: True)
@@ -212,8 +193,13 @@ class Session:
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            request = DraftRequest(call=call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
-            rpc = self.server.drafter.Draft(request, timeout=self._call_seconds)
+            rpc = send_draft(
+                self.server,
+                call,
+                max_tokens=max_tokens,
+                chunk_tokens=chunk_tokens,
+                timeout_seconds=self._call_seconds,
+            )
             return self._sent(call, rpc, patience=self._patience(call, steps=chunk_tokens))
 
         read = partial(self._read_draft, draft)
@@ -224,7 +210,7 @@ class Session:
         """Its handle, once it is open and a call can be sent; else empty."""
         return self._opening.result().session_id if self._opening.done() else ""
 
-    def when_opened(self, callback: Callable[[Session, PacelineError | None], None]) -> None:
+    def when_opened(self, callback: Callable[[RemoteSession, PacelineError | None], None]) -> None:
         """Have it called in a later turn of the loop: with no error, or with why it is not open."""
 
         def tell(opening: asyncio.Task[Opening]) -> None:
@@ -248,7 +234,7 @@ class Session:
                     raise opened.error
                 return opened.session_id
 
-    def repair(self, error: SessionError, call: SessionCall) -> None:
+    def repair(self, error: SessionError, call: PrefixCall) -> None:
         """Make good what the server lost, so that the same call can be sent again.
 
         Raises:
@@ -260,26 +246,26 @@ class Session:
             raise error
         match error:
             case SessionNotFoundError():
-                self._note_repair("session_lost")
+                self._note_repair(Fallback.SESSION_LOST)
                 self._opening = self._keeper.open(self.server, self._spec)
             case PrefixNotHeldError() | PrefixMismatchError():
-                self._note_repair("prefix_resent")
+                self._note_repair(Fallback.PREFIX_RESENT)
             case _:
                 raise error
         self._held.forget()
 
-    def _next_call(self, handle: str, prefix: Sequence[int]) -> SessionCall:
+    def _next_call(self, handle: str, prefix: Sequence[int]) -> PrefixCall:
         """Say what the session shall hold, in as few tokens as it takes."""
         base_length, digest = self._held.begin(prefix)
         self._sequence += 1
         self._last_call_at = time.monotonic()
-        return SessionCall(
+        return PrefixCall(
             session_id=handle,
             sequence=self._sequence,
             base_length=base_length,
             base_digest=digest,
             token_ids=prefix[base_length:],
-            expected_model_fingerprint=self._spec.expected_model_fingerprint,
+            fingerprint=self._spec.fingerprint,
         )
 
     @property
@@ -287,22 +273,24 @@ class Session:
         """A call's own deadline: a little later than the request's, whose end withdraws it."""
         return self._deadline.remaining_seconds + _CALL_SLACK_SECONDS
 
-    def _sent(self, call: SessionCall, rpc: Any, *, patience: float) -> Sent:
+    def _sent(self, call: PrefixCall, rpc: Any, *, patience: float) -> Sent:
         waiting = self.server.silence.begin(
             rpc, patience_seconds=patience, is_in_sight=partial(self._is_in_sight, call)
         )
         return Sent(call, rpc, waiting)
 
-    async def _is_in_sight(self, call: SessionCall) -> bool:
+    async def _is_in_sight(self, call: PrefixCall) -> bool:
         """Ask the server whether it has a call and goes on with its work."""
         try:
-            live = await self._keeper.renew(self.server, call.session_id)
+            live = await renew_session(
+                self.server, call.session_id, timeout_seconds=_RENEWING_SECONDS
+            )
         except PacelineError:
             return False
         return live == call.sequence
 
     def _patience(
-        self, call: SessionCall | None = None, *, block_length: int = 0, steps: int = 1
+        self, call: PrefixCall | None = None, *, block_length: int = 0, steps: int = 1
     ) -> float:
         """How many seconds an answer may take: to a call, or the next one of a stream."""
         latency = self.server.latency
@@ -314,57 +302,38 @@ class Session:
         return patience_seconds(forward_ns, is_cold=is_cold)
 
     async def _read_draft(self, draft: _Draft, sent: Sent) -> None:
-        last_ns, steps = sent.at_ns, draft.chunk_tokens
-        async for message in answers(sent.rpc):
-            self.server.silence.heard(sent.waiting, patience_seconds=self._patience(steps=steps))
-            now_ns = time.perf_counter_ns()
-            self._take_drafted(draft, message, sent.call, elapsed_ns=now_ns - last_ns)
-            last_ns = now_ns
+        async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            async for drafted in messages:
+                patience_seconds = self._patience(steps=draft.chunk_tokens)
+                self.server.silence.heard(sent.waiting, patience_seconds=patience_seconds)
+                self._take_drafted(draft, drafted, sent.call)
 
-    def _take_drafted(
-        self, draft: _Draft, message: DraftResponse, call: SessionCall, *, elapsed_ns: int
-    ) -> None:
+    def _take_drafted(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> None:
         is_first, length = not draft.found_count, len(draft.prefix) + draft.found_count
-        drafted = self._drafted(
-            message, call.sequence, length, elapsed_ns=elapsed_ns, is_first=is_first
+        token_ids = drafted.proposal.token_ids
+        if (drafted.sequence, drafted.start_length) != (call.sequence, length) or not (
+            drafted.proposal.is_chain and all(map(self._is_token, token_ids))
+        ):
+            raise InternalError(f"{self.server.name} answered what it was not asked")
+        self.server.latency.observe(
+            drafted.timing, elapsed_ns=drafted.elapsed_ns, is_first=is_first
         )
         if call.sequence == self._sequence:
             if is_first:
                 self._held.believe(draft.prefix, final_length=draft.final_length)
-            self._held.extend(drafted.proposal.token_ids)
-        draft.found_count += len(drafted.proposal)
+            self._held.extend(token_ids)
+        draft.found_count += len(token_ids)
         draft.report(drafted)
 
-    def _judged(self, response: VerifyResponse, elapsed_ns: int) -> Judged:
-        timing = read_timing(response.timing)
-        self.server.latency.observe(timing, elapsed_ns=elapsed_ns)
-        return Judged(
-            accepted_path=tuple(range(response.accepted_count)),
-            next_token=response.next_token_id,
-            logprobs=tuple(response.logprobs),
-            timing=timing,
-            elapsed_ns=elapsed_ns,
-        )
-
-    def _drafted(
-        self,
-        message: DraftResponse,
-        sequence: int,
-        length: int,
-        *,
-        elapsed_ns: int,
-        is_first: bool,
-    ) -> Drafted:
-        if (message.sequence, message.start_length) != (sequence, length) or not all(
-            map(self._is_token, message.token_ids)
-        ):
-            raise InternalError(f"{self.server.name} answered what it was not asked")
-        timing = read_timing(message.timing)
-        self.server.latency.observe(timing, elapsed_ns=elapsed_ns, is_first=is_first)
-        return Drafted(
-            proposal=Proposal(tuple(message.token_ids), distributions=tuple(message.distributions)),
-            timing=timing,
-            elapsed_ns=elapsed_ns,
+    def _is_verdict(self, judged: Judged, call: PrefixCall, proposal: Proposal) -> bool:
+        """Whether an answer is one to this call: on its prefix, along a path of its proposal."""
+        prefix_length = call.base_length + len(call.token_ids)
+        path = judged.accepted_path
+        return (
+            (judged.sequence, judged.prefix_length) == (call.sequence, prefix_length)
+            and len(path) <= len(proposal)
+            and path == tuple(range(len(path)))  # a chain was proposed
+            and self._is_token(judged.next_token)
         )
 
     def _is_token(self, token_id: int) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.wire import Timing
 
-__all__ = ["LatencyMeter"]
+__all__ = ["ObservedLatency"]
 
 # A moving average that forgets half of its past in about five answers.
 _WEIGHT = 1 / 8
@@ -24,7 +24,7 @@ _NO_WAIT = 0.1
 _QUEUE_HALF_LIFE_SECONDS = 1.0
 
 
-class LatencyMeter:
+class ObservedLatency:
     """Moving averages, in nanoseconds; before the first answer, what the server said of itself.
 
     Args:

@@ -11,12 +11,11 @@ import itertools
 import logging
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Gauge
 
 from paceline.errors import (
@@ -26,11 +25,11 @@ from paceline.errors import (
     PacelineError,
     TokenizerMismatchError,
 )
-from paceline.v1 import model_service_pb2 as model_pb
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
 from paceline_orchestrator.fleet.server import NOT_SERVING, ModelServer
 from paceline_orchestrator.fleet.silence import SilenceError
-from paceline_orchestrator.fleet.wire import answer, answers, read_facts
+from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -60,7 +59,6 @@ _log = logging.getLogger(__name__)
 # The health stream is renewed so often, and with it what the server says of its model.
 _WATCH_SECONDS = 60.0
 _RECONNECT_SECONDS = 0.1
-_INFO_TIMEOUT_SECONDS = 5.0
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
 _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 10.0
@@ -134,7 +132,9 @@ class ServerPool:
         targets = [it for it in self.servers if it.role is Role.TARGET]
         model = _commonest_model(it for it in targets if it.ready)
         if model is None:
-            raise NoTargetError(_why_none_is_ready(targets), retry_after_seconds=1.0)
+            raise NoTargetError(
+                _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
+            )
         return model
 
     def last_model(self) -> ModelFacts | None:
@@ -341,21 +341,17 @@ class ServerPool:
                 await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
 
     async def _follow_health(self, server: ModelServer) -> None:
-        health = health_pb2_grpc.HealthStub(server.channel)
-        stream = health.Watch(
-            health_pb2.HealthCheckRequest(), timeout=_WATCH_SECONDS, wait_for_ready=True
-        )
-        async for state in answers(stream):
-            if state.status == health_pb2.HealthCheckResponse.SERVING:
-                request = model_pb.GetModelInfoRequest()
-                info = server.models.GetModelInfo(request, timeout=_INFO_TIMEOUT_SECONDS)
-                server.adopt(read_facts(await answer(info)))
-                server.health_status = ""
-                if server.misfit:
-                    self._refuse(server, f"it {server.misfit}")
-            else:
-                server.health_status = NOT_SERVING
-            self._tell(server)
+        changes = health_changes(server.channel, seconds=_WATCH_SECONDS)
+        async with aclosing(changes):
+            async for is_serving in changes:
+                if is_serving:
+                    server.adopt(await fetch_facts(server.models))
+                    server.health_status = ""
+                    if server.misfit:
+                        self._refuse(server, f"it {server.misfit}")
+                else:
+                    server.health_status = NOT_SERVING
+                self._tell(server)
 
     def _tell(self, server: ModelServer) -> None:
         """Tell the listeners, if what this server may be used for changed."""

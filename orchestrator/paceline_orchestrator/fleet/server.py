@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from paceline.v1.drafter_service_pb2_grpc import DrafterServiceStub
 from paceline.v1.model_service_pb2_grpc import ModelServiceStub
+from paceline.v1.session_service_pb2_grpc import SessionServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline_orchestrator.fleet.discovery import Availability
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.silence import SilenceWatch
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ class ModelServer:
         self.endpoint = endpoint
         self.channel = channel
         self.models = ModelServiceStub(channel)
+        self.sessions = SessionServiceStub(channel)
         self.drafter = DrafterServiceStub(channel)
         self.target = TargetServiceStub(channel)
         self.facts: ModelFacts | None = None
-        self.latency = LatencyMeter()
+        self.latency = ObservedLatency()
         self.silence = SilenceWatch()
         self.session_count = 0
         self.call_count = 0

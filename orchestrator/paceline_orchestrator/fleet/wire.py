@@ -1,27 +1,50 @@
-"""The wire's messages, turned into the orchestrator's own data; and RPC failures into ours."""
+"""What model servers say of themselves, and how RPCs are awaited: failures become our errors."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from paceline.errors import ConnectionLostError, InvalidFieldError, OverloadedError
+from paceline.errors import (
+    ConnectionLostError,
+    InternalError,
+    InvalidFieldError,
+    OverloadedError,
+)
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
+from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 
     from paceline.errors import PacelineError
-    from paceline.v1.model_service_pb2 import GetModelInfoResponse
-    from paceline.v1.session_pb2 import CallTiming
+    from paceline.v1.model_service_pb2_grpc import ModelServiceAsyncStub
+    from paceline.v1.session_service_pb2 import CallTiming
 
-__all__ = ["ModelFacts", "StreamCall", "Timing", "answer", "answers", "read_facts", "read_timing"]
+__all__ = [
+    "ModelFacts",
+    "StreamCall",
+    "Timing",
+    "answer",
+    "answers",
+    "fetch_facts",
+    "fetch_tokenizer",
+    "health_changes",
+    "read_timing",
+]
+
+_INFO_SECONDS = 5.0
+_TOKENIZER_SECONDS = 60.0
+# Of a vocabulary of 262,144 tokens the file has 33 MB. A server that sends more is not believed.
+_MOST_TOKENIZER_BYTES = 256 << 20
 
 _ROLES = {
     model_service_pb2.MODEL_ROLE_DRAFTER: Role.DRAFTER,
@@ -82,7 +105,7 @@ async def answer(call: Awaitable[_T]) -> _T:
         return await call
 
 
-async def answers(call: StreamCall[_T]) -> AsyncIterator[_T]:
+async def answers(call: StreamCall[_T]) -> AsyncGenerator[_T]:
     """Iterate over the messages of an RPC, and cancel it however the reading ends.
 
     gRPC alone loses the cancel of a task that reads its first message just when the request has
@@ -139,8 +162,13 @@ def read_timing(timing: CallTiming) -> Timing:
     )
 
 
-def read_facts(info: GetModelInfoResponse) -> ModelFacts:
-    """Read what a server said of its model."""
+async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
+    """Ask a server what its model is, and what it has measured of it.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    info = await answer(models.GetModelInfo(GetModelInfoRequest(), timeout=_INFO_SECONDS))
     return ModelFacts(
         model_name=info.model_name,
         fingerprint=info.fingerprint,
@@ -154,3 +182,36 @@ def read_facts(info: GetModelInfoResponse) -> ModelFacts:
         prefill_ns_per_token=info.prefill_ns_per_token,
         role=_ROLES.get(info.role),
     )
+
+
+async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
+    """Fetch the bytes of the tokenizer of the server with this name.
+
+    Raises:
+        UnsupportedError: Its model has none.
+        InternalError: It sends more than any tokenizer has.
+        PacelineError: What else the server or the transport said.
+    """
+    stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
+    content = bytearray()
+    # Closed here and now: a server that sends without end must not wait for a collector.
+    async with aclosing(answers(stream)) as messages:
+        async for message in messages:
+            content += message.data
+            if len(content) > _MOST_TOKENIZER_BYTES:
+                raise InternalError(
+                    f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
+                )
+    return bytes(content)
+
+
+async def health_changes(channel: grpc.aio.Channel, *, seconds: float) -> AsyncGenerator[bool]:
+    """Yield whether a server says that it serves, at once and whenever it changes, for so long.
+
+    Raises:
+        PacelineError: It cannot be reached any more, or the time is over.
+    """
+    stream = HealthStub(channel).Watch(HealthCheckRequest(), timeout=seconds, wait_for_ready=True)
+    async with aclosing(answers(stream)) as states:
+        async for state in states:
+            yield state.status == HealthCheckResponse.SERVING

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
-from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.driver import Driver
 from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.front.order import NUMBER_OF_STRATEGY
 from paceline_orchestrator.front.text import FinalToken
+from paceline_orchestrator.front.translation import (
+    chunk_message,
+    finished_message,
+    started_message,
+    timeline_message,
+)
 from paceline_protocol.messages import FinishReason
-from paceline_protocol.strategy import create_method
+from paceline_protocol.methods import create_method
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from paceline_orchestrator.calls.keeper import SessionKeeper
     from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.front.order import Order
+    from paceline_orchestrator.front.translation import ClientMessage
     from paceline_protocol.messages import CapacityChanged, EmitTokens
-    from paceline_protocol.strategy import AnyMethod, Strategy
+    from paceline_protocol.methods import DecodingMethod, Strategy
 
 __all__ = ["Generation"]
-
-_FINISH_REASONS = {
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.EOS: pb.FINISH_REASON_EOS,
-}
 
 
 class Generation:
@@ -48,7 +49,7 @@ class Generation:
     def __init__(
         self, order: Order, *, pool: ServerPool, keeper: SessionKeeper, metrics: RequestMetrics
     ) -> None:
-        self._outbox: asyncio.Queue[pb.GenerateResponse | Exception | None] = asyncio.Queue()
+        self._outbox: asyncio.Queue[ClientMessage | Exception | None] = asyncio.Queue()
         self._text = order.text
         if self._text.token_count < len(order.resumed):
             raise InvalidFieldError.of("resume_token_ids", "must not go on after a stop string")
@@ -60,8 +61,8 @@ class Generation:
             arrived_ns=order.arrived_ns,
             prompt_length=len(order.prefix),
             metrics=metrics,
-            keep_timeline=order.request.include_timeline,
-            show=self._show if order.request.stream_timeline else None,
+            keep_timeline=order.options.include_timeline,
+            show=self._show if order.options.stream_timeline else None,
         )
         self._crew = Crew(
             pool,
@@ -82,7 +83,7 @@ class Generation:
             recorder=self._recorder,
             deadline=order.deadline,
             prompt_length=len(order.prefix),
-            logprobs=order.request.logprobs,
+            logprobs=order.options.logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
         )
@@ -90,7 +91,7 @@ class Generation:
     async def run(self) -> None:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
         try:
-            self._send(started=self._started())
+            self._send(started_message(self._order, target_count=self._crew.target_count))
             await self._driver.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream's reader gets it
             self.fail(error)
@@ -101,7 +102,7 @@ class Generation:
         """End the stream with an error, after what was decoded so far."""
         self._outbox.put_nowait(error)
 
-    async def messages(self) -> AsyncIterator[pb.GenerateResponse]:
+    async def messages(self) -> AsyncIterator[ClientMessage]:
         """Yield the stream's messages.
 
         Raises:
@@ -132,11 +133,11 @@ class Generation:
         """How it is decoded."""
         return self._order.plan.strategy
 
-    def statistics(self) -> pb.GenerationStatistics:
+    def statistics(self) -> Statistics:
         """Return what it took so far."""
         return self._recorder.statistics(self._driver.statistics)
 
-    def _create_method(self, capacity: CapacityChanged) -> AnyMethod:
+    def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
         broadcast_prefill = order.plan.broadcast_prefill and self._crew.is_idle
         return create_method(
@@ -165,59 +166,31 @@ class Generation:
         """Send what was held back, and the end: its reader need not wait for what `run` clears."""
         self._text.flush()
         self._send_text()
-        self._send(finished=self._finished(reason))
+        self._send(self._finished(reason))
         self._outbox.put_nowait(None)
 
     def _send_text(self) -> None:
         piece = self._text.take()
         if piece is None:
             return
-        chunk = pb.GenerationChunk(
-            position=self._position,
-            token_ids=[it.token_id for it in piece.tokens],
-            text=piece.text,
-            logprobs=[it.logprob for it in piece.tokens if it.logprob is not None],
-            origins=[
-                pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
-                for it in piece.tokens
-            ],
-        )
+        self._send(chunk_message(piece, position=self._position))
         self._position += len(piece.tokens)
-        self._send(chunk=chunk)
 
-    def _send(self, **event: Any) -> None:
-        self._outbox.put_nowait(pb.GenerateResponse(**event))
+    def _send(self, message: ClientMessage) -> None:
+        self._outbox.put_nowait(message)
 
-    def _show(self, event: pb.TimelineEvent) -> None:
-        self._send(timeline_event=event)
+    def _show(self, event: TimelineEvent) -> None:
+        self._send(timeline_message(event))
 
-    def _started(self) -> pb.GenerationStarted:
+    def _finished(self, reason: FinishReason) -> ClientMessage:
         order = self._order
-        return pb.GenerationStarted(
-            request_id=order.request_id,
-            seed=order.seed,
-            model_fingerprint=order.model.fingerprint,
-            strategy=NUMBER_OF_STRATEGY[order.plan.strategy],
-            promise=order.rule,
-            prompt_token_count=len(order.prompt),
-            lookahead=order.plan.lookahead,
-            target_count=self._crew.target_count,
-            plan_note=order.plan.note,
-        )
-
-    def _finished(self, reason: FinishReason) -> pb.GenerationFinished:
-        order = self._order
-        if order.was_resumed_to_eos:
-            reason = FinishReason.EOS
-        stop_string = self._text.stop_string
-        return pb.GenerationFinished(
-            finish_reason=pb.FINISH_REASON_STOP_STRING if stop_string else _FINISH_REASONS[reason],
-            stop_string=stop_string,
-            promise=order.rule,
+        return finished_message(
+            order,
+            reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
+            stop_string=self._text.stop_string,
             lookahead=self._crew.lookahead or order.plan.lookahead,
             targets_used=self._recorder.targets_used,
-            prompt_token_count=len(order.prompt),
-            completion_token_count=self._text.token_count,
+            token_count=self._text.token_count,
             statistics=self.statistics(),
             timeline=self._recorder.timeline(),
         )

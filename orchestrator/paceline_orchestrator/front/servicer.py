@@ -19,6 +19,7 @@ from paceline.shares import FairShares
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
 from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.front.admission import (
     allowed_tokens,
     check,
@@ -28,9 +29,10 @@ from paceline_orchestrator.front.admission import (
 )
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import share_of
-from paceline_orchestrator.front.order import Order, wish_of
+from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
+from paceline_orchestrator.front.translation import read_options, server_message
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OrchestratorServicer"]
 
-_TARGET_WAIT_SECONDS = 5.0
-_RETRY_SECONDS = 1.0
 _DRAINING = "this orchestrator is shutting down"
 
 
@@ -94,6 +94,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._is_draining = False
         self._shares = FairShares(settings.request_limit)
         self._texts = TextWorkers()
+        self._preparing: set[asyncio.Task[Any]] = set()  # requests that are not yet decoded
         self._generations: set[Generation] = set()
         self.running_count = 0
 
@@ -111,6 +112,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def cut(self) -> None:
         """End all requests; each stream says why, and can be resumed elsewhere."""
+        while self._preparing:
+            self._preparing.pop().cancel()
         for generation in tuple(self._generations):
             generation.fail(DrainingError(_DRAINING))
 
@@ -128,9 +131,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         with self._admitted(share):
             check(request)
             deadline = Deadline.after(self._allowed_seconds(context))
-            order = await self._order(
-                request, share=share, arrived_ns=arrived_ns, deadline=deadline
-            )
+            with self._cuttable():
+                order = await self._order(
+                    request, share=share, arrived_ns=arrived_ns, deadline=deadline
+                )
             generation = Generation(
                 order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
             )
@@ -138,7 +142,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 closing(generation),
                 self._metrics.request(generation),
                 self._demand.stream(
-                    verifier_limit=order.verifier_limit, lookahead=order.asked_lookahead
+                    verifier_limit=order.verifier_limit,
+                    lookahead=order.options.wish.lookahead,
                 ),
             ):
                 run = self._tasks.create_task(generation.run(), name=f"run {order.request_id}")
@@ -150,7 +155,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     self._generations.discard(generation)
                     run.cancel()
                     await asyncio.wait((run,))
-                    self._planning.learn(generation.statistics())
+                    took = generation.statistics()
+                    self._planning.learn(
+                        accepted_count=took.drafts.accepted,
+                        rejected_count=took.drafts.rejected,
+                        verification_count=took.target_forward_count + took.cancelled_count,
+                    )
         if not self.running_count:
             self._planning.refine_soon(self._tasks)
 
@@ -170,15 +180,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
         for server in self._pool.servers:
-            info.servers.add(
-                name=server.name,
-                address=server.endpoint.address,
-                role=server.role,
-                ready=server.ready,
-                status=server.status,
-                model_fingerprint=server.facts.fingerprint if server.facts else "",
-                decode_step_ns=server.latency.step_ns,
-            )
+            info.servers.append(server_message(server))
         return info
 
     @contextmanager
@@ -191,7 +193,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             raise OverloadedError(
                 f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
                 " this client's",
-                retry_after_seconds=_RETRY_SECONDS,
+                retry_after_seconds=shortage.RETRY_SECONDS,
             )
         self.running_count += 1
         self._shares.take(share)
@@ -204,15 +206,31 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             if not self.running_count:
                 self._idle.set()
 
+    @contextmanager
+    def _cuttable(self) -> Iterator[None]:
+        """Let `cut` end what is awaited in here, with DrainingError."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._preparing.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Not by `cut`, or its client has cancelled it as well.
+            if task in self._preparing or task.uncancel():
+                raise
+            raise DrainingError(_DRAINING) from None
+        finally:
+            self._preparing.discard(task)
+
     async def _order(
         self, request: pb.GenerateRequest, *, share: str, arrived_ns: int, deadline: Deadline
     ) -> Order:
         """Complete a request with what only this process knows: model, tokens, seed, plan."""
         call = tracing.current()
         request_id = request.request_id or (call.request_id if call else "")
-        await self._wait_for_begin(min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds))
+        await self._wait_for_begin(min(shortage.WAIT_SECONDS, deadline.remaining_seconds))
         model = await self._pool.wait_for_model(
-            min(_TARGET_WAIT_SECONDS, deadline.remaining_seconds)
+            min(shortage.WAIT_SECONDS, deadline.remaining_seconds)
         )
         check_lengths(request, model)
         codec = self._codecs.get(model.tokenizer_fingerprint)
@@ -220,18 +238,20 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         check_tokens(request, model, prompt=prompt)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings)
-        resumed = request.resume_token_ids
+        resumed = tuple(request.resume_token_ids)
+        options = read_options(request)
         await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)
         return Order(
-            request=request,
+            options=options,
             request_id=request_id,
             share=share,
             model=model,
             text=text,
             prompt=prompt,
+            resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(wish_of(request), model, prompt_length=len(prompt)),
+            plan=self._planning.plan(options.wish, model, prompt_length=len(prompt)),
             arrived_ns=arrived_ns,
             deadline=deadline,
         )
@@ -264,7 +284,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         except TimeoutError:
             raise LoadingError(
                 f"{self._what_is_missing()}: try again if it is still loading",
-                retry_after_seconds=_RETRY_SECONDS,
+                retry_after_seconds=shortage.RETRY_SECONDS,
             ) from None
 
     def _what_is_missing(self) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from paceline.errors import InternalError, LoadingError, UnsupportedError
-from paceline.v1.model_service_pb2 import GetTokenizerRequest
-from paceline_orchestrator.fleet.wire import answers
+from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.wire import fetch_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Codec", "Codecs"]
 
-_FETCH_TIMEOUT_SECONDS = 60.0
-# Of a vocabulary of 262,144 tokens the file has 33 MB. A server that sends more is not believed.
-_MOST_BYTES = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -92,7 +89,9 @@ class Codecs:
             LoadingError: It was not fetched yet.
         """
         if fingerprint not in self._codecs:
-            raise LoadingError("the tokenizer is being fetched", retry_after_seconds=1.0)
+            raise LoadingError(
+                "the tokenizer is being fetched", retry_after_seconds=shortage.RETRY_SECONDS
+            )
         return self._codecs[fingerprint]
 
     async def fetch(self, server: ModelServer) -> None:
@@ -106,20 +105,10 @@ class Codecs:
         if fingerprint in self._codecs:
             return
         try:
-            tokenizer_json = await _download(server)
+            tokenizer_json = await fetch_tokenizer(server.models, name=server.name)
         except UnsupportedError:
             self._codecs[fingerprint] = None
             return
         if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
             raise InternalError(f"{server.name} sent a tokenizer that is not what it says")
         self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
-
-
-async def _download(server: ModelServer) -> bytes:
-    stream = server.models.GetTokenizer(GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_SECONDS)
-    content = bytearray()
-    async for message in answers(stream):
-        content += message.data
-        if len(content) > _MOST_BYTES:
-            raise InternalError(f"{server.name} sends a tokenizer of more than {_MOST_BYTES} bytes")
-    return bytes(content)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import METHODS, Strategy
 
 __all__ = [
     "LOOKAHEADS",
@@ -103,23 +103,29 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to decode, the expected time for each token, and whether the drafter keeps up."""
+    """A way to decode, and what is expected of it.
+
+    Attributes:
+        strategy: The method.
+        lookahead: Draft tokens in a verification; 0 for plain decoding.
+        target_count: Targets to use.
+        token_ns: Expected time for each token after the first.
+        keeps_up: Whether the drafter has its drafts ready when they are wanted.
+        note: What else went into it, for whoever asks why.
+    """
 
     strategy: Strategy
     lookahead: int
     target_count: int
     token_ns: int
     keeps_up: bool = True
+    note: str = ""
 
     def __str__(self) -> str:
-        label = {
-            Strategy.AUTOREGRESSIVE: "plain decoding",
-            Strategy.SPECULATIVE: f"SI with lookahead {self.lookahead}",
-            Strategy.DISTRIBUTED: (
-                f"DSI with lookahead {self.lookahead} on {self.target_count} target(s)"
-            ),
-        }[self.strategy]
-        return f"{label}: {self.token_ns / 1e6:.1f} ms per token"
+        method = METHODS[self.strategy]
+        lookahead = f" with lookahead {self.lookahead}" if method.drafts else ""
+        targets = f" on {self.target_count} target(s)" if method.overlaps else ""
+        return f"{method.label}{lookahead}{targets}: {self.token_ns / 1e6:.1f} ms per token"
 
 
 def needed_target_count(target_ns: int, drafter_ns: int, *, lookahead: int) -> int:

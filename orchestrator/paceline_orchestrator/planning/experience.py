@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from paceline.errors import TokenizerMismatchError
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.v1 import orchestrator_service_pb2 as pb
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_protocol.methods import Strategy
 
 __all__ = ["Planning"]
 
@@ -98,21 +98,19 @@ class Planning:
         if measurements.request_count == 1:
             self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
         plan = self._planner.choose(measurements, wish)
-        if wish.target_count and plan.strategy is Strategy.DISTRIBUTED:
+        if wish.target_count and METHODS[plan.strategy].overlaps:
             plan = replace(plan, target_count=wish.target_count)
         return plan if wish.strategy is None else replace(plan, note="")
 
-    def learn(self, took: pb.GenerationStatistics) -> None:
+    def learn(self, *, accepted_count: int, rejected_count: int, verification_count: int) -> None:
         """Take in what became of a request's draft tokens, and what its verifications cost.
 
         With several requests at once, the CPU time since the last of them ended was spent on all;
         in the long run so were the verifications that it is set against.
         """
-        judged = took.accepted_token_count + took.rejected_token_count
-        self._acceptance_rate.add(took.accepted_token_count, count=judged)
+        self._acceptance_rate.add(accepted_count, count=accepted_count + rejected_count)
         now_ns = self._cpu_clock()
-        verifications = took.target_forward_count + took.cancelled_rpc_count
-        self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verifications)
+        self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verification_count)
         self._cpu_seen_ns = now_ns
 
     def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
@@ -130,7 +128,7 @@ class Planning:
         try:
             return self._pool.drafters(model)
         except TokenizerMismatchError:
-            if strategy in (None, Strategy.AUTOREGRESSIVE):
+            if strategy is None or not METHODS[strategy].drafts:
                 return []
             raise
 

@@ -8,23 +8,39 @@ after any number of accepted ones is final; how likely that number is says the a
 
 from __future__ import annotations
 
+import math
 import time
+from collections import OrderedDict, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.planning.estimates import (
+    LOOKAHEADS,
+    MAX_LOOKAHEAD,
+    Measurements,
+    on_its_part,
+    smallest_lookahead,
+    speculative,
+)
+from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
-from paceline_protocol.strategy import Strategy, create_method
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["VERIFICATION", "Setting", "expected_token_time", "rehearse"]
+__all__ = ["VERIFICATION", "Rehearsals", "Setting", "expected_token_time", "rehearse"]
 
 VERIFICATION = 10_000
 """What a verification takes, its call included: the unit of all times is a part of it."""
 
+# Settings that are left to be simulated: the last ones are the likeliest to come again.
+_MOST_MISSING = 4
+# Settings whose simulations are kept, those used last: of 10 to 30 KiB each. A system that does not
+# change has a few, since similar measurements share one.
+_MOST_REHEARSED = 64
 _TOKENS = (40, 160)  # the fewer, the more drafter steps are in a verification
 _DRAFTS = 1600
 
@@ -57,9 +73,12 @@ def rehearse(setting: Setting, *, lookahead: int) -> list[int]:
     length = min(max(fewest, _DRAFTS * setting.drafter_step // VERIFICATION), most)
     oracle = AgreementOracle(1.0, seed=0, length=length + 1)
     task = DecodingTask(oracle.prompt(1), length, lookahead=lookahead)
-    method = create_method(Strategy.DISTRIBUTED, task, capacity=capacity)
     result = simulate(
-        method, oracle, targets=targets, drafters=[drafter], after_event=_let_others_run
+        DistributedDecoding(task, capacity),
+        oracle,
+        targets=targets,
+        drafters=[drafter],
+        after_event=_let_others_run,
     )
     return [int(each) for each in result.token_times]
 
@@ -79,6 +98,105 @@ def expected_token_time(times: Sequence[int], acceptance_rate: float) -> float:
         token_sum += reached
         reached *= acceptance_rate
     return time_sum / token_sum
+
+
+class Rehearsals:
+    """What was rehearsed lately, and what is still to be.
+
+    Concurrency:
+        `hold` computes for long, on a worker thread; all else is cheap, and may run meanwhile.
+    """
+
+    def __init__(self) -> None:
+        # By lookahead; the setting used last comes last.
+        self._held: OrderedDict[Setting, dict[int, list[int]]] = OrderedDict()
+        self._missing: deque[Setting] = deque(maxlen=_MOST_MISSING)
+
+    def times(self, measurements: Measurements, target_count: int) -> dict[int, int]:
+        """Return DSI's time for each token, in ns, by lookahead, as far as it was simulated.
+
+        A setting is only near to what was measured; SI, in closed form in both, tells how near.
+        """
+        setting = _setting(measurements, target_count)
+        with suppress(KeyError):  # unknown, or `hold` has dropped it just now
+            self._held.move_to_end(setting)
+        rehearsed = self._held.get(setting, {})
+        rate = measurements.acceptance_rate
+        if not rehearsed:
+            return {}
+        rival = speculative(on_its_part(measurements), None).token_ns
+        rehearsed_rival = speculative(_measured(setting, acceptance_rate=rate), None).token_ns
+        return {
+            lookahead: round(expected_token_time(times, rate) * rival / rehearsed_rival)
+            for lookahead, times in rehearsed.items()
+        }
+
+    def ask_for(self, measurements: Measurements, target_count: int) -> None:
+        """Have a setting rehearsed, unless it was, or drafts can never be ahead in it."""
+        setting = _setting(measurements, target_count)
+        is_known = setting in self._held or setting in self._missing
+        if not is_known and setting.drafter_step <= VERIFICATION:
+            self._missing.append(setting)
+
+    def hold(self) -> None:
+        """Rehearse what was asked for.
+
+        What fails is forgotten, and rehearsed again when it is next asked for.
+        """
+        while self._missing:
+            setting = self._missing.pop()
+            self._held[setting] = {}  # known from here on, or it would be asked for again
+            try:
+                self._held[setting] = {
+                    lookahead: rehearse(setting, lookahead=lookahead)
+                    for lookahead in _lookaheads(setting)
+                }
+            except BaseException:
+                del self._held[setting]
+                raise
+            while len(self._held) > _MOST_REHEARSED:
+                self._held.popitem(last=False)
+
+
+def _setting(measurements: Measurements, target_count: int) -> Setting:
+    """Return what a simulation depends on, rounded so that similar measurements share it."""
+    own = on_its_part(measurements)
+    return Setting(
+        drafter_step=max(1, _rounded(own.drafter_step_ns / own.verification_ns, 4)),
+        call=_rounded(own.call_ns / own.verification_ns, 1),
+        target_count=target_count,
+    )
+
+
+def _measured(setting: Setting, *, acceptance_rate: float) -> Measurements:
+    """Return what would be measured in a setting."""
+    return Measurements(
+        target_step_ns=VERIFICATION - setting.call,
+        target_first_ns=VERIFICATION,
+        drafter_step_ns=setting.drafter_step,
+        acceptance_rate=acceptance_rate,
+        target_count=setting.target_count,
+        call_ns=setting.call,
+    )
+
+
+def _lookaheads(setting: Setting) -> list[int]:
+    """Return Equation 1's, those below, and those up to a block as long as a verification.
+
+    Longer ones than Equation 1 asks for are as good where next to no draft token is accepted.
+    """
+    step, targets = setting.drafter_step, setting.target_count
+    feasible = smallest_lookahead(VERIFICATION, step, target_count=targets)
+    longest = smallest_lookahead(VERIFICATION, step, target_count=1)
+    shorter = (each for each in LOOKAHEADS if each < longest)
+    return sorted({*shorter, min(feasible, MAX_LOOKAHEAD), min(longest, MAX_LOOKAHEAD)})
+
+
+def _rounded(ratio: float, steps: int) -> int:
+    """Return a part of a verification in units of it, rounded: so many steps double it."""
+    if ratio * VERIFICATION < 1:
+        return 0
+    return round(VERIFICATION * 2 ** (round(steps * math.log2(ratio)) / steps))
 
 
 def _let_others_run() -> None:

@@ -34,6 +34,9 @@ __all__ = ["DESIRED_VERIFIERS", "REPLICA_DEMAND", "ExternalScaler", "ScalerServe
 DESIRED_VERIFIERS = "paceline_desired_verifiers"
 REPLICA_DEMAND = "paceline_replica_demand"
 
+_SERVICE = "externalscaler.ExternalScaler"
+_CALLERS = frozenset({"operator", "orchestrator"})
+
 _REPLICA = "replica"
 _STREAM_VERIFIERS = "stream_verifiers"
 _VERIFICATIONS = "verifications"
@@ -141,9 +144,10 @@ class ScalerServer:
 
     async def __aenter__(self) -> Self:
         roles = self._settings.role_of_peer
+        access = AccessPolicy(roles, roles_of_service={_SERVICE: _CALLERS}) if roles else None
         # Its calls are not counted: that would need the counters of the process's own server.
         guard = EdgeInterceptor(
-            RpcMetrics(CollectorRegistry()), access=AccessPolicy(roles) if roles else None
+            RpcMetrics(CollectorRegistry()), access=access, unbounded={_SERVICE}
         )
         self._server = grpc.aio.server(interceptors=[guard], options=CLIENT_SERVER_OPTIONS)
         add_ExternalScalerServicer_to_server(ExternalScaler(self._autoscaler), self._server)

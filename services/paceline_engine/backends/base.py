@@ -1,7 +1,8 @@
 """The one interface between the engine and a model.
 
-A backend is one model on one device; a cache is one session's text in it. Loading and computing
-happen on the worker thread only; the event loop reads the description, and makes empty caches.
+A backend is one model on one device, and runs items (`paceline_engine.items`); a cache is one
+session's text in it. Loading and computing happen on the worker thread only; the event loop reads
+the description, and makes empty caches.
 """
 
 from __future__ import annotations
@@ -13,24 +14,22 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from paceline_engine import fields
+from paceline_engine.calls import VerificationRule
+from paceline_engine.items import Item, Judge, Judgement, Outcome
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.calls import (
-        ModelDescription,
-        SessionSpec,
-        SparseDistribution,
-        VerifyOptions,
-    )
+    from paceline_engine.calls import ModelDescription, SessionSpec
+    from paceline_engine.proposal import Proposal
 
 __all__ = [
     "Backend",
     "DeviceLostError",
-    "DraftChoice",
     "ForwardInterrupted",
     "Forwarded",
     "Interrupt",
-    "Judgement",
     "ModelCache",
     "ModelLoadError",
     "TokenMemory",
@@ -80,23 +79,6 @@ class TokenMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A target's word on a block: see VerifyResponse in target_service.proto."""
-
-    accepted_count: int
-    next_token: int
-    logprobs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DraftChoice:
-    """One drafted token, and under REJECTION what it was drawn from."""
-
-    token_id: int
-    distribution: SparseDistribution | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Forwarded(Generic[_Value]):
     """What came out of a forward, and how many rows (token positions) it computed."""
 
@@ -126,32 +108,6 @@ class ModelCache(ABC, Generic[_Scores]):
     def reserve(self, length: int) -> None:
         """Learn how many tokens there is memory for from now on. Called on the event loop."""
 
-    def judge(
-        self,
-        prefix: array[int],
-        block: Sequence[int],
-        *,
-        options: VerifyOptions,
-        interrupt: Interrupt,
-    ) -> Forwarded[Judgement]:
-        """Judge a block of draft tokens after a prefix of one token or more, in one forward.
-
-        Raises:
-            ForwardInterrupted: the interrupt was set. The cache is as good as before.
-        """
-        scored = self.scores(prefix, block, interrupt=interrupt)
-        judgement = self._judge(scored.value, block, position=len(prefix), options=options)
-        return Forwarded(judgement, scored.row_count)
-
-    def draft(self, prefix: array[int], *, interrupt: Interrupt) -> Forwarded[DraftChoice]:
-        """Guess the token after a prefix of one token or more, in one forward.
-
-        Raises:
-            ForwardInterrupted: the interrupt was set. The cache is as good as before.
-        """
-        scored = self.scores(prefix, (), interrupt=interrupt)
-        return Forwarded(self._draft(scored.value, position=len(prefix)), scored.row_count)
-
     def scores(
         self, prefix: array[int], block: Sequence[int], *, interrupt: Interrupt
     ) -> Forwarded[_Scores]:
@@ -160,6 +116,9 @@ class ModelCache(ABC, Generic[_Scores]):
         tokens      | kept | the rest of the prefix | block        |
         computed           |<------------- row_count ------------->|
         scored                                    |<- block + 1 -->|
+
+        Raises:
+            ForwardInterrupted: the interrupt was set. The cache is as good as before.
         """
         kept = min(_common_length(self._token_ids, prefix), self._length(), len(prefix) - 1)
         self._crop(kept)
@@ -191,16 +150,6 @@ class ModelCache(ABC, Generic[_Scores]):
     def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> _Scores:
         """Append tokens to the state, and score what follows each of the last `rows`."""
 
-    @abstractmethod
-    def _judge(
-        self, scores: _Scores, block: Sequence[int], *, position: int, options: VerifyOptions
-    ) -> Judgement:
-        """Decide on a block whose first token is at `position`."""
-
-    @abstractmethod
-    def _draft(self, scores: _Scores, *, position: int) -> DraftChoice:
-        """Choose the token at `position` from the one row of scores."""
-
 
 class Backend(ABC):
     """A loaded model.
@@ -225,6 +174,42 @@ class Backend(ABC):
     @abstractmethod
     def new_cache(self, spec: SessionSpec) -> ModelCache[Any]:
         """Begin an empty text for a session; at once, because the event loop waits for it."""
+
+    def run(self, items: Sequence[Item], interrupt: Interrupt) -> Sequence[Outcome]:
+        """Do a step of each item, and answer each as if it had been alone.
+
+        For now the worker gives one item at a time. A drafting item gets at most the tokens that it
+        lacks. Worker thread only.
+
+        Args:
+            items: Of different texts. Their proposals are chains.
+            interrupt: Set when nobody waits for any of them.
+
+        Raises:
+            InvalidFieldError: what a token is said to be drawn from is no distribution.
+            ForwardInterrupted: the interrupt was set. The caches are as good as before.
+        """
+        return [self._run_alone(item, interrupt) for item in items]
+
+    def _run_alone(self, item: Item, interrupt: Interrupt) -> Outcome:
+        task = item.task
+        if not isinstance(task, Judge):
+            scored = item.cache.scores(item.prefix, (), interrupt=interrupt)
+            return Outcome(scored.row_count, drafted=self._draft(scored.value, item))
+        proposal = task.proposal
+        if item.spec.rule is VerificationRule.REJECTION:
+            # Here, because it would hold up the event loop.
+            fields.check_distributions(proposal, vocabulary_size=self.description.vocabulary_size)
+        scored = item.cache.scores(item.prefix, proposal.token_ids, interrupt=interrupt)
+        return Outcome(scored.row_count, judgement=self._judge(scored.value, task, item))
+
+    @abstractmethod
+    def _judge(self, scores: Any, task: Judge, item: Item) -> Judgement:
+        """Decide on an item's proposal by the scores of its rows."""
+
+    @abstractmethod
+    def _draft(self, scores: Any, item: Item) -> Proposal:
+        """Choose the token after an item's prefix from the one row of scores."""
 
 
 def _common_length(left: array[int], right: array[int]) -> int:

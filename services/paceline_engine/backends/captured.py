@@ -39,7 +39,6 @@ class CapturedStep:
         """Record it.
 
         Args:
-            decoder: What computes.
             layers: The text's, with fixed buffers. What they hold at the length is overwritten.
 
         Raises:

@@ -17,20 +17,14 @@ from dataclasses import dataclass
 
 from paceline_engine.backends.base import (
     Backend,
-    DraftChoice,
     ForwardInterrupted,
     Interrupt,
-    Judgement,
     ModelCache,
     ModelLoadError,
 )
-from paceline_engine.calls import (
-    ModelDescription,
-    SessionSpec,
-    SparseDistribution,
-    VerificationRule,
-    VerifyOptions,
-)
+from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
+from paceline_engine.items import Item, Judge, Judgement
+from paceline_engine.proposal import Proposal, SparseDistribution
 
 __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
 
@@ -105,6 +99,30 @@ class SimulatedBackend(Backend):
         """Begin an empty text for a session."""
         return SimulatedCache(self.model, spec)
 
+    def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
+        del item
+        token_ids = task.proposal.token_ids
+        chosen = [self._target_token(prefix_hash) for prefix_hash in scores]
+        wrong = (index for index, token in enumerate(token_ids) if token != chosen[index])
+        accepted = next(wrong, len(token_ids))
+        # The simulated target is certain: its one token has probability 1.
+        logprobs = (0.0,) * (accepted + 1) if task.logprobs else ()
+        return Judgement(tuple(range(accepted)), chosen[accepted], logprobs)
+
+    def _draft(self, scores: Sequence[int], item: Item) -> Proposal:
+        token = self._target_token(scores[0])
+        opinion = _mix(scores[0] ^ _MASK)
+        if opinion >= self.model.acceptance_rate * 2.0**64:
+            size = self.model.vocabulary_size
+            token = (token + 1 + opinion % (size - 1)) % size
+        if item.spec.rule is VerificationRule.REJECTION:  # at temperature 0
+            return Proposal((token,), distributions=(SparseDistribution((token,), (1.0,)),))
+        return Proposal((token,))
+
+    def _target_token(self, prefix_hash: int) -> int:
+        first = _first_fill_token(self.model.vocabulary_size)
+        return first + prefix_hash % (self.model.vocabulary_size - first)
+
 
 class SimulatedCache(ModelCache[Sequence[int]]):
     """A session's text; its state and its scores are one 64-bit hash per prefix."""
@@ -112,7 +130,6 @@ class SimulatedCache(ModelCache[Sequence[int]]):
     def __init__(self, model: SimulatedModel, spec: SessionSpec) -> None:
         super().__init__()
         self._model = model
-        self._greedy_point_mass = spec.rule is VerificationRule.REJECTION
         seed = 0 if spec.sampling.temperature == 0 else spec.seed
         self._hashes = array("Q", [_mix(_mix(model.salt & _MASK) ^ seed)])
 
@@ -135,31 +152,6 @@ class SimulatedCache(ModelCache[Sequence[int]]):
         if not self._length():
             return self._model.ttft_seconds
         return self._model.tpot_seconds + (row_count - 1) * self._model.row_seconds
-
-    def _judge(
-        self, scores: Sequence[int], block: Sequence[int], *, position: int, options: VerifyOptions
-    ) -> Judgement:
-        del position
-        chosen = [self._target_token(prefix_hash) for prefix_hash in scores]
-        wrong = (index for index, token in enumerate(block) if token != chosen[index])
-        accepted = next(wrong, len(block))
-        # The simulated target is certain: its one token has probability 1.
-        logprobs = (0.0,) * (accepted + 1) if options.logprobs else ()
-        return Judgement(accepted, chosen[accepted], logprobs)
-
-    def _draft(self, scores: Sequence[int], *, position: int) -> DraftChoice:
-        del position
-        token = self._target_token(scores[0])
-        opinion = _mix(scores[0] ^ _MASK)
-        if opinion >= self._model.acceptance_rate * 2.0**64:
-            size = self._model.vocabulary_size
-            token = (token + 1 + opinion % (size - 1)) % size
-        point_mass = SparseDistribution((token,), (1.0,)) if self._greedy_point_mass else None
-        return DraftChoice(token, point_mass)
-
-    def _target_token(self, prefix_hash: int) -> int:
-        first = _first_fill_token(self._model.vocabulary_size)
-        return first + prefix_hash % (self._model.vocabulary_size - first)
 
 
 def simulated_tokenizer(vocabulary_size: int) -> bytes | None:

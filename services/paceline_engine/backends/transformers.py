@@ -21,10 +21,8 @@ from paceline.errors import OverloadedError
 from paceline_engine.backends.base import (
     Backend,
     DeviceLostError,
-    DraftChoice,
     ForwardInterrupted,
     Interrupt,
-    Judgement,
     ModelCache,
     ModelLoadError,
     TokenMemory,
@@ -34,17 +32,14 @@ from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama, can_fuse
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import ModelFiles, find_model_files
-from paceline_engine.calls import (
-    ModelDescription,
-    SessionSpec,
-    VerificationRule,
-    VerifyOptions,
-)
-from paceline_engine.sampling import choose_tokens, draw_draft, token_logprobs
-from paceline_engine.verification import accept_exact, accept_sampled
+from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
+from paceline_engine.decisions import draft_from, judge_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from paceline_engine.items import Item, Judge, Judgement
+    from paceline_engine.proposal import Proposal
 
 __all__ = ["TransformersBackend", "TransformersCache", "usable_device"]
 
@@ -191,7 +186,15 @@ class TransformersBackend(Backend):
 
     def new_cache(self, spec: SessionSpec) -> TransformersCache:
         """Begin an empty text for a session."""
-        return TransformersCache(self, spec)
+        return TransformersCache(self, reserve_length=spec.reserve_length)
+
+    @_on_device()
+    def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
+        return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
+
+    @_on_device()
+    def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
     def forward(self, token_ids: array[int], cache: KeyValues, *, rows: int) -> Tensor:
         """Run the model, and return the last rows' logits: (rows, V) on the device.
@@ -238,11 +241,10 @@ class TransformersBackend(Backend):
 class TransformersCache(ModelCache[Tensor]):
     """A session's text in a transformers model; its scores are logits, (rows, V)."""
 
-    def __init__(self, backend: TransformersBackend, spec: SessionSpec) -> None:
+    def __init__(self, backend: TransformersBackend, *, reserve_length: int) -> None:
         super().__init__()
         self._backend = backend
-        self._spec = spec
-        self._reserved_length = spec.reserve_length
+        self._reserved_length = reserve_length
         self._state = self._nothing()
 
     def reserve(self, length: int) -> None:
@@ -266,44 +268,6 @@ class TransformersCache(ModelCache[Tensor]):
         self._backend.interrupt = interrupt
         self._state.reserve(self._reserved_length)
         return self._backend.forward(token_ids, self._state, rows=rows)
-
-    @_on_device()
-    def _judge(
-        self, scores: Tensor, block: Sequence[int], *, position: int, options: VerifyOptions
-    ) -> Judgement:
-        spec = self._spec
-        if spec.rule is VerificationRule.REJECTION:
-            accepted, next_token = accept_sampled(
-                block,
-                scores,
-                distributions=options.distributions,
-                first_position=position,
-                parameters=spec.sampling,
-                seed=spec.seed,
-            )
-        else:
-            accepted, next_token = accept_exact(
-                block,
-                scores,
-                first_position=position,
-                parameters=spec.sampling,
-                seed=spec.seed,
-            )
-        if not options.logprobs:
-            return Judgement(accepted, next_token)
-        decided = (*block[:accepted], next_token)
-        return Judgement(accepted, next_token, token_logprobs(scores[: accepted + 1], decided))
-
-    @_on_device()
-    def _draft(self, scores: Tensor, *, position: int) -> DraftChoice:
-        spec = self._spec
-        if spec.rule is VerificationRule.REJECTION:
-            drawn = draw_draft(scores, position=position, parameters=spec.sampling, seed=spec.seed)
-            return DraftChoice(*drawn)
-        chosen = choose_tokens(
-            scores, first_position=position, parameters=spec.sampling, seed=spec.seed
-        )
-        return DraftChoice(chosen[0])
 
 
 def usable_device(name: str) -> torch.device:

@@ -8,8 +8,8 @@ from paceline_bench.forecast import Forecast, ForecastJob, forecast, forecast_jo
 from paceline_bench.forecast_picture import draw_forecast
 from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.node import SimulatedNode
+from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.strategy import Strategy
 
 MS = 1_000_000
 
@@ -116,6 +116,15 @@ def test_the_luck_of_the_draws_is_taken_out():
     )
     assert more.error_ns < 0.01 * more.mean_ns
     assert few.mean_ns == pytest.approx(more.mean_ns, rel=0.05)
+
+
+def test_a_method_of_which_nothing_is_known_exactly_is_simulated_with_every_lookahead(monkeypatch):
+    monkeypatch.setattr("paceline_bench.forecast._EXPECTATIONS", {})
+    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
+    found = forecast(ForecastJob(vicuna, Strategy.SPECULATIVE, 1, token_count=50, repeats=20))
+    assert 3 <= found.lookahead <= 6
+    assert found.mean_ns / MS == pytest.approx(992, rel=0.1)
+    assert found.error_ns > 0
 
 
 # --- what is said of them ---------------------------------------------------------------------

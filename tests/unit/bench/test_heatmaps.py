@@ -16,8 +16,8 @@ from paceline_bench.heatmap_report import RATIOS, check_claims, summarise, write
 from paceline_bench.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
 from paceline_bench.protocol_runs import Batch, Setup, total_times
 from paceline_bench.recurrences import expected_distributed_times, scheduled_stretches
+from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.strategy import Strategy
 from paceline_protocol.task import DispatchPolicy
 
 SMALL = Experiment(token_count=12, repeats=3)

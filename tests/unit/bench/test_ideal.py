@@ -1,15 +1,13 @@
-import threading
-from array import array
-
 import pytest
 
 from paceline_bench.ideal import BackendOracle, Plan, ideal_schedule
 from paceline_bench.node import TABLE2, SimulatedNode
 from paceline_bench.online import make_prompt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
+from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency, SpanKind
-from paceline_protocol.strategy import Strategy
 
 PROMPT = make_prompt("a prompt")
 NODE = SimulatedNode(
@@ -39,18 +37,14 @@ class Backend:
         waits_not = {"ttft_seconds": 0, "tpot_seconds": 0}
         drafter = SimulatedModel(**waits_not, acceptance_rate=acceptance_rate)
         spec = SessionSpec(reserve_length=4096)
-        self._target = SimulatedBackend(SimulatedModel(**waits_not)).new_cache(spec)
-        self._drafter = SimulatedBackend(drafter).new_cache(spec)
+        self._target = ModelText(SimulatedBackend(SimulatedModel(**waits_not)), spec)
+        self._drafter = ModelText(SimulatedBackend(drafter), spec)
 
     def drafts(self, text):
-        draft = self._drafter.draft(array("I", text), interrupt=threading.Event())
-        return draft.value.token_id
+        return self._drafter.draft(text).token_ids[0]
 
     def continues(self, text):
-        judgement = self._target.judge(
-            array("I", text), (), options=VerifyOptions(), interrupt=threading.Event()
-        )
-        return judgement.value.next_token
+        return self._target.judge(text).next_token
 
 
 def si_rounds(lookahead, max_tokens):

@@ -242,6 +242,17 @@ def test_table_2_has_a_line_for_each_row(results):
     ]
 
 
+def test_the_headline_tells_the_least_and_the_most_that_dsi_gains(results):
+    rows = results["table2"]["rows"]
+    other = {"name": "vicuna/alpaca", "speed_up_over_si": 1.08, "speed_up_over_non_si": 2.5}
+    unequal = table2_row("DSI", 1.0, name="vicuna/mbpp")
+    results["table2"]["rows"] = [*rows, {**rows[2], **other}, unequal]
+    assert publish.BLOCKS["table2-headline"](results) == (
+        "**2.01 to 2.50 times as fast as plain decoding, 1.08 to 1.19 times as fast as ordinary"
+        " speculation**: DSI on 2 rows of Table 2 of the DSI paper."
+    )
+
+
 def test_circumstances_are_told(results):
     assert lines_of("table2", results)[0] == (
         "`paceline bench table2 --repeats 3`, 2026-01-02, 2 x x86_64, Linux, Python 3.11.7;"

@@ -19,8 +19,8 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
+from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.strategy import Strategy
 from paceline_protocol.task import DispatchPolicy
 
 

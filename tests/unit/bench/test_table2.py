@@ -16,8 +16,8 @@ from paceline_bench.node import TABLE2, SimulatedNode
 from paceline_bench.online import PLAIN, PLANNED, Run, Way, make_prompt
 from paceline_bench.table2_chart import draw_table2
 from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_protocol.methods import Strategy as Method
 from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.strategy import Strategy as Method
 
 MS = 1_000_000
 TOKENS = 12

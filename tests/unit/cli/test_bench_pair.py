@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline_cli.__main__ import main
-from paceline_cli.bench_pair import _EXAMPLES, PairSettings, _some
+from paceline_cli.bench_pair import _EXAMPLES, PairSettings, _evenly_spaced
 from paceline_serving.command_line import parse
 from support.tiny_models import build_model, build_tokenizer, tiny_pair
 
@@ -136,5 +136,5 @@ def test_its_examples_are_understood(line):
 
 
 def test_some_prompts_are_taken_evenly():
-    assert _some(list(range(10)), 3) == [0, 3, 6]
-    assert _some([1, 2], 5) == [1, 2]
+    assert _evenly_spaced(list(range(10)), 3) == [0, 3, 6]
+    assert _evenly_spaced([1, 2], 5) == [1, 2]

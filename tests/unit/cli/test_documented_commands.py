@@ -9,9 +9,9 @@ import pytest
 
 from paceline_cli import serve
 from paceline_cli.known_settings import settings_classes
+from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 from paceline_serving.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,9 @@ def module_of(command):
 
 
 def settings_of(command):
-    return next(cls for cls in settings_classes() if cls.__module__ == module_of(command).__name__)
+    """Its last settings class: those before are parts of it."""
+    module = module_of(command).__name__
+    return [cls for cls in settings_classes() if cls.__module__ == module][-1]
 
 
 def shown_lines():

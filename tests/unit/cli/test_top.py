@@ -21,8 +21,8 @@ from paceline_cli.metrics_pages import Page, Source, parse_sources
 from paceline_cli.metrics_samples import Readings, Samples, parse_page
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
-from paceline_cli.top_watch import Look, Sight, Watch
-from paceline_cli.up_record import leave_word, metrics_addresses
+from paceline_cli.top_watch import Scrape, Snapshot, Watch
+from paceline_cli.up_record import metrics_addresses, record_metrics_addresses
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 
 PAGE = """\
@@ -173,7 +173,7 @@ async def watching(orchestrator, *texts):
 
         async def look_after(seconds):
             now[0] += seconds
-            return view(await watch.look())
+            return view(await watch.snapshot())
 
         yield look_after
 
@@ -297,6 +297,12 @@ async def test_an_address_that_never_answered_is_shown_too():
     assert (pool.role, pool.servers[0].state) == ("unknown", "no answer")
 
 
+async def test_a_server_of_a_role_that_is_new_is_shown_as_unknown():
+    async with watching(Orchestrator(known("new", role="role 12"))) as look_after:
+        (pool,) = (await look_after(0)).pools
+    assert (pool.role, pool.servers[0].name) == ("unknown", "new")
+
+
 # --- drawing --------------------------------------------------------------------------------------
 
 
@@ -307,19 +313,19 @@ def a_target(name, *, problem="", running=1):
         gauge.labels("target").set(value)
     page = parse_page(generate_latest(registry).decode())
     readings = Readings(page, page.since(page), 1.0)
-    return Sight(
+    return Scrape(
         Page(Source(name, "127.0.0.1", 1), "127.0.0.1"), readings, problem, 7.0 if problem else 0.0
     )
 
 
-def lines(look, *, width, height=None):
+def lines(snapshot, *, width, height=None):
     console = Console(width=width, highlight=False, file=io.StringIO())
     with console.capture() as captured:
-        console.print(draw(view(look), title="paceline top", width=width, height=height))
+        console.print(draw(view(snapshot), title="paceline top", width=width, height=height))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-MANY = Look(
+MANY = Snapshot(
     (
         *(a_target(f"target-{index:02}") for index in range(20)),
         a_target("target-99", problem="connection refused"),
@@ -342,13 +348,15 @@ def an_orchestrator(*, asked, wanted):
     Counter("paceline_incoming_requests", "x", registry=registry)
     page = parse_page(generate_latest(registry).decode())
     readings = Readings(page, page.since(page), 1.0)
-    return Sight(Page(Source("orchestrator", "127.0.0.1", 2), "127.0.0.1"), readings, "", 0.0)
+    return Scrape(Page(Source("orchestrator", "127.0.0.1", 2), "127.0.0.1"), readings, "", 0.0)
 
 
 @pytest.mark.parametrize(("asked", "wanted", "verb"), [(0, 12, "keep"), (3, 3, "have")])
 def test_what_an_autoscaler_keeps_after_a_burst_is_not_said_to_be_asked_for(asked, wanted, verb):
-    look = Look((a_target("a"), an_orchestrator(asked=asked, wanted=wanted)), Orchestrator().answer)
-    drawn = "\n".join(lines(look, width=200))
+    snapshot = Snapshot(
+        (a_target("a"), an_orchestrator(asked=asked, wanted=wanted)), Orchestrator().answer
+    )
+    drawn = "\n".join(lines(snapshot, width=200))
     assert f"streams ask for {asked} \N{MIDDLE DOT} an autoscaler would {verb} {wanted}" in drawn
 
 
@@ -378,7 +386,7 @@ def test_a_pool_adds_up_its_servers_without_those_that_are_gone():
 
 def test_what_servers_say_cannot_move_the_cursor():
     orchestrator = Orchestrator(known("a\x1b[2Jb", ready=False, status="X\x07Y"))
-    shown = "\n".join(lines(Look((), orchestrator.answer), width=100))
+    shown = "\n".join(lines(Snapshot((), orchestrator.answer), width=100))
     assert "\x1b" not in shown
     assert "\x07" not in shown
 
@@ -453,7 +461,7 @@ def test_a_system_leaves_word_of_its_metrics_while_it_runs(variable, tmp_path, m
     monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     here = "127.0.0.1:50050"
-    with leave_word(here, {"target-0": "127.0.0.1:1"}):
+    with record_metrics_addresses(here, {"target-0": "127.0.0.1:1"}):
         assert metrics_addresses(here) == {"target-0": "127.0.0.1:1"}
         assert metrics_addresses("127.0.0.1:50051") == {}
         (directory,) = tmp_path.iterdir()
@@ -464,7 +472,7 @@ def test_a_system_leaves_word_of_its_metrics_while_it_runs(variable, tmp_path, m
 def test_nobody_elses_word_is_believed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     uid = os.getuid()
-    with leave_word("h:1", {"target-0": "127.0.0.1:1"}):
+    with record_metrics_addresses("h:1", {"target-0": "127.0.0.1:1"}):
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
         assert metrics_addresses("h:1") == {}
 
@@ -473,7 +481,7 @@ def test_the_word_of_a_system_that_was_killed_is_not_believed(tmp_path, monkeypa
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    with leave_word("h:1", {"target-0": "127.0.0.1:1"}):
+    with record_metrics_addresses("h:1", {"target-0": "127.0.0.1:1"}):
         (file,) = (tmp_path / "paceline").iterdir()
         file.write_text(json.dumps({**json.loads(file.read_text()), "pid": ended.pid}))
         assert metrics_addresses("h:1") == {}
@@ -484,12 +492,12 @@ def test_nothing_is_written_into_a_directory_of_someone_else(tmp_path, monkeypat
     (tmp_path / "paceline").mkdir()
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    with leave_word("h:1", {"target-0": "127.0.0.1:1"}):
+    with record_metrics_addresses("h:1", {"target-0": "127.0.0.1:1"}):
         assert list((tmp_path / "paceline").iterdir()) == []
 
 
 def test_a_system_runs_also_where_no_word_can_be_left(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
-    with leave_word("h:1", {}):
+    with record_metrics_addresses("h:1", {}):
         assert metrics_addresses("h:1") == {}

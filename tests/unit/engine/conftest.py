@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from paceline.prefix import prefix_digest
-from paceline_engine.backends.base import Backend, Interrupt, ModelCache
+from paceline_engine.backends.base import Backend, Interrupt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import PrefixCall, SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
+from paceline_engine.proposal import Proposal, SparseDistribution
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from paceline_engine.model_text import ModelText
 
 __all__ = ["sixteen_token_model", "tiny_pair"]
 
@@ -90,11 +93,20 @@ def call_on(session_id: str, sequence: int, *, base: list[int], append: list[int
     return PrefixCall(session_id, sequence, len(base), digest, tuple(append))
 
 
-def continuation(cache: ModelCache, prompt: list[int], count: int) -> list[int]:
+def chain(token_ids: Sequence[int], distributions: Sequence[SparseDistribution] = ()) -> Proposal:
+    return Proposal(tuple(token_ids), distributions=distributions)
+
+
+def path(count: int) -> tuple[int, ...]:
+    """A chain's accepted path."""
+    return tuple(range(count))
+
+
+def continuation(model: ModelText, prompt: list[int], count: int) -> list[int]:
     """The oracle: plain decoding, one token at a time."""
     text = array("I", prompt)
     for _ in range(count):
-        text.append(cache.draft(text, interrupt=NEVER).value.token_id)
+        text.extend(model.draft(text).token_ids)
     return text.tolist()[len(prompt) :]
 
 

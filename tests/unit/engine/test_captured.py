@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 import torch
 
@@ -11,8 +9,9 @@ from paceline_engine.backends.captured import CapturedStep
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec, VerifyOptions
-from unit.engine.conftest import NEVER, continuation
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
+from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SPEC = SessionSpec(64)
@@ -59,45 +58,45 @@ def test_a_step_works_in_the_same_memory_every_time(decoder):
 
 
 def test_plain_decoding_is_the_same(capturing, target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 20)
-    cache = capturing.new_cache(SPEC)
-    assert continuation(cache, PROMPT, 20) == oracle
-    assert cache._state.step is not None
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 20)
+    model = ModelText(capturing, SPEC)
+    assert continuation(model, PROMPT, 20) == oracle
+    assert model.cache._state.step is not None
 
 
 def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 12)
-    cache, options = capturing.new_cache(SPEC), VerifyOptions()
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 12)
+    model = ModelText(capturing, SPEC)
     for done, block in ((0, []), (1, [1, 1]), (1, []), (2, oracle[2:5]), (6, []), (7, [])):
-        prefix = array("I", PROMPT + oracle[:done])
-        judged = cache.judge(prefix, block, options=options, interrupt=NEVER).value
+        judged = model.judge(PROMPT + oracle[:done], block)
         accepted = 3 if done == 2 else 0
-        assert (judged.accepted_count, judged.next_token) == (accepted, oracle[done + accepted])
-    assert cache._state.step is not None
+        assert judged.accepted_path == path(accepted)
+        assert judged.next_token == oracle[done + accepted]
+    assert model.cache._state.step is not None
 
 
 def test_a_text_that_begins_anew_is_captured_anew(capturing, target):
-    cache = capturing.new_cache(SPEC)
-    first = continuation(cache, PROMPT, 4)
-    step = cache._state.step
+    model = ModelText(capturing, SPEC)
+    first = continuation(model, PROMPT, 4)
+    step = model.cache._state.step
     other = [100, 101, 102]
-    assert continuation(cache, other, 4) == continuation(target.new_cache(SPEC), other, 4)
-    assert cache._state.step is not step
-    assert continuation(cache, PROMPT, 4) == first
+    assert continuation(model, other, 4) == continuation(ModelText(target, SPEC), other, 4)
+    assert model.cache._state.step is not step
+    assert continuation(model, PROMPT, 4) == first
 
 
 def test_a_text_that_outgrows_its_buffers_is_captured_anew(capturing, target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 40)
-    cache = capturing.new_cache(SessionSpec(16, limit_length=64))
-    assert continuation(cache, PROMPT, 4) == oracle[:4]
-    step = cache._state.step
-    cache.reserve(32)
-    assert continuation(cache, PROMPT, 9) == oracle[:9]
-    assert cache._state.step is step  # there was room still
-    cache.reserve(64)
-    assert continuation(cache, PROMPT, 40) == oracle
-    assert cache._state.step is not step
-    assert {layer.keys.shape[-2] for layer in cache._state.text_layers} == {64}
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 40)
+    model = ModelText(capturing, SessionSpec(16, limit_length=64))
+    assert continuation(model, PROMPT, 4) == oracle[:4]
+    step = model.cache._state.step
+    model.cache.reserve(32)
+    assert continuation(model, PROMPT, 9) == oracle[:9]
+    assert model.cache._state.step is step  # there was room still
+    model.cache.reserve(64)
+    assert continuation(model, PROMPT, 40) == oracle
+    assert model.cache._state.step is not step
+    assert {layer.keys.shape[-2] for layer in model.cache._state.text_layers} == {64}
 
 
 @pytest.mark.parametrize("failure", ["raises", "is off"])
@@ -111,8 +110,8 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
     monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Broken)
     backend = TransformersBackend(str(tiny_pair.target))
     backend.captures = True
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 8)
-    assert continuation(backend.new_cache(SPEC), PROMPT, 8) == oracle
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 8)
+    assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
     assert "not captured" in caplog.text
 

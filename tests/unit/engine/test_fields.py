@@ -11,11 +11,11 @@ from paceline_engine.calls import (
     PrefixCall,
     SamplingParameters,
     SessionSpec,
-    SparseDistribution,
     VerificationRule,
     VerifyOptions,
 )
-from unit.engine.conftest import instant
+from paceline_engine.proposal import Proposal, SparseDistribution
+from unit.engine.conftest import chain, instant
 
 MODEL = instant(vocabulary_size=100, context_length=1000).description
 DIGEST = bytes(16)
@@ -95,34 +95,51 @@ def test_a_call_has_limits(change, field):
 
 
 @pytest.mark.parametrize(
-    ("block", "options", "field"),
+    ("proposal", "depth", "field"),
     [
-        ((100,), {}, "draft_token_ids[0]"),
-        ((1,) * 15, {}, "draft_token_ids"),
-        ((1,), {"depth": 65536}, "speculation_depth"),
-        ((1,), {"depth": -1}, "speculation_depth"),
-        ((1,), {"distributions": (SparseDistribution((1,), (1.0,)),)}, "draft_distributions"),
+        (chain([100]), 0, "proposal.token_ids[0]"),
+        (chain([1] * 15), 0, "proposal.token_ids"),
+        (chain([1]), 65536, "speculation_depth"),
+        (chain([1]), -1, "speculation_depth"),
+        (chain([1], [SparseDistribution((1,), (1.0,))]), 0, "proposal.distributions"),
+        (Proposal((1, 2), parents=(0,)), 0, "proposal.parents"),
+        (Proposal((1, 2), parents=(0, 1, 2)), 0, "proposal.parents"),
+        (Proposal((), parents=(0,)), 0, "proposal.parents"),
+        (Proposal((1, 2), parents=(1, 0)), 0, "proposal.parents[0]"),
+        (Proposal((1, 2), parents=(0, 2)), 0, "proposal.parents[1]"),
+        (Proposal((1, 2), parents=(0, -1)), 0, "proposal.parents[1]"),
     ],
 )
-def test_a_block_has_limits(block, options, field):
+def test_a_proposal_has_limits(proposal, depth, field):
     settings = {"spec": SessionSpec(20), "vocabulary_size": 100}
-    fields.check_block(CALL, (1,) * 14, options=VerifyOptions(depth=65535), **settings)
-    found = refused_field(
-        fields.check_block, CALL, block, options=VerifyOptions(**options), **settings
+    fields.check_proposal(CALL, chain([1] * 14), options=VerifyOptions(depth=65535), **settings)
+    options = VerifyOptions(depth=depth)
+    assert (
+        refused_field(fields.check_proposal, CALL, proposal, options=options, **settings) == field
     )
-    assert found == field
 
 
-def test_a_block_has_at_most_1024_tokens():
+def test_a_proposal_has_at_most_1024_tokens():
     settings = {"options": VerifyOptions(), "spec": SessionSpec(5000), "vocabulary_size": 100}
-    fields.check_block(CALL, (1,) * 1024, **settings)
-    assert refused_field(fields.check_block, CALL, (1,) * 1025, **settings) == "draft_token_ids"
+    fields.check_proposal(CALL, chain([1] * 1024), **settings)
+    refused = refused_field(fields.check_proposal, CALL, chain([1] * 1025), **settings)
+    assert refused == "proposal.token_ids"
 
 
 def test_rejection_needs_a_distribution_for_each_draft_token():
     spec = SessionSpec(20, rule=VerificationRule.REJECTION)
     settings = {"options": VerifyOptions(), "spec": spec, "vocabulary_size": 100}
-    assert refused_field(fields.check_block, CALL, (1,), **settings) == "draft_distributions"
+    assert refused_field(fields.check_proposal, CALL, chain([1]), **settings) == (
+        "proposal.distributions"
+    )
+
+
+@pytest.mark.parametrize("parents", [(0, 0, 1), (0, 1, 1), (0, 1, 0)])
+def test_a_tree_is_unsupported_and_a_chain_may_say_its_parents(parents):
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(20), "vocabulary_size": 100}
+    fields.check_proposal(CALL, Proposal((1, 2, 3), parents=(0, 1, 2)), **settings)
+    with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
+        fields.check_proposal(CALL, Proposal((1, 2, 3), parents=parents), **settings)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +161,11 @@ def test_rejection_needs_a_distribution_for_each_draft_token():
 )
 def test_a_distribution_has_limits(ids, probabilities, field):
     good = SparseDistribution((1, 2), (0.5, 0.49995))
-    fields.check_distributions((1, 2), (good, good), vocabulary_size=100)
+    fields.check_distributions(chain((1, 2), (good, good)), vocabulary_size=100)
     bad = SparseDistribution(ids, probabilities)
-    found = refused_field(fields.check_distributions, (2, 1), (good, bad), vocabulary_size=100)
-    assert found == f"draft_distributions[1]{field}"
+    proposal = chain((2, 1), (good, bad))
+    found = refused_field(fields.check_distributions, proposal, vocabulary_size=100)
+    assert found == f"proposal.distributions[1]{field}"
 
 
 @pytest.mark.parametrize(

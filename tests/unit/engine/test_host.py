@@ -26,17 +26,29 @@ from paceline_engine.calls import (
     PrefixCall,
     SamplingParameters,
     SessionSpec,
-    SparseDistribution,
     VerificationRule,
     VerifyOptions,
 )
 from paceline_engine.host import HostLimits, ModelHost
-from paceline_engine.loading import ModelSettings, load_backend
-from unit.engine.conftest import QUICK, Gate, call_on, continuation, instant, running, until
+from paceline_engine.items import Outcome
+from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import Proposal, SparseDistribution
+from unit.engine.conftest import (
+    QUICK,
+    Gate,
+    call_on,
+    chain,
+    continuation,
+    instant,
+    path,
+    running,
+    until,
+)
 
 PROMPT = [1, 2, 3]
 SPEC = SessionSpec(400)
-ORACLE = continuation(instant().new_cache(SPEC), PROMPT, 40)
+ORACLE = continuation(ModelText(instant(), SPEC), PROMPT, 40)
 
 
 def opened(host: ModelHost, spec: SessionSpec = SPEC) -> str:
@@ -49,7 +61,7 @@ def asked(session_id: str, sequence: int = 1, append: list[int] | None = None) -
 
 async def drafted(host: ModelHost, call: PrefixCall, **window: int) -> list[int]:
     async with aclosing(host.draft(call, **window)) as stream:
-        return [token async for chunk in stream for token in chunk.token_ids]
+        return [token async for chunk in stream for token in chunk.proposal.token_ids]
 
 
 async def entered(gate: Gate, count: int = 1) -> None:
@@ -61,7 +73,7 @@ def verifying(group: asyncio.TaskGroup, host: ModelHost, call: PrefixCall, block
 
     async def verify():
         try:
-            return await host.verify(call, block, options=VerifyOptions(**options))
+            return await host.verify(call, chain(block), options=VerifyOptions(**options))
         except PacelineError as error:
             return error
 
@@ -74,28 +86,56 @@ def verifying(group: asyncio.TaskGroup, host: ModelHost, call: PrefixCall, block
 async def test_a_conversation_by_the_one_rule_gives_the_plain_text():
     async with running(instant()) as host:
         session = opened(host)
-        first = await host.verify(asked(session), [])
-        assert (first.accepted_count, first.next_token) == (0, ORACLE[0])
+        first = await host.verify(asked(session))
+        assert (first.accepted_path, first.next_token) == (path(0), ORACLE[0])
         assert (first.prefix_length, first.held_length) == (3, 3)
 
         block = [*ORACLE[1:3], 0]
         call = call_on(session, 2, base=PROMPT, append=ORACLE[:1])
-        second = await host.verify(call, block)
-        assert (second.accepted_count, second.next_token) == (2, ORACLE[3])
-        assert (second.prefix_length, second.held_length) == (4, 7)
+        second = await host.verify(call, chain(block))
+        assert (second.accepted_path, second.next_token) == (path(2), ORACLE[3])
+        # The rejected 0 is not held, nor is the next token.
+        assert (second.prefix_length, second.held_length) == (4, 6)
 
-        # Held are the rejected 0 too; the next base leaves it out.
         base = PROMPT + ORACLE[:3]
-        third = await host.verify(call_on(session, 3, base=base, append=ORACLE[3:5]), ORACLE[5:9])
-        assert (third.accepted_count, third.next_token) == (4, ORACLE[9])
+        third = await host.verify(
+            call_on(session, 3, base=base, append=ORACLE[3:5]), chain(ORACLE[5:9])
+        )
+        assert (third.accepted_path, third.next_token) == (path(4), ORACLE[9])
         assert third.timing.row_count == 2 + 4
+
+
+async def test_a_session_holds_what_was_accepted_and_no_rejected_token():
+    async with running(instant()) as host:
+        session = opened(host)
+        verdict = await host.verify(asked(session), chain([*ORACLE[:2], 0, ORACLE[3]]))
+        assert (verdict.accepted_path, verdict.held_length) == (path(2), 5)
+        for beyond in (0, ORACLE[2]):
+            base = [*PROMPT, *ORACLE[:2], beyond]
+            with pytest.raises(PrefixNotHeldError) as caught:
+                await host.verify(call_on(session, 2 + bool(beyond), base=base, append=[]))
+            assert caught.value.metadata == {"held_length": "5"}
+        call = call_on(session, 4, base=PROMPT + ORACLE[:2], append=ORACLE[2:3])
+        assert (await host.verify(call)).next_token == ORACLE[3]
+
+
+async def test_a_tree_is_refused_before_its_fence_and_any_forward():
+    async with running(instant()) as host:
+        session = opened(host)
+        with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
+            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0, 0)))
+        with pytest.raises(InvalidFieldError, match=r"proposal\.parents"):
+            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0,)))
+        assert host.statistics().forwards == 0
+        spelled_out = Proposal(tuple(ORACLE[:2]), parents=(0, 1))
+        assert (await host.verify(asked(session), spelled_out)).accepted_path == path(2)
 
 
 async def test_nothing_appended_computes_the_last_row_again():
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(asked(session), ORACLE[:2])
-        again = await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+        await host.verify(asked(session), chain(ORACLE[:2]))
+        again = await host.verify(call_on(session, 2, base=PROMPT, append=[]))
         assert (again.next_token, again.timing.row_count) == (ORACLE[0], 1)
 
 
@@ -103,7 +143,7 @@ async def test_log_probabilities_come_when_asked_for():
     async with running(instant()) as host:
         session = opened(host)
         options = VerifyOptions(logprobs=True)
-        verdict = await host.verify(asked(session), ORACLE[:2], options=options)
+        verdict = await host.verify(asked(session), chain(ORACLE[:2]), options=options)
         assert verdict.logprobs == (0.0, 0.0, 0.0)
 
 
@@ -116,10 +156,10 @@ async def test_a_draft_streams_its_window_in_chunks_and_holds_it(chunk_tokens):
             host.draft(asked(session), max_tokens=7, chunk_tokens=chunk_tokens)
         ) as stream:
             async for chunk in stream:
-                assert chunk.start_length == 3 + sum(len(x.token_ids) for x in chunks)
+                assert chunk.start_length == 3 + sum(len(x.proposal) for x in chunks)
                 chunks.append(chunk)
-        assert all(len(chunk.token_ids) == chunk_tokens for chunk in chunks[:-1])
-        assert [token for chunk in chunks for token in chunk.token_ids] == ORACLE[:7]
+        assert all(len(chunk.proposal) == chunk_tokens for chunk in chunks[:-1])
+        assert [token for chunk in chunks for token in chunk.proposal.token_ids] == ORACLE[:7]
         assert sum(chunk.timing.forward_count for chunk in chunks) == 7
         assert sum(chunk.timing.row_count for chunk in chunks) == 3 + 6
         # The window goes on from there, with nothing sent again.
@@ -127,10 +167,62 @@ async def test_a_draft_streams_its_window_in_chunks_and_holds_it(chunk_tokens):
         assert await drafted(host, call, max_tokens=3) == ORACLE[7:10]
 
 
+class Bursts(SimulatedBackend):
+    """A drafter whose steps find as many tokens as they are told to, of those that are wanted."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(SimulatedModel(ttft_seconds=0, tpot_seconds=0))
+        self.sizes = list(sizes)
+
+    def run(self, items, interrupt):
+        (item,) = items
+        lacking = item.task.max_tokens - item.found_count
+        text, row_count = item.prefix[:], 0
+        for _ in range(min(self.sizes.pop(0), lacking)):
+            (outcome,) = super().run([replace(item, prefix=text)], interrupt)
+            text.extend(outcome.drafted.token_ids)
+            row_count += outcome.row_count
+        return [Outcome(row_count, drafted=chain(text[len(item.prefix) :]))]
+
+
+@pytest.mark.parametrize(("chunk_tokens", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (64, [7])])
+async def test_a_step_may_find_no_token_one_or_several(chunk_tokens, sizes):
+    async with running(Bursts(0, 2, 0, 0, 4, 9)) as host:
+        session = opened(host)
+        stream = host.draft(asked(session), max_tokens=7, chunk_tokens=chunk_tokens)
+        async with aclosing(stream):
+            chunks = [chunk async for chunk in stream]
+        assert [len(chunk.proposal) for chunk in chunks] == sizes
+        assert [token for chunk in chunks for token in chunk.proposal.token_ids] == ORACLE[:7]
+        assert sum(chunk.timing.forward_count for chunk in chunks) == 6
+        assert sum(chunk.timing.row_count for chunk in chunks) == 3 + 6
+        assert host._sessions.find(session).held_length == 3 + 7
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 3])
+async def test_each_token_travels_with_what_it_was_drawn_from(chunk_tokens):
+    async with running(instant()) as host:
+        session = opened(host, SessionSpec(400, rule=VerificationRule.REJECTION))
+        stream = host.draft(asked(session), max_tokens=5, chunk_tokens=chunk_tokens)
+        async with aclosing(stream):
+            proposals = [chunk.proposal async for chunk in stream]
+    for proposal in proposals:
+        names = tuple(each.token_ids for each in proposal.distributions)
+        assert names == tuple((token,) for token in proposal.token_ids)
+
+
+async def test_of_several_tokens_a_step_found_only_the_streamed_ones_are_held():
+    async with running(Bursts(5)) as host:
+        session = opened(host)
+        async with aclosing(host.draft(asked(session), max_tokens=5)) as stream:
+            assert [(await anext(stream)).proposal.token_ids[0] for _ in range(2)] == ORACLE[:2]
+        assert host._sessions.find(session).held_length == 3 + 2
+
+
 async def test_two_drafts_take_turns_and_keep_their_texts_apart():
     async with running(instant()) as host:
         sessions = [opened(host), opened(host)]
-        other = continuation(instant().new_cache(SPEC), [9, 9], 20)
+        other = continuation(ModelText(instant(), SPEC), [9, 9], 20)
         texts = await asyncio.gather(
             drafted(host, asked(sessions[0]), max_tokens=20),
             drafted(host, asked(sessions[1], append=[9, 9]), max_tokens=20),
@@ -140,7 +232,7 @@ async def test_two_drafts_take_turns_and_keep_their_texts_apart():
 
 async def test_real_models_draft_and_verify_each_others_text(target, drafter):
     spec = SessionSpec(200, SamplingParameters(temperature=0.9), seed=4)
-    oracle = continuation(target.new_cache(spec), PROMPT, 24)
+    oracle = continuation(ModelText(target, spec), PROMPT, 24)
     async with running(target) as target_host, running(drafter) as drafter_host:
         at_target, at_drafter = opened(target_host, spec), opened(drafter_host, spec)
         text, accepted, sequence = list(PROMPT), 0, 0
@@ -149,10 +241,10 @@ async def test_real_models_draft_and_verify_each_others_text(target, drafter):
             call = call_on(at_drafter, sequence, base=[], append=text)
             block = await drafted(drafter_host, call, max_tokens=4)
             verdict = await target_host.verify(
-                call_on(at_target, sequence, base=[], append=text), block
+                call_on(at_target, sequence, base=[], append=text), chain(block)
             )
-            accepted += verdict.accepted_count
-            text += [*block[: verdict.accepted_count], verdict.next_token]
+            accepted += len(verdict.accepted_path)
+            text += [*block[: len(verdict.accepted_path)], verdict.next_token]
         assert text[len(PROMPT) :][:24] == oracle
         # Neither nothing nor everything: the pair's models differ, and are related.
         assert 0 < accepted < target_host.statistics().judged_tokens
@@ -168,17 +260,14 @@ async def test_rejection_goes_through_with_its_distributions(target, drafter):
             drafter_host.draft(asked(at_drafter), max_tokens=4, chunk_tokens=4)
         ) as stream:
             (chunk,) = [chunk async for chunk in stream]
-        assert len(chunk.distributions) == 4
-        options = VerifyOptions(distributions=chunk.distributions)
-        verdict = await target_host.verify(asked(at_target), chunk.token_ids, options=options)
-        assert verdict.held_length == 7
+        assert len(chunk.proposal.distributions) == 4
+        verdict = await target_host.verify(asked(at_target), chunk.proposal)
+        assert verdict.held_length == 3 + len(verdict.accepted_path)
         forwards = target_host.statistics().forwards
         broken = SparseDistribution((1, 2), (0.5, 0.4))
-        with pytest.raises(InvalidFieldError, match="draft_distributions"):
+        with pytest.raises(InvalidFieldError, match=r"proposal\.distributions"):
             await target_host.verify(
-                asked(at_target, 2),
-                chunk.token_ids,
-                options=VerifyOptions(distributions=(broken,) * 4),
+                asked(at_target, 2), chain(chunk.proposal.token_ids, (broken,) * 4)
             )
         assert target_host.statistics().forwards == forwards
 
@@ -189,22 +278,22 @@ async def test_rejection_goes_through_with_its_distributions(target, drafter):
 async def test_stale_and_misfounded_calls_are_told_what_is_wrong():
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(asked(session, 5), [])
+        await host.verify(asked(session, 5))
         with pytest.raises(StaleCallError):
-            await host.verify(asked(session, 5), [])
+            await host.verify(asked(session, 5))
         with pytest.raises(PrefixNotHeldError) as caught:
-            await host.verify(call_on(session, 6, base=[1, 2, 3, 4], append=[]), [])
+            await host.verify(call_on(session, 6, base=[1, 2, 3, 4], append=[]))
         assert caught.value.metadata == {"held_length": "3"}
         with pytest.raises(PrefixMismatchError):
-            await host.verify(call_on(session, 7, base=[1, 2, 4], append=[]), [])
-        assert (await host.verify(asked(session, 8), [])).next_token == ORACLE[0]
+            await host.verify(call_on(session, 7, base=[1, 2, 4], append=[]))
+        assert (await host.verify(asked(session, 8))).next_token == ORACLE[0]
         assert host.statistics().calls_refused == 3
 
 
 async def test_a_call_that_is_refused_as_invalid_changes_nothing():
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(asked(session), [])
+        await host.verify(asked(session))
         forwards = host.statistics().forwards
         for call, block in [
             (asked(session, 2, append=[1, 2048]), []),
@@ -214,27 +303,27 @@ async def test_a_call_that_is_refused_as_invalid_changes_nothing():
             (replace(asked(session, 2), base_digest=b"short"), []),
         ]:
             with pytest.raises(InvalidFieldError):
-                await host.verify(call, block)
+                await host.verify(call, chain(block))
         with pytest.raises(InvalidFieldError):
             await drafted(host, asked(session, 2), max_tokens=398)
         assert host.statistics().forwards == forwards
-        await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+        await host.verify(call_on(session, 2, base=PROMPT, append=[]))
 
 
 @pytest.mark.parametrize("tampering", ["list", "cache"])
 async def test_tampering_is_found_or_healed(tampering):
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(asked(session), ORACLE[:4])
+        await host.verify(asked(session), chain(ORACLE[:4]))
         inside = host._sessions.find(session)
         call = call_on(session, 2, base=PROMPT + ORACLE[:4], append=[])
         if tampering == "list":
             inside._prefix = type(inside._prefix)([7] * 7)
             with pytest.raises(PrefixMismatchError):
-                await host.verify(call, [])
+                await host.verify(call)
         else:
             inside.cache._crop(2)
-            assert (await host.verify(call, [])).next_token == ORACLE[4]
+            assert (await host.verify(call)).next_token == ORACLE[4]
 
 
 async def test_a_newer_call_supersedes_a_running_one_at_once():
@@ -246,7 +335,7 @@ async def test_a_newer_call_supersedes_a_running_one_at_once():
         newer = verifying(group, host, asked(session, 2), ORACLE[:3])
         assert isinstance(await older, SupersededError)
         gate.open.set()
-        assert (await newer).accepted_count == 3
+        assert (await newer).accepted_path == path(3)
         statistics = host.statistics()
         assert (statistics.forwards, statistics.forwards_interrupted) == (1, 1)
         assert statistics.calls_superseded == 1
@@ -278,7 +367,7 @@ async def test_a_newer_call_that_fails_its_checks_still_supersedes():
         older = verifying(group, host, asked(session))
         await entered(gate)
         with pytest.raises(PrefixNotHeldError):
-            await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+            await host.verify(call_on(session, 2, base=PROMPT, append=[]))
         assert isinstance(await older, SupersededError)
         gate.open.set()
 
@@ -294,12 +383,42 @@ async def test_the_same_call_takes_over_a_running_forward():
         assert isinstance(error, SupersededError)
         assert error.metadata == {"taken_over_by": "2"}
         gate.open.set()
-        assert (await newer).accepted_count == 2
+        assert (await newer).accepted_path == path(2)
         statistics = host.statistics()
         assert (statistics.forwards, statistics.forwards_interrupted) == (1, 0)
         assert statistics.calls_adopted == 1
         assert statistics.forwards_wasted == 0
-        await host.verify(call_on(session, 3, base=PROMPT + ORACLE[:2], append=[]), [])
+        await host.verify(call_on(session, 3, base=PROMPT + ORACLE[:2], append=[]))
+
+
+async def test_the_same_question_about_another_prefix_takes_nothing_over():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session = opened(host)
+        older = verifying(group, host, asked(session), ORACLE[:2])
+        await entered(gate)
+        newer = verifying(group, host, asked(session, 2, append=[3, 2, 1]), ORACLE[:2])
+        error = await older
+        assert isinstance(error, SupersededError)
+        assert not error.metadata
+        gate.open.set()
+        assert (await newer).accepted_path == ()
+        assert host.statistics().calls_adopted == 0
+
+
+async def test_the_same_draft_again_starts_anew():
+    """What the older one found may have gone to its caller."""
+    gate = Gate()
+    async with running(gate) as host:
+        session = opened(host)
+        older = asyncio.create_task(drafted(host, asked(session), max_tokens=3), name="older")
+        await entered(gate)
+        newer = asyncio.create_task(drafted(host, asked(session, 2), max_tokens=3), name="newer")
+        with pytest.raises(SupersededError):
+            await older
+        gate.open.set()
+        assert await newer == ORACLE[:3]
+        assert host.statistics().calls_adopted == 0
 
 
 async def test_the_same_call_at_a_lower_depth_overtakes_in_the_queue():
@@ -327,7 +446,7 @@ async def test_a_superseded_draft_keeps_what_it_streamed():
     async with running(instant()) as host:
         session = opened(host)
         async with aclosing(host.draft(asked(session), max_tokens=50)) as stream:
-            assert [(await anext(stream)).token_ids[0] for _ in range(4)] == ORACLE[:4]
+            assert [(await anext(stream)).proposal.token_ids[0] for _ in range(4)] == ORACLE[:4]
             follow = call_on(session, 2, base=PROMPT + ORACLE[:4], append=[])
             assert await drafted(host, follow, max_tokens=2) == ORACLE[4:6]
             with pytest.raises(SupersededError):
@@ -342,10 +461,10 @@ async def test_a_cancelled_verification_leaves_its_base_and_no_work():
     async with running(gate) as host:
         session = opened(host)
         gate.open.set()
-        await host.verify(asked(session), ORACLE[:3])
+        await host.verify(asked(session), chain(ORACLE[:3]))
         gate.open.clear()
         call = call_on(session, 2, base=PROMPT, append=ORACLE[:5])
-        task = asyncio.create_task(host.verify(call, ORACLE[5:7]), name="cancelled")
+        task = asyncio.create_task(host.verify(call, chain(ORACLE[5:7])), name="cancelled")
         await entered(gate, 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -354,7 +473,7 @@ async def test_a_cancelled_verification_leaves_its_base_and_no_work():
         assert host._sessions.find(session).held_length == 3
         gate.open.set()
         follow = call_on(session, 3, base=PROMPT, append=ORACLE[:5])
-        assert (await host.verify(follow, [])).next_token == ORACLE[5]
+        assert (await host.verify(follow)).next_token == ORACLE[5]
         assert host.statistics().forwards_interrupted == 1
         assert host.statistics().calls_cancelled == 1
 
@@ -364,7 +483,7 @@ async def test_a_call_cancelled_in_the_queue_never_runs():
     async with running(gate) as host, asyncio.TaskGroup() as group:
         first = verifying(group, host, asked(opened(host)))
         await entered(gate)
-        task = asyncio.create_task(host.verify(asked(opened(host)), []), name="cancelled")
+        task = asyncio.create_task(host.verify(asked(opened(host))), name="cancelled")
         await until(lambda: host.statistics().queue_length == 1)
         task.cancel()
         await asyncio.wait([task])
@@ -378,21 +497,21 @@ async def test_the_old_callers_cancel_does_not_hurt_who_took_over():
     gate = Gate()
     async with running(gate) as host, asyncio.TaskGroup() as group:
         session = opened(host)
-        older = asyncio.create_task(host.verify(asked(session), ORACLE[:2]), name="older")
+        older = asyncio.create_task(host.verify(asked(session), chain(ORACLE[:2])), name="older")
         await entered(gate)
         newer = verifying(group, host, asked(session, 2), ORACLE[:2])
         await until(lambda: host.statistics().calls_adopted == 1)
         older.cancel()
         await asyncio.wait([older])
         gate.open.set()
-        assert (await newer).accepted_count == 2
+        assert (await newer).accepted_path == path(2)
 
 
 async def test_a_draft_that_is_left_stops_and_keeps_what_it_streamed():
     async with running(instant()) as host:
         session = opened(host)
         async with aclosing(host.draft(asked(session), max_tokens=300)) as stream:
-            first = [(await anext(stream)).token_ids[0] for _ in range(2)]
+            first = [(await anext(stream)).proposal.token_ids[0] for _ in range(2)]
         assert first == ORACLE[:2]
         assert host._sessions.find(session).held_length == 5
         assert host.statistics().calls_live == 0
@@ -403,10 +522,10 @@ async def test_a_draft_that_is_left_stops_and_keeps_what_it_streamed():
 
 
 async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is_right(target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 6)
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 6)
     async with running(target) as host:
         session = opened(host)
-        await host.verify(asked(session), oracle[:2])
+        await host.verify(asked(session), chain(oracle[:2]))
         before = host.statistics().layers_run
         hook = target._before_layer
         target.decoder.layers[2].register_forward_pre_hook(
@@ -414,7 +533,7 @@ async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is
         )
         try:
             call = call_on(session, 2, base=PROMPT, append=oracle[:3])
-            task = asyncio.create_task(host.verify(call, oracle[3:5]), name="cancelled")
+            task = asyncio.create_task(host.verify(call, chain(oracle[3:5])), name="cancelled")
             await until(lambda: host.statistics().layers_run == before + 2)
             task.cancel()
             await asyncio.wait([task])
@@ -424,8 +543,8 @@ async def test_a_cancelled_real_forward_runs_fewer_layers_and_the_next_answer_is
             hooks.popitem(last=False)
             assert list(hooks.values()) == [hook]
         assert host.statistics().layers_run == before + 2
-        follow = await host.verify(replace(call, sequence=3), oracle[3:5])
-        assert (follow.accepted_count, follow.next_token) == (2, oracle[5])
+        follow = await host.verify(replace(call, sequence=3), chain(oracle[3:5]))
+        assert (follow.accepted_path, follow.next_token) == (path(2), oracle[5])
 
 
 # --- sessions ---------------------------------------------------------------------------------
@@ -442,7 +561,7 @@ async def test_closing_ends_the_live_call_and_is_idempotent():
         host.close_session(session)
         host.close_session("unknown")
         with pytest.raises(SessionNotFoundError):
-            await host.verify(asked(session, 2), [])
+            await host.verify(asked(session, 2))
         with pytest.raises(SessionNotFoundError):
             host.renew_session(session)
         statistics = host.statistics()
@@ -477,9 +596,9 @@ async def test_a_session_says_which_call_of_it_is_in_sight():
         call = verifying(group, host, asked(session))
         await entered(gate)
         assert host.live_sequence(session) == 1
-        host._worker._running.patience_ns = 0
+        host._worker._running.work.patience_ns = 0
         assert host.live_sequence(session) == 0, "a forward that hangs answers nobody"
-        host._worker._running.patience_ns = None
+        host._worker._running.work.patience_ns = None
         gate.open.set()
         await call
         assert host.live_sequence(session) == 0
@@ -496,7 +615,7 @@ async def test_a_call_that_fails_after_the_fence_starts_the_lease_anew():
         await entered(gate)
         now = 50.0
         with pytest.raises(PrefixNotHeldError):
-            await host.verify(call_on(session, 2, base=PROMPT, append=[]), [])
+            await host.verify(call_on(session, 2, base=PROMPT, append=[]))
         assert isinstance(await older, SupersededError)
         now = 51.9
         assert host.renew_session(session) == 2.0
@@ -522,7 +641,7 @@ async def test_a_rule_the_model_lacks_is_unsupported():
 
 
 async def test_a_growing_session_has_the_text_of_one_that_reserved_all(target):
-    oracle = continuation(target.new_cache(SPEC), PROMPT, 300)
+    oracle = continuation(ModelText(target, SPEC), PROMPT, 300)
     async with running(target) as host:
         session = opened(host, SessionSpec(3, limit_length=400))
         assert await drafted(host, asked(session), max_tokens=100) == oracle[:100]
@@ -545,17 +664,17 @@ async def test_a_call_that_finds_no_room_leaves_the_running_one_and_the_lease_al
         older = verifying(group, host, asked(session))
         await entered(gate)
         with pytest.raises(CacheExhaustedError):
-            await host.verify(asked(session, 2), ORACLE[:30])
+            await host.verify(asked(session, 2), chain(ORACLE[:30]))
         with pytest.raises(CacheExhaustedError):
             await drafted(host, asked(session, 2), max_tokens=30)
         gate.open.set()
         assert (await older).next_token == ORACLE[0]
         now = 1.9
         with pytest.raises(CacheExhaustedError):
-            await host.verify(asked(session, 2), ORACLE[:30])
+            await host.verify(asked(session, 2), chain(ORACLE[:30]))
         now = 3.8
         # A session whose calls are refused is in use.
-        assert (await host.verify(asked(session, 2), [])).next_token == ORACLE[0]
+        assert (await host.verify(asked(session, 2))).next_token == ORACLE[0]
         assert host.statistics().calls_refused == 3
 
 
@@ -583,11 +702,11 @@ async def test_a_session_is_there_for_its_owner_only():
         call = replace(asked(session), caller="mine")
         for caller in ("", "theirs"):
             with pytest.raises(SessionNotFoundError):
-                await host.verify(replace(call, caller=caller), [])
+                await host.verify(replace(call, caller=caller))
             with pytest.raises(SessionNotFoundError):
                 host.renew_session(session, caller=caller)
             host.close_session(session, caller=caller)
-        await host.verify(call, [])
+        await host.verify(call)
         host.close_session(session, caller="mine")
         assert host.statistics().sessions_open == 0
 
@@ -598,7 +717,7 @@ async def test_a_model_that_hangs_is_noticed_and_forgiven(monkeypatch):
     gate.open.set()
     async with running(gate) as host, asyncio.TaskGroup() as group:
         session = opened(host)
-        await host.verify(asked(session), [])
+        await host.verify(asked(session))
         assert host.overdue_seconds() == 0
         gate.open.clear()
         # The same length as the first, whose time is all that is known.
@@ -627,7 +746,7 @@ async def test_before_the_start_everything_says_loading():
 
 
 async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_no_thread():
-    host = ModelHost(lambda: load_backend(ModelSettings(backend="none")))
+    host = ModelHost(lambda: load_backend(LoadOptions(backend="none")))
     with pytest.raises(ModelLoadError, match="simulated, transformers"):
         await host.start()
     assert not host._worker._thread.is_alive() or host._worker._thread.join(5) is None
@@ -711,6 +830,16 @@ async def test_a_host_is_settled_when_its_last_session_is_closed():
         assert host.statistics().sessions_open == 0
 
 
+async def test_a_call_that_comes_after_its_session_was_cut_hears_draining():
+    async with running(instant()) as host:
+        session = opened(host)
+        host.end_sessions()
+        with pytest.raises(DrainingError):
+            await host.verify(asked(session), [])
+        with pytest.raises(DrainingError):
+            await drafted(host, asked(session, 2), max_tokens=1)
+
+
 async def test_stopping_interrupts_what_runs_and_refuses_new_calls():
     gate = Gate()
     async with running(gate) as host, asyncio.TaskGroup() as group:
@@ -723,7 +852,7 @@ async def test_stopping_interrupts_what_runs_and_refuses_new_calls():
         with pytest.raises(DrainingError):
             opened(host)
         with pytest.raises(DrainingError):
-            await host.verify(asked(session, 2), [])
+            await host.verify(asked(session, 2))
 
 
 async def test_an_error_in_one_call_does_not_harm_another():
@@ -733,10 +862,11 @@ async def test_an_error_in_one_call_does_not_harm_another():
         sessions = [opened(host), opened(host)]
         gate.failures.append(ZeroDivisionError("a bug"))
         with pytest.raises(ZeroDivisionError):
-            await host.verify(asked(sessions[0]), ORACLE[:2])
-        assert (await host.verify(asked(sessions[1]), ORACLE[:2])).accepted_count == 2
+            await host.verify(asked(sessions[0]), chain(ORACLE[:2]))
+        assert (await host.verify(asked(sessions[1]), chain(ORACLE[:2]))).accepted_path == path(2)
         assert host._sessions.find(sessions[0]).held_length == 0
-        assert (await host.verify(asked(sessions[0], 2), ORACLE[:2])).accepted_count == 2
+        again = await host.verify(asked(sessions[0], 2), chain(ORACLE[:2]))
+        assert again.accepted_path == path(2)
 
 
 async def test_a_lost_device_is_told_and_ends_the_service():
@@ -746,16 +876,16 @@ async def test_a_lost_device_is_told_and_ends_the_service():
     async with running(gate, on_device_lost=told.append) as host:
         session = opened(host)
         with pytest.raises(DrainingError):
-            await host.verify(asked(session), [])
+            await host.verify(asked(session))
         await until(lambda: bool(told))
         assert not host.ready
         with pytest.raises(DrainingError):
-            await host.verify(asked(session, 2), [])
+            await host.verify(asked(session, 2))
 
 
 async def test_forwards_and_draft_tokens_are_counted():
     async with running(instant()) as host:
-        await host.verify(asked(opened(host)), ORACLE[:2])
+        await host.verify(asked(opened(host)), chain(ORACLE[:2]))
         statistics = host.statistics()
         assert (statistics.forwards, statistics.rows) == (1, 5)
         assert (statistics.judged_tokens, statistics.accepted_tokens) == (2, 2)

@@ -10,6 +10,7 @@ import pytest
 import paceline_engine
 
 TORCH_MODULES = {
+    "decisions",
     "sampling",
     "verification",
     "backends.captured",

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.errors import PrefixMismatchError, PrefixNotHeldError, StaleCallError
-from paceline_engine.calls import SessionSpec
+from paceline_engine.calls import SessionSpec, Verdict
 from paceline_engine.host import ModelHost
-from unit.engine.conftest import QUICK, call_on, continuation, instant
+from paceline_engine.model_text import ModelText
+from unit.engine.conftest import QUICK, call_on, chain, continuation, instant, path
 
 SPEC = SessionSpec(100_000)
 SHARE = st.floats(0, 1)
@@ -50,18 +51,15 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(share=SHARE, append=TOKENS, block=TOKENS)
     def verify(self, share, append, block):
         base, append, call = self._call(share, append)
-        verdict = self._await(self.host.verify(call, block))
-        prefix = base + append
-        oracle = continuation(self.backend.new_cache(SPEC), prefix + block, 0)
-        fresh = self.backend.new_cache(SPEC)
-        accepted = 0
-        while accepted < len(block) and continuation(fresh, prefix, 1) == [block[accepted]]:
-            prefix = [*prefix, block[accepted]]
-            accepted += 1
-        assert oracle == []
-        assert verdict.accepted_count == accepted
-        assert [verdict.next_token] == continuation(fresh, prefix, 1)
-        self.held = base + append + block
+        verdict = self._await(self.host.verify(call, chain(block)))
+        text, fresh = base + append, ModelText(self.backend, SPEC)
+        while len(accepted := text[len(base + append) :]) < len(block):
+            if continuation(fresh, text, 1) != [block[len(accepted)]]:
+                break
+            text = [*text, block[len(accepted)]]
+        assert verdict.accepted_path == path(len(accepted))
+        assert [verdict.next_token] == continuation(fresh, text, 1)
+        self.held = text
         assert verdict.held_length == len(self.held)
 
     @rule(share=SHARE, append=TOKENS, window=st.integers(1, 5), taken=st.integers(1, 5))
@@ -72,39 +70,40 @@ class SessionMachine(RuleBasedStateMachine):
             got: list[int] = []
             async with aclosing(self.host.draft(call, max_tokens=window)) as stream:
                 async for chunk in stream:
-                    got += chunk.token_ids
+                    got += chunk.proposal.token_ids
                     if len(got) == taken:
                         break
             return got
 
         got = self._await(take())
-        assert got == continuation(self.backend.new_cache(SPEC), base + append, min(window, taken))
+        assert got == continuation(ModelText(self.backend, SPEC), base + append, min(window, taken))
         self.held = base + append + got
 
     @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3))
     def verify_and_cancel(self, share, append, turns):
         base, append, call = self._call(share, append)
 
-        async def cancel() -> bool:
-            task = asyncio.ensure_future(self.host.verify(call, [1, 1]))
+        async def cancel() -> asyncio.Task[Verdict]:
+            task = asyncio.ensure_future(self.host.verify(call, chain([1, 1])))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
-            return task.cancelled()
+            return task
 
-        if self._await(cancel()):
+        if (task := self._await(cancel())).cancelled():
             # Cancelled before its first step it never reached the host.
             self.held = base if turns else self.held
             self.sequence -= 0 if turns else 1
         else:
-            self.held = [*base, *append, 1, 1]
+            taken = task.result().held_length - len(base + append)
+            self.held = [*base, *append, *[1, 1][:taken]]
 
     @rule(append=TOKENS, beyond=st.integers(1, 5))
     def ask_for_more_than_held(self, append, beyond):
         _, _, call = self._call(1.0, append, base=[*self.held, *[0] * beyond])
         with pytest.raises(PrefixNotHeldError) as caught:
-            self._await(self.host.verify(call, []))
+            self._await(self.host.verify(call))
         assert caught.value.metadata["held_length"] == str(len(self.held))
 
     @precondition(lambda self: self.held)
@@ -113,7 +112,7 @@ class SessionMachine(RuleBasedStateMachine):
         base = self.held[: 1 + int(share * (len(self.held) - 1))]
         _, _, call = self._call(1.0, [], base=[*base[:-1], (base[-1] + 1) % 3])
         with pytest.raises(PrefixMismatchError):
-            self._await(self.host.verify(call, []))
+            self._await(self.host.verify(call))
         self.held = base
 
     @precondition(lambda self: self.sequence)
@@ -121,7 +120,7 @@ class SessionMachine(RuleBasedStateMachine):
     def come_too_late(self, back):
         sequence = max(1, self.sequence - back)
         with pytest.raises(StaleCallError):
-            self._await(self.host.verify(call_on(self.session, sequence, base=[], append=[1]), []))
+            self._await(self.host.verify(call_on(self.session, sequence, base=[], append=[1])))
 
     @invariant()
     def nothing_is_live_and_the_list_is_the_models(self):

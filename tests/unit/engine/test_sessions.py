@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from paceline.errors import (
@@ -10,6 +12,7 @@ from paceline.errors import (
     StaleCallError,
 )
 from paceline_engine.calls import SessionSpec
+from paceline_engine.items import Draft, Item
 from paceline_engine.live_calls import LiveCall
 from paceline_engine.sessions import SessionTable
 from paceline_engine.worker import Job, Outlet
@@ -53,7 +56,8 @@ def open_all(table, **settings):
 
 def a_live_call() -> LiveCall:
     outlet = Outlet()
-    return LiveCall(0, outlet, Job(lambda _: None, 1, 0, outlet))
+    item = Item(cache=None, spec=SessionSpec(1), prefix=array("I"), task=Draft())
+    return LiveCall(0, outlet, item, Job(item, outlet, share=""))
 
 
 def test_handles_are_unguessable_and_name_the_incarnation(table):

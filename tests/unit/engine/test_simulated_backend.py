@@ -16,11 +16,11 @@ from paceline_engine.backends.simulated import (
 from paceline_engine.calls import (
     SamplingParameters,
     SessionSpec,
-    SparseDistribution,
     VerificationRule,
-    VerifyOptions,
 )
-from unit.engine.conftest import NEVER, continuation, instant
+from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import SparseDistribution
+from unit.engine.conftest import continuation, instant, path
 
 SPEC = SessionSpec(4096)
 PROMPT = [1, 2, 3]
@@ -28,75 +28,72 @@ PROMPT = [1, 2, 3]
 
 def test_the_text_is_a_function_of_salt_seed_and_prefix():
     spec = SessionSpec(4096, SamplingParameters(temperature=1.0), seed=5)
-    text = continuation(instant().new_cache(spec), PROMPT, 20)
-    assert continuation(instant().new_cache(spec), PROMPT, 20) == text
+    text = continuation(ModelText(instant(), spec), PROMPT, 20)
+    assert continuation(ModelText(instant(), spec), PROMPT, 20) == text
     others = [
-        continuation(instant(salt=1).new_cache(spec), PROMPT, 20),
-        continuation(instant().new_cache(SPEC), PROMPT, 20),
-        continuation(instant().new_cache(spec), [1, 9, 3], 20),
+        continuation(ModelText(instant(salt=1), spec), PROMPT, 20),
+        continuation(ModelText(instant(), SPEC), PROMPT, 20),
+        continuation(ModelText(instant(), spec), [1, 9, 3], 20),
     ]
     assert all(not set(zip(text, other, strict=True)) & {(x, x) for x in text} for other in others)
 
 
 def test_greedy_text_does_not_depend_on_the_seed():
     seeded = SessionSpec(4096, seed=5)
-    assert continuation(instant().new_cache(seeded), PROMPT, 5) == continuation(
-        instant().new_cache(SPEC), PROMPT, 5
+    assert continuation(ModelText(instant(), seeded), PROMPT, 5) == continuation(
+        ModelText(instant(), SPEC), PROMPT, 5
     )
 
 
 def test_a_block_is_judged_as_plain_decoding_would():
-    oracle = continuation(instant().new_cache(SPEC), PROMPT, 8)
+    oracle = continuation(ModelText(instant(), SPEC), PROMPT, 8)
     for wrong_at in range(5):
         block = oracle[:4]
         if wrong_at < 4:
             block[wrong_at] ^= 1
-        cache = instant().new_cache(SPEC)
-        judged = cache.judge(
-            array("I", PROMPT), block, options=VerifyOptions(logprobs=True), interrupt=NEVER
-        ).value
-        assert (judged.accepted_count, judged.next_token) == (wrong_at, oracle[wrong_at])
+        judged = ModelText(instant(), SPEC).judge(PROMPT, block, logprobs=True)
+        assert (judged.accepted_path, judged.next_token) == (path(wrong_at), oracle[wrong_at])
         assert judged.logprobs == (0.0,) * (wrong_at + 1)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
 def test_a_drafter_agrees_as_often_as_it_is_told_to(rate):
     # n = 4000; Hoeffding: off by more than 0.05 with p = 2 exp(-2 n 0.05^2) = 4e-9.
-    target, drafter = instant().new_cache(SPEC), instant(acceptance_rate=rate).new_cache(SPEC)
+    target, drafter = ModelText(instant(), SPEC), ModelText(instant(acceptance_rate=rate), SPEC)
     text, agreed = array("I", PROMPT), 0
     for _ in range(4000):
-        drafted = drafter.draft(text, interrupt=NEVER).value.token_id
-        text.append(target.draft(text, interrupt=NEVER).value.token_id)
+        (drafted,) = drafter.draft(text).token_ids
+        text.extend(target.draft(text).token_ids)
         agreed += drafted == text[-1]
     assert agreed / 4000 == pytest.approx(rate, abs=0.05 if 0 < rate < 1 else 0)
 
 
 def test_a_first_forward_takes_ttft_and_the_others_tpot():
     model = SimulatedModel(ttft_seconds=0.02, tpot_seconds=0.005, row_seconds=0.001)
-    cache = SimulatedBackend(model).new_cache(SPEC)
-    assert cache._forward_seconds(500) == 0.02
+    text = ModelText(SimulatedBackend(model), SPEC)
+    assert text.cache._forward_seconds(500) == 0.02
     started = time.monotonic()
-    cache.draft(array("I", PROMPT), interrupt=NEVER)
+    text.draft(PROMPT)
     assert time.monotonic() - started >= 0.02
-    assert cache._forward_seconds(1) == 0.005
-    assert cache._forward_seconds(5) == pytest.approx(0.009)
+    assert text.cache._forward_seconds(1) == 0.005
+    assert text.cache._forward_seconds(5) == pytest.approx(0.009)
 
 
 def test_a_wait_can_be_interrupted_and_nothing_is_kept_of_it():
     model = SimulatedModel(ttft_seconds=0.0, tpot_seconds=3600)
-    cache, interrupt = SimulatedBackend(model).new_cache(SPEC), Interrupt()
-    prefix = array("I", PROMPT)
-    first = cache.draft(prefix, interrupt=interrupt).value.token_id
+    interrupt = Interrupt()
+    text = ModelText(SimulatedBackend(model), SPEC, interrupt=interrupt)
+    (first,) = text.draft(PROMPT).token_ids
     threading.Timer(0.01, interrupt.set).start()
     with pytest.raises(ForwardInterrupted):
-        cache.draft(array("I", [*PROMPT, first]), interrupt=interrupt)
-    assert cache.token_ids.tolist() == PROMPT
+        text.draft([*PROMPT, first])
+    assert text.cache.token_ids.tolist() == PROMPT
 
 
 def test_greedy_rejection_sends_point_masses():
     spec = SessionSpec(64, rule=VerificationRule.REJECTION)
-    drafted = instant().new_cache(spec).draft(array("I", PROMPT), interrupt=NEVER).value
-    assert drafted.distribution == SparseDistribution((drafted.token_id,), (1.0,))
+    drafted = ModelText(instant(), spec).draft(PROMPT)
+    assert drafted.distributions == (SparseDistribution(drafted.token_ids, (1.0,)),)
 
 
 def test_the_tokenizer_reads_any_text_and_writes_words():
@@ -127,4 +124,4 @@ def test_settings_out_of_their_limits_are_refused(settings):
 
 
 def test_a_tiny_vocabulary_works():
-    assert set(continuation(instant(vocabulary_size=2).new_cache(SPEC), [0], 50)) == {0, 1}
+    assert set(continuation(ModelText(instant(vocabulary_size=2), SPEC), [0], 50)) == {0, 1}

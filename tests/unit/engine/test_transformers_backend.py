@@ -28,14 +28,11 @@ from paceline_engine.backends.base import (
     ModelLoadError,
 )
 from paceline_engine.backends.llama import FusedLlama
-from paceline_engine.backends.transformers import TransformersBackend, TransformersCache
-from paceline_engine.calls import (
-    SamplingParameters,
-    SessionSpec,
-    VerificationRule,
-    VerifyOptions,
-)
-from unit.engine.conftest import NEVER, continuation
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.decisions import draft_from
+from paceline_engine.model_text import ModelText
+from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SPEC = SessionSpec(512)
@@ -69,12 +66,6 @@ def text(*token_ids: int) -> array[int]:
     return array("I", token_ids)
 
 
-def judge(cache, prefix, block, **options):
-    return cache.judge(
-        array("I", prefix), block, options=VerifyOptions(**options), interrupt=NEVER
-    ).value
-
-
 def test_the_description_is_the_models(target, tiny_pair):
     description = target.description
     assert description.name == "target"
@@ -104,7 +95,7 @@ def test_a_session_never_takes_more_memory_than_it_reserved(either, reserved):
 
 def test_memory_is_measured_also_after_a_forward_was_given_up(either):
     with pytest.raises(ForwardInterrupted):
-        either.new_cache(SPEC).draft(text(*PROMPT), interrupt=StopAtLayer(2))
+        ModelText(either, SPEC, interrupt=StopAtLayer(2)).draft(PROMPT)
     assert either.token_memory().bytes_per_token
 
 
@@ -151,28 +142,28 @@ def test_a_token_beyond_the_tokenizer_is_never_chosen(tiny_pair, tmp_path):
     with torch.no_grad():
         backend.model.lm_head.weight[300:] = backend.model.lm_head.weight[:20] * 10
     for spec in (SPEC, SAMPLED):
-        assert max(continuation(backend.new_cache(spec), PROMPT, 40)) < 300
+        assert max(continuation(ModelText(backend, spec), PROMPT, 40)) < 300
 
 
 @pytest.mark.parametrize("spec", [SPEC, SAMPLED])
 def test_a_block_is_judged_as_plain_decoding_would(either, spec):
-    oracle = continuation(either.new_cache(spec), PROMPT, 12)
-    cache, done = either.new_cache(spec), 0
+    oracle = continuation(ModelText(either, spec), PROMPT, 12)
+    model, done = ModelText(either, spec), 0
     for wrong_at in (3, 0, 2, 5):
         block = oracle[done : done + 4]
         if wrong_at < 4:
             block[wrong_at] = (block[wrong_at] + 1) % 300
         accepted = min(wrong_at, len(block))
-        judged = judge(cache, PROMPT + oracle[:done], block)
-        assert judged.accepted_count == accepted
+        judged = model.judge(PROMPT + oracle[:done], block)
+        assert judged.accepted_path == path(accepted)
         if done + accepted < 12:
             assert judged.next_token == oracle[done + accepted]
         done = min(done + accepted + 1, 8)
 
 
 def test_log_probabilities_belong_to_the_decided_tokens(target):
-    oracle = continuation(target.new_cache(SAMPLED), PROMPT, 3)
-    judged = judge(target.new_cache(SAMPLED), PROMPT, [*oracle[:2], 299], logprobs=True)
+    oracle = continuation(ModelText(target, SAMPLED), PROMPT, 3)
+    judged = ModelText(target, SAMPLED).judge(PROMPT, [*oracle[:2], 299], logprobs=True)
     with torch.inference_mode():
         rows = target.model(torch.tensor([PROMPT + oracle[:2]])).logits[0, -3:].double()
     expected = rows[:, :300].log_softmax(-1)[range(3), oracle].tolist()
@@ -181,54 +172,51 @@ def test_log_probabilities_belong_to_the_decided_tokens(target):
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
 def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(either, layer):
-    oracle = continuation(either.new_cache(SPEC), PROMPT, 6)
-    for cache in (either.new_cache(SPEC), either.new_cache(SPEC)):
-        prefix = PROMPT + oracle[:2]
-        judge(cache, prefix, oracle[2:4])
-        held = cache.token_ids
-        layers_before = either.layers_run
-        with pytest.raises(ForwardInterrupted):
-            cache.judge(
-                text(*PROMPT, *oracle[:3]),
-                [1, 2, 3],
-                options=VerifyOptions(),
-                interrupt=StopAtLayer(layer),
-            )
-        assert either.layers_run - layers_before == layer
-        # What is still common stays; every layer is cropped by its own length.
-        assert cache.token_ids == held[: len(PROMPT) + 2]
-        assert {x.get_seq_length() for x in cache._state.text_layers} == {len(PROMPT) + 2}
-        assert judge(cache, PROMPT + oracle[:3], oracle[3:5]).accepted_count == 2
+    oracle = continuation(ModelText(either, SPEC), PROMPT, 6)
+    model = ModelText(either, SPEC)
+    model.judge(PROMPT + oracle[:2], oracle[2:4])
+    held = model.cache.token_ids
+    layers_before = either.layers_run
+    model.interrupt = StopAtLayer(layer)
+    with pytest.raises(ForwardInterrupted):
+        model.judge(PROMPT + oracle[:3], [1, 2, 3])
+    assert either.layers_run - layers_before == layer
+    # What is still common stays; every layer is cropped by its own length.
+    assert model.cache.token_ids == held[: len(PROMPT) + 2]
+    assert {x.get_seq_length() for x in model.cache._state.text_layers} == {len(PROMPT) + 2}
+    model.interrupt = NEVER
+    assert model.judge(PROMPT + oracle[:3], oracle[3:5]).accepted_path == path(2)
 
 
 def test_an_interrupted_first_forward_leaves_an_empty_cache(either):
-    cache = either.new_cache(SPEC)
+    model = ModelText(either, SPEC, interrupt=StopAtLayer(2))
     with pytest.raises(ForwardInterrupted):
-        cache.draft(text(*PROMPT), interrupt=StopAtLayer(2))
-    assert (cache._length(), len(cache.token_ids)) == (0, 0)
-    oracle = continuation(either.new_cache(SPEC), PROMPT, 5)
-    assert continuation(cache, PROMPT, 5) == oracle
+        model.draft(PROMPT)
+    assert (model.cache._length(), len(model.cache.token_ids)) == (0, 0)
+    model.interrupt = NEVER
+    oracle = continuation(ModelText(either, SPEC), PROMPT, 5)
+    assert continuation(model, PROMPT, 5) == oracle
 
 
 def test_a_forward_without_memory_says_so_and_leaves_nothing_half_done(either):
-    oracle = continuation(either.new_cache(SPEC), PROMPT, 4)
-    cache = either.new_cache(SPEC)
-    judge(cache, PROMPT, oracle[:2])
+    oracle = continuation(ModelText(either, SPEC), PROMPT, 4)
+    model = ModelText(either, SPEC)
+    model.judge(PROMPT, oracle[:2])
 
     def run_out(*_):
-        cache._state.text_layers[1].length -= 1
+        model.cache._state.text_layers[1].length -= 1
         raise torch.OutOfMemoryError("out of memory")
 
     hook = either.decoder.layers[1].register_forward_hook(run_out)
     try:
         with pytest.raises(OverloadedError) as caught:
-            judge(cache, PROMPT + oracle[:2], oracle[2:3])
+            model.judge(PROMPT + oracle[:2], oracle[2:3])
     finally:
         hook.remove()
     assert caught.value.retry_after_seconds
-    assert (len(cache.token_ids), cache._length()) == (0, 0)
-    again = judge(cache, PROMPT + oracle[:2], oracle[2:3])
-    assert (again.accepted_count, again.next_token) == (1, oracle[3])
+    assert (len(model.cache.token_ids), model.cache._length()) == (0, 0)
+    again = model.judge(PROMPT + oracle[:2], oracle[2:3])
+    assert (again.accepted_path, again.next_token) == (path(1), oracle[3])
 
 
 @pytest.mark.parametrize("where", ["accept_exact", "choose_tokens", "draw_draft"])
@@ -236,62 +224,60 @@ def test_a_device_that_fails_late_is_lost_all_the_same(target, monkeypatch, wher
     def fail(*_, **__):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(f"paceline_engine.backends.transformers.{where}", fail)
+    monkeypatch.setattr(f"paceline_engine.decisions.{where}", fail)
     rule = VerificationRule.REJECTION if where == "draw_draft" else VerificationRule.EXACT
-    cache = target.new_cache(SessionSpec(512, rule=rule))
-    judging = partial(judge, cache, PROMPT, [])
-    drafting = partial(cache.draft, text(*PROMPT), interrupt=NEVER)
+    model = ModelText(target, SessionSpec(512, rule=rule))
+    judging = partial(model.judge, PROMPT)
+    drafting = partial(model.draft, PROMPT)
     with pytest.raises(DeviceLostError):
         (judging if where == "accept_exact" else drafting)()
 
 
 def test_what_the_cache_still_has_is_computed_once(either):
-    cache = either.new_cache(SPEC)
-    oracle = continuation(either.new_cache(SPEC), PROMPT, 8)
-    options = VerifyOptions()
-    prompt = text(*PROMPT)
-    first = cache.judge(prompt, oracle[:4], options=options, interrupt=NEVER)
-    assert first.row_count == len(PROMPT) + 4
-    follow = cache.judge(text(*PROMPT, *oracle[:5]), oracle[5:7], options=options, interrupt=NEVER)
-    assert follow.row_count == 3
-    again = cache.judge(text(*PROMPT, *oracle[:5]), oracle[5:7], options=options, interrupt=NEVER)
-    assert again == follow
-    other = cache.judge(text(*PROMPT, 1, 2), (), options=options, interrupt=NEVER)
-    assert other.row_count == 2
+    model = ModelText(either, SPEC)
+    oracle = continuation(ModelText(either, SPEC), PROMPT, 8)
+    model.judge(PROMPT, oracle[:4])
+    assert model.row_count == len(PROMPT) + 4
+    follow = model.judge(PROMPT + oracle[:5], oracle[5:7])
+    assert model.row_count == 3
+    assert model.judge(PROMPT + oracle[:5], oracle[5:7]) == follow
+    assert model.row_count == 3
+    model.judge([*PROMPT, 1, 2])
+    assert model.row_count == 2
 
 
 def test_a_cache_that_lost_keys_and_values_computes_them_again(either):
-    oracle = continuation(either.new_cache(SPEC), PROMPT, 6)
-    cache = either.new_cache(SPEC)
-    judge(cache, PROMPT, oracle[:3])
-    cache._state.text_layers[1].crop(-4)
-    assert judge(cache, PROMPT + oracle[:3], oracle[3:6]).accepted_count == 3
+    oracle = continuation(ModelText(either, SPEC), PROMPT, 6)
+    model = ModelText(either, SPEC)
+    model.judge(PROMPT, oracle[:3])
+    model.cache._state.text_layers[1].crop(-4)
+    assert model.judge(PROMPT + oracle[:3], oracle[3:6]).accepted_path == path(3)
 
 
 def test_two_sessions_do_not_see_each_other(target):
     prompts = [PROMPT, [100, 101, 102]]
-    alone = [continuation(target.new_cache(SPEC), prompt, 6) for prompt in prompts]
-    caches = [target.new_cache(SPEC) for _ in prompts]
+    alone = [continuation(ModelText(target, SPEC), prompt, 6) for prompt in prompts]
+    caches = [ModelText(target, SPEC) for _ in prompts]
     texts = [array("I", prompt) for prompt in prompts]
     for _ in range(6):
         for cache, so_far in zip(caches, texts, strict=True):
-            so_far.append(cache.draft(so_far, interrupt=NEVER).value.token_id)
+            so_far.extend(cache.draft(so_far).token_ids)
     assert [so_far.tolist()[-6:] for so_far in texts] == alone
 
 
 def test_rejection_says_what_a_draft_was_drawn_from_and_takes_it_back(target, drafter):
     spec = SessionSpec(512, SamplingParameters(1.0), seed=5, rule=VerificationRule.REJECTION)
-    draft_cache, prefix = drafter.new_cache(spec), text(*PROMPT)
-    choices = []
+    model, prefix, said = ModelText(drafter, spec), list(PROMPT), []
     for _ in range(3):
-        choices.append(draft_cache.draft(prefix, interrupt=NEVER).value)
-        prefix.append(choices[-1].token_id)
-    block = [choice.token_id for choice in choices]
-    said = tuple(choice.distribution for choice in choices)
-    assert all(choice.token_id in choice.distribution.token_ids for choice in choices)
-    judged = judge(target.new_cache(spec), PROMPT, block, distributions=said)
-    assert 0 <= judged.accepted_count <= 3
-    assert judged == judge(target.new_cache(spec), PROMPT, block, distributions=said)
+        drafted = model.draft(prefix)
+        (distribution,) = drafted.distributions
+        assert drafted.token_ids[0] in distribution.token_ids
+        prefix.extend(drafted.token_ids)
+        said.append(distribution)
+    block = prefix[len(PROMPT) :]
+    judged = ModelText(target, spec).judge(PROMPT, block, distributions=said)
+    assert judged.accepted_path == path(len(judged.accepted_path))
+    assert judged == ModelText(target, spec).judge(PROMPT, block, distributions=said)
 
 
 def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
@@ -300,8 +286,8 @@ def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
     scores = backend.new_cache(SPEC).scores(text(1, 2, 3), (), interrupt=NEVER).value
     counts = torch.zeros(16)
     for seed in range(2000):
-        cache = TransformersCache(backend, SessionSpec(64, SamplingParameters(1.0), seed=seed))
-        counts[cache._draft(scores, position=3).token_id] += 1
+        spec = SessionSpec(64, SamplingParameters(1.0), seed=seed)
+        counts[list(draft_from(scores, spec=spec, position=3).token_ids)] += 1
     assert (counts / 2000 - scores[0].softmax(-1)).abs().max() < 0.07
 
 
@@ -319,10 +305,10 @@ def test_a_sliding_window_model_can_be_rolled_back(tiny_pair, tmp_path):
     )
     torch.manual_seed(0)
     backend = save_and_load(MistralForCausalLM(config), tiny_pair, tmp_path)
-    oracle = continuation(backend.new_cache(SPEC), list(range(30)), 10)
-    cache = backend.new_cache(SPEC)
-    judge(cache, list(range(30)), [*oracle[:2], 7, 7, 7, 7, 7, 7])
-    assert judge(cache, list(range(30)), oracle).accepted_count == 10
+    oracle = continuation(ModelText(backend, SPEC), list(range(30)), 10)
+    model = ModelText(backend, SPEC)
+    model.judge(list(range(30)), [*oracle[:2], 7, 7, 7, 7, 7, 7])
+    assert model.judge(list(range(30)), oracle).accepted_path == path(10)
 
 
 def test_a_model_that_cannot_be_rolled_back_is_refused(tiny_pair, tmp_path):
@@ -352,10 +338,10 @@ def test_families_name_their_context_length_differently(tiny_pair, tmp_path, fam
     backend = save_and_load(family(**{name: 77}), tiny_pair, tmp_path)
     assert backend.description.context_length == 77
     spec = SessionSpec(77)
-    oracle = continuation(backend.new_cache(spec), PROMPT, 6)
-    cache = backend.new_cache(spec)
-    assert judge(cache, PROMPT, [*oracle[:2], 299 - oracle[2]]).accepted_count == 2
-    assert judge(cache, PROMPT, oracle).accepted_count == 6
+    oracle = continuation(ModelText(backend, spec), PROMPT, 6)
+    model = ModelText(backend, spec)
+    assert model.judge(PROMPT, [*oracle[:2], 299 - oracle[2]]).accepted_path == path(2)
+    assert model.judge(PROMPT, oracle).accepted_path == path(6)
 
 
 def test_a_model_without_a_context_length_is_told_where_to_say_it(tiny_pair, tmp_path):

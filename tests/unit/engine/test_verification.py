@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
-from paceline_engine.calls import SamplingParameters, SparseDistribution
+from paceline_engine.calls import SamplingParameters
+from paceline_engine.proposal import SparseDistribution
 from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.verification import (
     accept_equal,

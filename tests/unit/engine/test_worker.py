@@ -3,19 +3,37 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from array import array
 from contextlib import asynccontextmanager
 
 import pytest
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
+from paceline_engine.calls import SessionSpec
+from paceline_engine.items import Draft, Item, Outcome
 from paceline_engine.worker import ModelWorker, Outlet, Waste
-from unit.engine.conftest import until
+from unit.engine.conftest import chain, until
+
+
+class Steps:
+    """A backend whose items have, for a cache, what a step of theirs does and finds."""
+
+    def run(self, items, interrupt):
+        (only,) = items
+        found = only.cache(interrupt)
+        return [Outcome(1, drafted=chain([0] if found is None else found))]
+
+
+def item(step=lambda _: None, *, steps=1, depth=0, share="", patience_ns=None) -> Item:
+    """A draft that is done after so many tokens: steps, unless a step finds something else."""
+    return Item(step, SessionSpec(1, share=share), array("I"), Draft(steps), depth, patience_ns)
 
 
 @asynccontextmanager
 async def working(**settings):
     worker = ModelWorker(**{"queue_limit": 100, **settings})
+    worker.backend = Steps()
     worker.start()
     try:
         yield worker
@@ -29,7 +47,7 @@ class Blocker:
     def __init__(self, worker: ModelWorker) -> None:
         self.entered, self.let_go = threading.Event(), threading.Event()
         self.outlet = Outlet()
-        self.job = worker.submit(self._run, outlet=self.outlet)
+        self.job = worker.submit(item(self._run), outlet=self.outlet)
 
     def _run(self, interrupt):
         self.entered.set()
@@ -49,7 +67,9 @@ async def test_the_smallest_depth_runs_first_and_equals_in_order():
         blocker, order, outlets = await blocked(worker), [], []
         for name, depth in [("a", 2), ("b", 0), ("c", 1), ("d", 0)]:
             outlets.append(Outlet())
-            worker.submit(lambda _, name=name: order.append(name), outlet=outlets[-1], depth=depth)
+            worker.submit(
+                item(lambda _, name=name: order.append(name), depth=depth), outlet=outlets[-1]
+            )
         blocker.let_go.set()
         for outlet in outlets:
             await anext(outlet)
@@ -61,7 +81,7 @@ async def test_a_promoted_job_keeps_its_turn_at_its_new_depth():
         blocker, order, jobs = await blocked(worker), [], {}
         for name, depth in [("a", 5), ("b", 1), ("c", 1)]:
             jobs[name] = worker.submit(
-                lambda _, name=name: order.append(name), outlet=Outlet(), depth=depth
+                item(lambda _, name=name: order.append(name), depth=depth), outlet=Outlet()
             )
         worker.promote(jobs["a"], depth=1)
         blocker.let_go.set()
@@ -74,16 +94,45 @@ async def test_jobs_of_many_steps_take_turns():
         blocker, order, outlets = await blocked(worker), [], []
         for name in "xy":
             outlets.append(Outlet())
-            worker.submit(lambda _, name=name: order.append(name), outlet=outlets[-1], step_count=3)
+            worker.submit(
+                item(lambda _, name=name: order.append(name), steps=3), outlet=outlets[-1]
+            )
         blocker.let_go.set()
         assert [len([step async for step in outlet]) for outlet in outlets] == [3, 3]
         assert order == list("xyxyxy")
 
 
+async def test_a_draft_is_done_when_it_has_its_tokens_however_many_a_step_finds():
+    async with working() as worker:
+        outlet, finds = Outlet(), [[5], [], [6, 7], [8], [9]]
+        draft = item(lambda _: finds.pop(0), steps=4)
+        worker.submit(draft, outlet=outlet)
+        assert [step.outcome.drafted async for step in outlet] == [
+            chain(found) for found in ([5], [], [6, 7], [8])
+        ]
+        assert finds == [[9]]
+        assert draft.prefix.tolist() == [5, 6, 7, 8]
+
+
+async def test_an_errand_goes_before_all_items_and_is_no_step_of_one():
+    order, seen = [], []
+    async with working(on_step=seen.append) as worker:
+        blocker, outlet = await blocked(worker), Outlet()
+        worker.submit(item(lambda _: order.append("item")), outlet=outlet)
+        errand = asyncio.create_task(worker.run(lambda _: order.append("errand")))
+        await until(lambda: worker.queue_length == 2)
+        blocker.let_go.set()
+        await anext(outlet)
+        await errand
+        await until(lambda: len(seen) == 2)
+        assert order == ["errand", "item"]
+    assert len(seen) == 2, "the blocker's and the item's"
+
+
 async def test_a_withdrawn_job_leaves_the_queue():
     async with working() as worker:
         blocker, ran = await blocked(worker), []
-        job = worker.submit(lambda _: ran.append(1), outlet=Outlet())
+        job = worker.submit(item(lambda _: ran.append(1)), outlet=Outlet())
         assert worker.queue_length == 1
         worker.withdraw(job)
         assert worker.queue_length == 0
@@ -96,14 +145,14 @@ async def test_a_running_job_is_interrupted_and_the_next_one_runs():
     async with working() as worker:
         blocker = await blocked(worker)
         worker.withdraw(blocker.job)
-        assert (await worker.run(lambda _: 7)).value == 7
+        assert await worker.run(lambda _: 7) == 7
         assert worker.interrupted_count == 1
 
 
 async def test_a_withdrawn_job_of_many_steps_does_not_come_back():
     async with working() as worker:
         ran, outlet = [], Outlet()
-        job = worker.submit(lambda _: ran.append(1), outlet=outlet, step_count=1_000_000)
+        job = worker.submit(item(lambda _: ran.append(1), steps=1_000_000), outlet=outlet)
         await anext(outlet)
         worker.withdraw(job)
         await worker.run(lambda _: None)
@@ -121,16 +170,16 @@ async def test_an_error_reaches_its_caller_and_no_other():
 
         with pytest.raises(ZeroDivisionError, match="mine"):
             await worker.run(fail)
-        assert (await worker.run(lambda _: 1)).value == 1
+        assert await worker.run(lambda _: 1) == 1
 
 
 async def test_the_queue_is_bounded():
     async with working(queue_limit=2) as worker:
         blocker = await blocked(worker)
         for _ in range(2):
-            worker.submit(lambda _: None, outlet=Outlet())
+            worker.submit(item(lambda _: None), outlet=Outlet())
         with pytest.raises(OverloadedError) as caught:
-            worker.submit(lambda _: None, outlet=Outlet())
+            worker.submit(item(lambda _: None), outlet=Outlet())
         assert caught.value.retry_after_seconds
         blocker.let_go.set()
 
@@ -139,18 +188,18 @@ async def test_one_share_leaves_places_in_the_queue_to_others():
     async with working(queue_limit=20) as worker:
         blocker = await blocked(worker)
         for _ in range(16):
-            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+            worker.submit(item(lambda _: None, share="greedy"), outlet=Outlet())
         with pytest.raises(OverloadedError, match="16 of them this client's") as caught:
-            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+            worker.submit(item(lambda _: None, share="greedy"), outlet=Outlet())
         assert caught.value.retry_after_seconds
-        job = worker.submit(lambda _: None, outlet=Outlet(), share="modest")
+        job = worker.submit(item(lambda _: None, share="modest"), outlet=Outlet())
         worker.withdraw(job)
         assert worker.queue_length == 16
         blocker.let_go.set()
         await worker.run(lambda _: None)
         await until(lambda: worker.queue_length == 0)
         for _ in range(16):  # every place was given back
-            worker.submit(lambda _: None, outlet=Outlet(), share="greedy")
+            worker.submit(item(lambda _: None, share="greedy"), outlet=Outlet())
 
 
 class Forwards:
@@ -178,13 +227,13 @@ async def test_a_stream_waits_for_two_forwards_of_a_client_however_many_streams_
         blocker = await blocked(worker)
         for _ in range(streams):
             worker.submit(
-                forwards.one_of("greedy"), outlet=Outlet(), share="greedy", step_count=1_000_000
+                item(forwards.one_of("greedy"), share="greedy", steps=1_000_000), outlet=Outlet()
             )
         blocker.let_go.set()
         # As a stream does: the next call comes when the last one was answered.
         for _ in range(20):
             outlet = Outlet()
-            worker.submit(forwards.one_of("modest"), outlet=outlet, share="modest")
+            worker.submit(item(forwards.one_of("modest"), share="modest"), outlet=outlet)
             before = len(forwards.ran)
             await anext(outlet)
             place = len(forwards.ran) - 1 - forwards.ran[::-1].index("modest")
@@ -198,7 +247,9 @@ async def test_turns_are_taken_within_a_depth():
         blocker, outlets = await blocked(worker), []
         for share, depth in [("a", 1), ("a", 0), ("a", 0), ("b", 1), ("b", 1), ("b", 0)]:
             outlets.append(Outlet())
-            worker.submit(forwards.one_of(share), outlet=outlets[-1], share=share, depth=depth)
+            worker.submit(
+                item(forwards.one_of(share), share=share, depth=depth), outlet=outlets[-1]
+            )
         blocker.let_go.set()
         for outlet in outlets:
             await anext(outlet)
@@ -211,7 +262,9 @@ async def test_long_forwards_count_for_more():
         blocker, outlets = await blocked(worker), []
         for share, length in [("long", 3), ("long", 3)] + [("short", 1)] * 6:
             outlets.append(Outlet())
-            worker.submit(forwards.one_of(share, length=length), outlet=outlets[-1], share=share)
+            worker.submit(
+                item(forwards.one_of(share, length=length), share=share), outlet=outlets[-1]
+            )
         blocker.let_go.set()
         for outlet in outlets:
             await anext(outlet)
@@ -231,7 +284,7 @@ async def test_a_forward_is_overdue_when_its_patience_is_over_and_until_it_ends(
             entered.set()
             let_go.wait()
 
-        job = worker.submit(hang, outlet=outlet, patience_ns=100)
+        job = worker.submit(item(hang, patience_ns=100), outlet=outlet)
         await until(entered.is_set)
         now += 100
         assert worker.overdue_ns == 0
@@ -253,8 +306,8 @@ async def test_a_lost_device_ends_every_job_and_is_told_once():
         def lose(_):
             raise error
 
-        worker.submit(lose, outlet=Outlet(), depth=0)
-        worker.submit(lambda _: None, outlet=outlet, depth=1)
+        worker.submit(item(lose, depth=0), outlet=Outlet())
+        worker.submit(item(lambda _: None, depth=1), outlet=outlet)
         blocker.let_go.set()
         with pytest.raises(DrainingError) as caught:
             await anext(outlet)
@@ -267,7 +320,7 @@ async def test_a_lost_device_ends_every_job_and_is_told_once():
 async def test_stopping_ends_what_waits_and_interrupts_what_runs():
     async with working() as worker:
         blocker, outlet = await blocked(worker), Outlet()
-        worker.submit(lambda _: None, outlet=outlet)
+        worker.submit(item(lambda _: None), outlet=outlet)
         await worker.stop()
         with pytest.raises(DrainingError):
             await anext(outlet)
@@ -291,7 +344,7 @@ async def test_a_forward_that_never_returns_does_not_hold_up_the_end(monkeypatch
         returns.wait()
 
     async with working() as worker:
-        worker.submit(hang, outlet=Outlet())
+        worker.submit(item(hang), outlet=Outlet())
         await until(entered.is_set)
         await worker.stop()
         assert worker.busy
@@ -302,14 +355,16 @@ async def test_a_failure_to_count_a_step_leaves_no_caller_waiting():
     async with working(on_step=lambda _: 1 / 0) as worker:
         failures = []
         asyncio.get_running_loop().set_exception_handler(lambda _, seen: failures.append(seen))
-        assert (await worker.run(lambda _: 7)).value == 7
+        outlet = Outlet()
+        worker.submit(item(), outlet=outlet)
+        assert len([step async for step in outlet]) == 1
         assert isinstance(failures[0]["exception"], ZeroDivisionError)
 
 
 async def test_stopping_ends_a_job_of_many_steps():
     async with working() as worker:
         outlet = Outlet()
-        worker.submit(lambda _: None, outlet=outlet, step_count=1_000_000)
+        worker.submit(item(lambda _: None, steps=1_000_000), outlet=outlet)
         await anext(outlet)
         await worker.stop()
         with pytest.raises(DrainingError):
@@ -321,10 +376,10 @@ async def test_every_finished_step_is_reported_even_if_nobody_waits():
     seen = []
     async with working(on_step=seen.append) as worker:
         outlet = Outlet()
-        worker.submit(lambda _: "unwanted", outlet=outlet)
+        worker.submit(item(lambda _: [7]), outlet=outlet)
         outlet.end()
         await until(lambda: len(seen) == 1)
-        assert seen[0].value == "unwanted"
+        assert seen[0].outcome.drafted == chain([7])
         assert all(step.queue_ns >= 0 and step.forward_ns >= 0 for step in seen)
 
 
@@ -346,7 +401,7 @@ async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
 async def test_an_answer_is_no_waste_and_neither_is_what_never_ran():
     async with working() as worker:
         blocker, outlet = await blocked(worker), Outlet()
-        waiting = worker.submit(lambda _: None, outlet=outlet)
+        waiting = worker.submit(item(lambda _: None), outlet=outlet)
         worker.withdraw(waiting)
         blocker.let_go.set()
         await anext(blocker.outlet)

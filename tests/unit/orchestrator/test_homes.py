@@ -12,13 +12,13 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.v1.session_pb2 import SessionSpec
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import Opening
+from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts, Timing
@@ -74,7 +74,7 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
     return Crew(
         pool,
         MODEL,
-        make_spec=lambda _: SessionSpec(),
+        make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
         target_count=target_count,
         drafter_count=drafter_count,
         growth=growth,
@@ -179,7 +179,7 @@ async def test_requests_of_two_orchestrators_that_meet_part_and_stay_apart(seed)
     clock = SimpleNamespace(now=0.0)
     pools = [KnownTargets(4, draw_lot=Random(seed + 100 * index).random) for index in range(2)]
     for server in (server for pool in pools for server in pool.servers):
-        server.latency = LatencyMeter(clock=lambda: clock.now)
+        server.latency = ObservedLatency(clock=lambda: clock.now)
         server.latency.adopt(((1, 1000),), prefill_fixed_ns=0, prefill_ns_per_token=0)
 
     async def homes_of_a_round():

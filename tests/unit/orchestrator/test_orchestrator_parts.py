@@ -16,7 +16,7 @@ from paceline.errors import InvalidFieldError, InvariantViolatedError
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.settings import SettingsError, load
@@ -67,7 +67,7 @@ def test_a_deadline_that_is_over_leaves_no_time():
 
 
 def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
-    meter = LatencyMeter()
+    meter = ObservedLatency()
     assert meter.expected_ns(1) == 0
     meter.adopt(((1, 100), (8, 150)), prefill_fixed_ns=1000, prefill_ns_per_token=10)
     assert meter.step_ns == 100
@@ -81,7 +81,7 @@ def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
 
 
 def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
-    meter = LatencyMeter()
+    meter = ObservedLatency()
     assert meter.call_ns is None
     for is_first in (True, False, False):
         timing = Timing(queue_ns=100, forward_ns=400, forward_count=2, row_count=2)
@@ -96,7 +96,7 @@ def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
 
 def test_what_was_seen_of_a_queue_ages():
     clock = SimpleNamespace(now=5.0)
-    meter = LatencyMeter(clock=lambda: clock.now)
+    meter = ObservedLatency(clock=lambda: clock.now)
     assert (meter.queue_ns, meter.calls_ahead) == (0, 0.0)
     for _ in range(60):
         timing = Timing(queue_ns=900, forward_ns=300, forward_count=1, row_count=1)
@@ -111,7 +111,7 @@ def test_what_was_seen_of_a_queue_ages():
 
 def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
     clock = SimpleNamespace(now=5.0)
-    meter = LatencyMeter(clock=lambda: clock.now)
+    meter = ObservedLatency(clock=lambda: clock.now)
     assert not meter.seems_free
     meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
     assert meter.seems_free
@@ -123,7 +123,7 @@ def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
 
 
 def test_a_prefill_says_nothing_of_a_decoding_step():
-    meter = LatencyMeter()
+    meter = ObservedLatency()
     meter.observe(Timing(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
     assert meter.step_ns == 0
 

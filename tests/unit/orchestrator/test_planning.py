@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_orchestrator.fleet.latency import LatencyMeter
+from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.planner import Wish
-from paceline_protocol.strategy import Strategy
+from paceline_protocol.methods import Strategy
+from support.waiting import until
 
 MS = 1_000_000
 
 
 def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0):
     """A server with so many of our requests, whose queue holds so many calls."""
-    latency = LatencyMeter(clock=lambda: 0.0)
+    latency = ObservedLatency(clock=lambda: 0.0)
     latency.adopt(((1, step_ms * MS),), prefill_fixed_ns=step_ms * MS, prefill_ns_per_token=0)
     queue_ns = round(calls_ahead * step_ms * MS)
     for _ in range(80 if calls_ahead else 0):
@@ -39,12 +40,11 @@ def a_plan(planning, **wish):
 
 
 def took(*, forwards=0, cancelled=0, accepted=0, rejected=0):
-    return pb.GenerationStatistics(
-        target_forward_count=forwards,
-        cancelled_rpc_count=cancelled,
-        accepted_token_count=accepted,
-        rejected_token_count=rejected,
-    )
+    return {
+        "accepted_count": accepted,
+        "rejected_count": rejected,
+        "verification_count": forwards + cancelled,
+    }
 
 
 def test_a_request_alone_uses_the_targets_it_needs():
@@ -97,7 +97,7 @@ def test_verdicts_change_what_a_drafter_is_worth():
     planning = a_planning([a_server(30)])
     assert a_plan(planning).strategy is Strategy.SPECULATIVE
     for _ in range(40):
-        planning.learn(took(rejected=100))
+        planning.learn(**took(rejected=100))
     assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
 
 
@@ -108,7 +108,7 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
     for _ in range(40):
         a_plan(planning)
         clock.ns += 100 * 5 * MS
-        planning.learn(took(forwards=70, cancelled=30, accepted=70, rejected=30))
+        planning.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
 
@@ -121,3 +121,29 @@ async def test_what_was_asked_for_is_simulated_when_there_is_time():
     after = a_plan(planning)
     assert before.strategy is after.strategy is Strategy.DISTRIBUTED
     assert after.lookahead < before.lookahead
+
+
+async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypatch):
+    planning = a_planning([a_server(30) for _ in range(7)])
+    goes_on, running, most = threading.Event(), [], []
+
+    def rehearse(setting, *, lookahead):
+        running.append(lookahead)
+        most.append(len(running))
+        goes_on.wait(60)
+        running.pop()
+        return [1]
+
+    monkeypatch.setattr("paceline_orchestrator.planning.rehearsal.rehearse", rehearse)
+    async with asyncio.TaskGroup() as tasks:
+        for target_count in (7, 6, 5):
+            a_plan(planning, target_count=target_count)
+            planning.refine_soon(tasks)
+            await until(lambda: running, what="a simulation runs")
+        goes_on.set()
+    assert max(most) == 1
+    simulated = len(most)
+    a_plan(planning, target_count=4)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+    assert len(most) > simulated

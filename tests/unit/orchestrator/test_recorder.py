@@ -7,10 +7,10 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.calls.session import Drafted, Judged
+from paceline_orchestrator.calls.rpcs import Drafted, Judged
+from paceline_orchestrator.calls.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
@@ -32,22 +32,22 @@ def verifying(recorder, server, *, block=(), prefix=PROMPT):
 
 
 def drafted(*token_ids):
-    return Drafted(Proposal(token_ids), TIMING, elapsed_ns=150)
+    return Drafted(1, 0, Proposal(token_ids), TIMING, elapsed_ns=150)
 
 
 def kinds(recorder):
-    return [pb.TimelineEventKind.Name(it.kind).rpartition("_")[2] for it in recorder.timeline()]
+    return [it.kind.name for it in recorder.timeline()]
 
 
 def test_times_of_answered_calls_are_split():
     recorder = a_recorder()
-    recorder.judged(Judged((), 5, (), TIMING, elapsed_ns=150))
+    recorder.judged(Judged(1, 0, (), 5, (), TIMING, elapsed_ns=150))
     record = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
     recorder.drafted(record, drafted(7))
     took = recorder.statistics(DraftStatistics(drafted=1, accepted=1))
     assert (took.queue_ns, took.forward_ns, took.network_ns) == (20, 200, 80)
     assert (took.target_forward_count, took.drafter_forward_count) == (1, 1)
-    assert (took.accepted_token_count, took.acceptance_rate) == (1, 1.0)
+    assert (took.drafts.accepted, took.drafts.acceptance_rate) == (1, 1.0)
     assert took.total_ns
 
 
@@ -57,7 +57,7 @@ def test_of_each_call_the_way_to_the_server_and_back_is_measured_once():
     draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
     recorder.drafted(draft, drafted(7))
     recorder.drafted(draft, drafted(8))
-    recorder.judged(Judged((0, 1), 5, (), TIMING, elapsed_ns=150))
+    recorder.judged(Judged(1, 0, (0, 1), 5, (), TIMING, elapsed_ns=150))
     recorder.emitted(EmitTokens((7, 8, 5), (True, True, False)))
     for rpc in ("Draft", "Verify"):
         name, labels = "paceline_rpc_hop_seconds", {"rpc": rpc}
@@ -101,7 +101,7 @@ def test_a_final_token_discards_drafts_on_another_path_once():
     wrong = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4))
     recorder.drafted(wrong, drafted(7, 8, 9))
     recorder.emitted(EmitTokens((7, 5), (True, False)))
-    discarded = [it for it in recorder.timeline() if it.kind == pb.TIMELINE_EVENT_KIND_DISCARDED]
+    discarded = [it for it in recorder.timeline() if it.kind == EventKind.DISCARDED]
     assert [(it.position, list(it.token_ids)) for it in discarded] == [(4, [8, 9])]
     recorder.emitted(EmitTokens((6,), (False,)))
     assert kinds(recorder).count("DISCARDED") == 1
@@ -112,7 +112,7 @@ def test_only_cancels_after_a_rejection_are_counted():
     record = verifying(recorder, "t", block=(4,))
     recorder.cancelled(record, by_rejection=True)
     recorder.cancelled(record, by_rejection=False)
-    assert recorder.statistics(DraftStatistics()).cancelled_rpc_count == 1
+    assert recorder.statistics(DraftStatistics()).cancelled_count == 1
     assert kinds(recorder) == ["CANCELLED", "CANCELLED"]
 
 
@@ -120,23 +120,21 @@ def test_live_events_are_shown_as_they_happen_and_spans_kept():
     shown = []
     recorder = a_recorder(show=shown.append)
     record = verifying(recorder, "t", block=(4,))
-    assert [(it.kind, it.start_ns == it.end_ns) for it in shown] == [
-        (pb.TIMELINE_EVENT_KIND_VERIFYING, True)
-    ]
+    assert [(it.kind, it.start_ns == it.end_ns) for it in shown] == [(EventKind.VERIFYING, True)]
     recorder.verification_ended(record)
     (span,) = recorder.timeline()
     assert shown[1:] == [span]
     assert (span.server, span.position, list(span.token_ids)) == ("t", 3, [4])
-    assert (span.speculation_depth, span.call_id) == (2, record.call_id)
+    assert (span.depth, span.call_id) == (2, record.call_id)
     assert span.start_ns < span.end_ns
 
 
 def test_fallbacks_are_counted_by_kind():
     recorder = a_recorder()
-    for kind in ("target_lost", "deadline", "target_lost"):
+    for kind in (Fallback.TARGET_LOST, Fallback.DEADLINE, Fallback.TARGET_LOST):
         recorder.fallback(kind)
     found = recorder.statistics(DraftStatistics()).fallbacks
-    assert {it.kind: it.count for it in found} == {"target_lost": 2, "deadline": 1}
+    assert found == {Fallback.TARGET_LOST: 2, Fallback.DEADLINE: 1}
 
 
 def test_what_later_tokens_took_is_averaged_without_those_of_the_first_answer(monkeypatch):

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import errors
-from paceline.v1.model_service_pb2 import GetModelInfoRequest
-from paceline.v1.session_pb2 import SessionCall, SessionSpec
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
-from paceline_orchestrator.calls.session import Session
+from paceline_orchestrator.calls.rpcs import PrefixCall, SessionSpec
+from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
-from paceline_orchestrator.fleet.wire import answer, read_facts
+from paceline_orchestrator.fleet.wire import fetch_facts
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, continuation, serving
@@ -31,15 +30,14 @@ async def a_session(fake, *, seconds=20.0):
     async with serving(fake):
         channel = pod_channel(fake.address, credentials=None)
         server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
-        info = server.models.GetModelInfo(GetModelInfoRequest(), timeout=5)
-        server.adopt(read_facts(await answer(info)))
+        server.adopt(await fetch_facts(server.models))
         async with SessionKeeper() as keeper:
-            session = Session(
+            session = RemoteSession(
                 server,
-                SessionSpec(expected_model_fingerprint=fake.fingerprint, reserve_length=100),
+                SessionSpec(fingerprint=fake.fingerprint, reserve_length=100),
                 keeper=keeper,
                 deadline=Deadline.after(seconds),
-                note_repair=lambda kind: session.repairs.update([kind]),
+                note_repair=lambda kind: session.repairs.update([kind.value]),
             )
             session.repairs = Counter()
             yield session
@@ -105,9 +103,9 @@ async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one()
     openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
     keeper = SimpleNamespace(open=lambda *_: openings.pop(0), close=lambda *_: None)
     first, second = openings
-    session = Session(
+    session = RemoteSession(
         SimpleNamespace(session_count=0),
-        SessionSpec(),
+        SessionSpec(fingerprint="it", reserve_length=1),
         keeper=keeper,
         deadline=Deadline.after(20),
         note_repair=lambda _: None,
@@ -115,7 +113,9 @@ async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one()
     waiting = asyncio.ensure_future(session.opened())
     await asyncio.sleep(0)
     first.set_result(Opening(session_id="lost"))
-    session.repair(errors.SessionNotFoundError("no such session"), SessionCall())
+    session.repair(
+        errors.SessionNotFoundError("no such session"), PrefixCall("lost", 0, 0, b"", TEXT, "it")
+    )
     second.set_result(Opening(session_id="the newest"))
     assert await waiting == "the newest"
 
@@ -213,6 +213,29 @@ async def test_a_drafter_that_falls_silent_is_noticed():
         with pytest.raises(errors.DeadlineError):
             await session.draft((*TEXT, 5), max_tokens=1, final_length=4, report=lambda _: None)
         await fake.until(lambda it: len(it.cancelled) == 1)
+
+
+@pytest.mark.parametrize(("role", "method"), [("target", "Verify"), ("drafter", "Draft")])
+async def test_a_call_has_a_second_more_than_its_request(role, method):
+    """So that it is the request's end that ends it, and a server that hears nothing ends it too."""
+    async with a_session(FakeModelServer(role), seconds=9.0) as session:
+        await session.opened()
+        stub, timeouts = getattr(session.server, role), []
+        send = getattr(stub, method)
+
+        def sending(request, *, timeout):
+            timeouts.append(timeout)
+            return send(request, timeout=timeout)
+
+        setattr(stub, method, sending)
+        before = session._deadline.remaining_seconds
+        if role == "target":
+            await verify(session, TEXT)
+        else:
+            await session.draft(TEXT, max_tokens=1, final_length=4, report=lambda _: None)
+        after = session._deadline.remaining_seconds
+        (timeout,) = timeouts
+        assert after + 1 <= timeout <= before + 1
 
 
 async def test_no_call_outlives_the_request():

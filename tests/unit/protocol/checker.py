@@ -1,11 +1,12 @@
-"""Watches every event and command of a decoding method, and checks the protocol's invariants."""
+"""Watches every event and command of a decoding method, and checks the invariants of its row."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from paceline_protocol.invariants import Invariant
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -24,8 +25,11 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.strategy import AnyMethod, Strategy
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+
+if TYPE_CHECKING:
+    from paceline_protocol.commitment import DraftStatistics
+    from paceline_protocol.methods import DecodingMethod, Method
 
 Text = tuple[int, ...]
 
@@ -57,24 +61,21 @@ class Drafting:
 class CheckedMethod:
     """A decoding method under watch; it is itself one.
 
-    Checked after every step: (1) what is emitted is the target's own continuation, under REJECTION
-    as decided by the verification that owned the position when it was dispatched; (2) the frontier
-    is being decided while a target is up; (3) nothing in flight contradicts what is committed or
-    decides nothing; (4) what decides the frontier is not abandoned; (5) at the end nothing is in
-    flight. And that servers get one thing at a time, within the limits.
+    After every step those invariants are checked that the method's row promises, and for every
+    method: that it goes on, and that servers get one thing at a time, within the limits.
     """
 
     def __init__(
         self,
-        method: AnyMethod,
+        method: DecodingMethod,
         *,
-        strategy: Strategy,
+        row: Method,
         task: DecodingTask,
         capacity: CapacityChanged,
         target: Target,
     ) -> None:
         self.method = method
-        self.strategy = strategy
+        self.row = row
         self.task = task
         self.capacity = capacity
         self.target = target
@@ -92,9 +93,13 @@ class CheckedMethod:
 
     # --- the method's interface ---------------------------------------------------------------
 
+    @property
+    def statistics(self) -> DraftStatistics:
+        return self.method.statistics
+
     def start(self) -> list[Command]:
         commands = self.method.start()
-        if self.task.broadcast_prefill and self.strategy is Strategy.DISTRIBUTED:
+        if self.task.broadcast_prefill:
             self.warm_ups = {c.verify_id for c in commands if isinstance(c, StartVerify)}
         self._follow(commands, ending=False)
         return commands
@@ -139,7 +144,7 @@ class CheckedMethod:
                 self.verifications.pop(verify_id, None)
             case CapacityChanged():
                 self.capacity = event
-                if event.lookahead is not None and self.strategy is Strategy.DISTRIBUTED:
+                if event.lookahead is not None and self.row.overlaps:
                     self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
 
@@ -181,7 +186,7 @@ class CheckedMethod:
                 judged = self.owners[self.committed]
                 if judged is not None:
                     expected = self.target.judged(self.committed, judged)
-            assert token_id == expected, "invariant 1: the target's own token, from its owner"
+            self._hold(Invariant.LOSSLESS, token_id == expected)
             self.committed += (token_id,)
 
     def _check_draft(self, command: StartDraft) -> None:
@@ -203,7 +208,7 @@ class CheckedMethod:
         assert command.target not in busy, "one verification at a time"
         assert len(command.prefix) + len(command.proposal) < self.limit
         self._check_before_eos(_assumed_text(command)[:-1])
-        if self.task.dispatch is DispatchPolicy.BLOCKS or self.strategy is Strategy.SPECULATIVE:
+        if self.task.dispatch is DispatchPolicy.BLOCKS:
             assert len(command.proposal) <= self.task.lookahead
         rejection = self.task.rule is VerificationRule.REJECTION
         assert len(command.proposal.distributions) == (len(command.proposal) if rejection else 0)
@@ -225,26 +230,40 @@ class CheckedMethod:
         generated = text[len(self.task.prompt) :]
         assert not self.task.eos_ids.intersection(generated), "nothing follows the end"
 
+    def _hold(self, invariant: Invariant, is_kept: bool) -> None:
+        assert is_kept or invariant not in self.row.invariants, invariant.name
+
     def _check_state(self, abandoned: list[StartVerify]) -> None:
-        c = len(self.committed)
-        for draft in self.drafts.values():
-            assert _agree(draft.text, self.committed), "invariant 3: drafts"
-            assert len(draft.text) >= c or draft.command.drafter not in self.warm_drafters, (
-                "invariant 3: a draft of what is committed already"
-            )
-        for verify_id, command in self.verifications.items():
-            text = _assumed_text(command)
-            assert _agree(command.prefix, self.committed), "invariant 3: verifications"
-            if verify_id not in self.warm_ups:
-                assert _agree(text, self.committed), "invariant 3: blocks"
-                assert len(text) >= c, "invariant 3: a verification that decides nothing"
-        for command in abandoned:
-            lost = not self.capacity.has(command.target)
-            assert lost or not self._decides_frontier(command), "invariant 4"
-        if self.strategy is not Strategy.SPECULATIVE and self.capacity.targets:
-            assert any(map(self._decides_frontier, self.verifications.values())), "invariant 2"
-        if self.strategy is Strategy.SPECULATIVE and (self.capacity.targets):
-            assert self.drafts or self.verifications, "it goes on"
+        in_flight = [*self.drafts.values(), *self.verifications.values()]
+        assert in_flight or not self.capacity.targets, "it goes on while there is a target"
+        self._hold(
+            Invariant.BUSY_FRONTIER,
+            not self.capacity.targets
+            or any(map(self._decides_frontier, self.verifications.values())),
+        )
+        self._hold(
+            Invariant.NOTHING_WORTHLESS,
+            all(map(self._is_of_use, self.drafts.values()))
+            and all(map(self._can_tell, self.verifications.values())),
+        )
+        self._hold(
+            Invariant.NO_PREEMPTION,
+            not any(
+                self._decides_frontier(command)
+                for command in abandoned
+                if self.capacity.has(command.target)
+            ),
+        )
+
+    def _is_of_use(self, draft: Drafting) -> bool:
+        is_cold = draft.command.drafter not in self.warm_drafters
+        is_ahead = is_cold or len(draft.text) >= len(self.committed)
+        return is_ahead and _agree(draft.text, self.committed)
+
+    def _can_tell(self, command: StartVerify) -> bool:
+        text = _assumed_text(command)
+        is_warm_up = command.verify_id in self.warm_ups and _agree(command.prefix, self.committed)
+        return is_warm_up or (len(text) >= len(self.committed) and _agree(text, self.committed))
 
     def _decides_frontier(self, command: StartVerify) -> bool:
         c = len(self.committed)
@@ -259,8 +278,7 @@ class CheckedMethod:
     def _check_finish(self, reason: FinishReason) -> None:
         self.finish = reason
         self.drafts = {i: draft for i, draft in self.drafts.items() if not draft.is_over}
-        assert not self.drafts, "invariant 5"
-        assert not self.verifications, "invariant 5"
+        self._hold(Invariant.CLEAN_END, not self.drafts and not self.verifications)
         ended = self.committed[-1] in self.task.eos_ids and self.committed != self.task.prompt
         if reason is FinishReason.EOS:
             assert ended
@@ -268,7 +286,8 @@ class CheckedMethod:
             assert len(self.committed) == self.limit
             assert not ended
         counts = self.method.statistics
-        assert counts.drafted == counts.accepted + counts.rejected + counts.discarded
+        judged = counts.accepted + counts.rejected
+        self._hold(Invariant.CLEAN_END, counts.drafted == judged + counts.discarded)
 
 
 def _agree(text: Text, other: Text) -> bool:

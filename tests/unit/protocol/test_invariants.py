@@ -10,15 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline_protocol.messages import (
-    CapacityChanged,
     Command,
     FinishReason,
     StartVerify,
 )
-from paceline_protocol.strategy import Strategy, create_method
+from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
-from unit.protocol.checker import CheckedMethod
-from unit.protocol.world import Models, Weather, World
+from unit.protocol.world import Models, Weather, run_world
 
 tasks = st.builds(
     DecodingTask,
@@ -39,40 +37,14 @@ weathers = st.builds(
     ghosts=st.sampled_from([0.0, 0.1]),
     capacity_change=st.sampled_from([0.0, 0.02, 0.2]),
 )
-CALM = Weather()
-
 models = st.builds(
     Models, seed=st.integers(0, 10**9), agreement=st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0])
 )
 
 
-def run_world(
-    strategy: Strategy,
-    task: DecodingTask,
-    *,
-    models: Models,
-    weather: Weather = CALM,
-    seed: int = 0,
-    target_count: int = 2,
-    drafter_count: int = 1,
-    stop_after: int | None = None,
-) -> World:
-    servers = CapacityChanged(tuple(range(target_count)), tuple(range(drafter_count)))
-    method = CheckedMethod(
-        create_method(strategy, task, capacity=servers),
-        strategy=strategy,
-        task=task,
-        capacity=servers,
-        target=models,
-    )
-    world = World(method, models, servers=servers, weather=weather, seed=seed)
-    world.run(stop_after=stop_after)
-    return world
-
-
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 4 + list(Strategy)),
+    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 4 + list(METHODS)),
     task=tasks,
     models=models,
     weather=weathers,
@@ -111,7 +83,7 @@ def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
 
 
 @pytest.mark.parametrize("rule", VerificationRule)
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", METHODS)
 def test_a_stop_after_any_event_leaves_nothing_in_flight(strategy, rule):
     task = DecodingTask((1,), 12, lookahead=2, rule=rule, broadcast_prefill=True)
     for stop_after in range(40):

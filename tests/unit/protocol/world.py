@@ -15,13 +15,15 @@ from paceline_protocol.messages import (
     StartVerify,
     VerifyFailed,
 )
-from paceline_protocol.task import VerificationRule
+from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.task import DecodingTask, VerificationRule
 from support.chains import drafted, verified
+from unit.protocol.checker import CheckedMethod
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unit.protocol.checker import CheckedMethod, Text
+    from unit.protocol.checker import Text
 
 _PLAIN, _ACCEPTS, _RESIDUAL, _DRAFTS = range(4)
 
@@ -168,3 +170,30 @@ class World:
 
     def _happens(self, probability: float) -> bool:
         return self.random.random() < probability
+
+
+_CALM = Weather()
+
+
+def run_world(
+    strategy: Strategy,
+    task: DecodingTask,
+    *,
+    models: Models,
+    weather: Weather = _CALM,
+    seed: int = 0,
+    target_count: int = 2,
+    drafter_count: int = 1,
+    stop_after: int | None = None,
+) -> World:
+    servers = CapacityChanged(tuple(range(target_count)), tuple(range(drafter_count)))
+    method = CheckedMethod(
+        create_method(strategy, task, capacity=servers),
+        row=METHODS[strategy],
+        task=task,
+        capacity=servers,
+        target=models,
+    )
+    world = World(method, models, servers=servers, weather=weather, seed=seed)
+    world.run(stop_after=stop_after)
+    return world

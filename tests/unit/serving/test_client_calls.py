@@ -10,6 +10,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
+from paceline_serving import client_calls
 from paceline_serving.client_calls import StreamCall, UnaryCall
 from support import bare_server
 from support.bare_server import COUNT, ECHO, FLOOD, HANG, LIST, BareServer
@@ -52,8 +53,40 @@ async def far_channel(far_address):
         yield channel
 
 
-def unary(channel, method, **options):
-    return UnaryCall(channel.unary_unary(method)(b"request", timeout=TIMEOUT, **options))
+class Renamed:
+    """A unary call of a library that calls its response otherwise."""
+
+    def __init__(self, call):
+        self._renamed = call
+
+    def __getattr__(self, name):
+        if name == "_call_response":
+            raise AttributeError(name)
+        return getattr(self._renamed, name)
+
+    def __await__(self):
+        return self._renamed.__await__()
+
+
+def a_call_of_its_library(call):
+    return call
+
+
+@pytest.fixture(params=["", "_call.Call.cancel", "_call_response"])
+def missing(request, monkeypatch):
+    """Each of the library's private names gone, as in a later version; or none."""
+    client_calls._tell_of_missing.cache_clear()
+    if request.param == "_call.Call.cancel":
+        monkeypatch.delattr("grpc.aio._call.Call")
+    if request.param == "_call_response":
+        monkeypatch.setitem(globals(), "a_call_of_its_library", Renamed)
+    yield request.param
+    client_calls._tell_of_missing.cache_clear()
+
+
+def unary(channel, method, *, timeout=TIMEOUT, **options):
+    call = channel.unary_unary(method)(b"request", timeout=timeout, **options)
+    return UnaryCall(a_call_of_its_library(call))
 
 
 def stream(channel, method, **options):
@@ -73,12 +106,14 @@ async def end_of(task):
 # --- how they end ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("missing")
 async def test_an_answer_that_came_stands_whatever_is_cancelled_later(channel):
     call = unary(channel, ECHO)
     assert await call == b"request"
     assert not call.cancel()
 
 
+@pytest.mark.usefixtures("missing")
 async def test_who_awaits_a_call_that_another_cancels_is_told(channel, service):
     call = unary(channel, HANG)
     waiting = asyncio.ensure_future(call)
@@ -88,6 +123,7 @@ async def test_who_awaits_a_call_that_another_cancels_is_told(channel, service):
     await until(lambda: service.cancelled, what="the server hears of the cancel")
 
 
+@pytest.mark.usefixtures("missing")
 async def test_a_task_that_is_cancelled_cancels_the_call_that_it_awaits(channel, service):
     waiting = asyncio.ensure_future(unary(channel, HANG))
     await until(lambda: service.begun, what="the call is served")
@@ -96,6 +132,7 @@ async def test_a_task_that_is_cancelled_cancels_the_call_that_it_awaits(channel,
     await until(lambda: service.cancelled, what="the server hears of the cancel")
 
 
+@pytest.mark.usefixtures("missing")
 async def test_a_call_that_was_cancelled_before_it_was_sent_ends(channel):
     call = unary(channel, HANG)
     assert call.cancel()
@@ -104,6 +141,7 @@ async def test_a_call_that_was_cancelled_before_it_was_sent_ends(channel):
         await call
 
 
+@pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("begin", [unary, stream])
 async def test_a_call_that_the_library_refuses_fails_and_does_not_hang(channel, begin):
     call = begin(channel, HANG, metadata=(("no\nkey", "value"),))
@@ -112,6 +150,7 @@ async def test_a_call_that_the_library_refuses_fails_and_does_not_hang(channel, 
             await (call if begin is unary else read(call))
 
 
+@pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("begin", [unary, stream])
 async def test_a_call_that_no_method_answers_fails(channel, begin):
     call = begin(channel, "/test.Service/Nothing")
@@ -120,13 +159,15 @@ async def test_a_call_that_no_method_answers_fails(channel, begin):
     assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.usefixtures("missing")
 async def test_a_call_whose_time_is_over_says_so(channel):
-    call = UnaryCall(channel.unary_unary(HANG)(b"request", timeout=0.05))
+    call = unary(channel, HANG, timeout=0.05)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.usefixtures("missing")
 async def test_who_reads_a_stream_that_another_cancels_is_told(channel, service):
     call = stream(channel, COUNT)
     seen = []
@@ -142,6 +183,7 @@ async def test_who_reads_a_stream_that_another_cancels_is_told(channel, service)
     await until(lambda: service.cancelled, what="the server hears of the cancel")
 
 
+@pytest.mark.usefixtures("missing")
 async def test_a_task_that_is_cancelled_cancels_the_stream_that_it_reads(channel, service):
     reading = asyncio.ensure_future(read(stream(channel, COUNT)))
     await until(lambda: service.begun, what="the call is served")
@@ -150,6 +192,7 @@ async def test_a_task_that_is_cancelled_cancels_the_stream_that_it_reads(channel
     await until(lambda: service.cancelled, what="the server hears of the cancel")
 
 
+@pytest.mark.usefixtures("missing")
 async def test_who_leaves_a_stream_cancels_it(channel, service):
     messages = aiter(stream(channel, FLOOD))
     await anext(messages)
@@ -157,6 +200,7 @@ async def test_who_leaves_a_stream_cancels_it(channel, service):
     await until(lambda: service.cancelled, what="the server hears of the cancel")
 
 
+@pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("method", [FLOOD, LIST])
 async def test_a_cancelled_stream_never_looks_complete(channel, method):
     call = stream(channel, method)
@@ -168,6 +212,7 @@ async def test_a_cancelled_stream_never_looks_complete(channel, method):
         await read(messages)
 
 
+@pytest.mark.usefixtures("missing")
 async def test_no_task_is_left_of_calls_that_were_cancelled(channel, service):
     before = len(asyncio.all_tasks())
     calls = [begin(channel, method) for begin, method in ((unary, HANG), (stream, FLOOD))]
@@ -178,6 +223,17 @@ async def test_no_task_is_left_of_calls_that_were_cancelled(channel, service):
         lambda: service.cancelled == 2 and len(asyncio.all_tasks()) <= before,
         what="all tasks have ended",
     )
+
+
+async def test_what_the_library_lacks_is_told_once_and_nothing_else_is(channel, missing, caplog):
+    for _ in range(2):
+        call = unary(channel, HANG)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    lines = [it.message for it in caplog.records if it.levelname == "WARNING"]
+    assert len(lines) == bool(missing)
+    assert all(f"grpcio {grpc.__version__} has no private name {missing}:" in it for it in lines)
 
 
 # --- what they leave behind --------------------------------------------------------------------
@@ -198,10 +254,17 @@ async def cancel_its_task(call):
 
 
 async def cancel_the_reading_task(call):
-    waiting = asyncio.ensure_future(read(call))
-    await asyncio.sleep(0.001)
-    waiting.cancel()
-    await end_of(waiting)
+    """After the first message: before it a cancel loses what waits for the headers."""
+    has_begun = asyncio.Event()
+
+    async def follow():
+        async for _ in call:
+            has_begun.set()
+
+    reading = asyncio.ensure_future(follow())
+    await has_begun.wait()
+    reading.cancel()
+    await end_of(reading)
 
 
 async def leave_in_the_middle(call):

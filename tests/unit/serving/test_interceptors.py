@@ -254,6 +254,15 @@ async def test_a_call_without_end_is_ended_by_the_server(method):
         assert server.ended.is_set()
 
 
+async def test_a_service_may_be_without_that_limit():
+    async def behavior(_request: StringValue) -> None:
+        await asyncio.sleep(0.02)
+
+    server = Server(behavior)
+    async with server.running(call_limit_seconds=0.001, unbounded={"test.Service"}) as channel:
+        assert (await begin(channel, UNARY)).value == b"1"
+
+
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_timeout_inside_a_handler_is_not_the_calls_deadline(method, caplog):
     async def behavior(_request: StringValue) -> None:

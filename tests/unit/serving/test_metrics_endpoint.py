@@ -114,6 +114,30 @@ def test_a_port_that_is_taken_is_an_error(endpoint):
         MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={})
 
 
+@pytest.mark.parametrize("fails", ["events.new_event_loop", "start_server"])
+def test_an_endpoint_that_cannot_start_says_so_and_gives_its_port_back(fails, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("too many open files")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    failures = []
+
+    def start():
+        try:
+            MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={})
+        except OSError as failure:
+            failures.append(str(failure))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"asyncio.{fails}", fail)
+        starting = threading.Thread(target=start, daemon=True)
+        starting.start()
+        starting.join(30)
+    assert failures == ["too many open files"]
+    MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={}).close()
+
+
 def test_descriptors_are_counted_and_as_many_as_the_system_allows():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline_model_server.settings import ModelServerSettings
 from paceline_serving.command_line import parse
-from paceline_serving.model_settings import ModelServerSettings
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import to_arguments
 

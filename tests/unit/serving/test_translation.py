@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.v1 import sampling_pb2, session_pb2, target_service_pb2
+from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
 from paceline_engine.calls import (
     CallTiming,
-    DraftedTokens,
+    Drafted,
     ModelDescription,
     SamplingParameters,
-    SparseDistribution,
+    Verdict,
     VerificationRule,
-    VerifyOptions,
 )
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.proposal import Proposal, SparseDistribution
 from paceline_engine.verification import accept_sampled
 from paceline_model_server import translation
 
@@ -35,7 +35,9 @@ MODEL = ModelDescription(
 
 
 def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
-    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", reserve_length=9)
+    message = session_service_pb2.SessionSpec(
+        expected_model_fingerprint="fingerprint", reserve_length=9
+    )
     spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters()
     assert (spec.sampling.temperature, spec.sampling.top_p) == (0.0, 1.0)
@@ -44,7 +46,7 @@ def test_a_session_left_unsaid_is_greedy_exact_and_fifteen_seconds_long():
 
 
 def test_a_limit_and_a_share_are_kept():
-    message = session_pb2.SessionSpec(
+    message = session_service_pb2.SessionSpec(
         expected_model_fingerprint="fingerprint", reserve_length=9, limit_length=0, share="them"
     )
     spec = translation.session_spec(message, model=MODEL, owner="")
@@ -53,14 +55,16 @@ def test_a_limit_and_a_share_are_kept():
 
 def test_zero_that_was_said_is_not_a_default():
     sampling = sampling_pb2.SamplingParameters(temperature=0.7, top_p=0.0, top_k=0, min_p=0.0)
-    message = session_pb2.SessionSpec(expected_model_fingerprint="fingerprint", sampling=sampling)
+    message = session_service_pb2.SessionSpec(
+        expected_model_fingerprint="fingerprint", sampling=sampling
+    )
     spec = translation.session_spec(message, model=MODEL, owner="peer")
     assert spec.sampling == SamplingParameters(temperature=0.7, top_p=0.0)
 
 
 def test_a_verification_keeps_all_that_it_says():
     message = target_service_pb2.VerifyRequest(
-        call=session_pb2.SessionCall(
+        call=session_service_pb2.SessionCall(
             session_id="s",
             sequence=7,
             base_length=2,
@@ -68,28 +72,32 @@ def test_a_verification_keeps_all_that_it_says():
             token_ids=[3, 4],
             expected_model_fingerprint="fingerprint",
         ),
-        draft_token_ids=[5],
-        draft_distributions=[{"token_ids": [5, 6], "probabilities": [0.25, 0.75]}],
+        proposal={
+            "token_ids": [5],
+            "parents": [0],
+            "distributions": [{"token_ids": [5, 6], "probabilities": [0.25, 0.75]}],
+        },
         speculation_depth=3,
         logprobs=True,
     )
-    call, block, options = translation.verify_request(message, model=MODEL, caller="peer")
+    call, proposal, options = translation.verify_request(message, model=MODEL, caller="peer")
     assert (call.session_id, call.sequence, call.base_length) == ("s", 7, 2)
-    assert (call.base_digest, call.token_ids, block) == (b"d" * 16, [3, 4], [5])
+    assert (call.base_digest, call.token_ids) == (b"d" * 16, [3, 4])
+    assert (proposal.token_ids, proposal.parents) == ([5], [0])
     assert (options.depth, options.logprobs, call.caller) == (3, True, "peer")
-    assert list(options.distributions) == [SparseDistribution([5, 6], [0.25, 0.75])]
+    assert list(proposal.distributions) == [SparseDistribution([5, 6], [0.25, 0.75])]
 
 
 def test_equal_distributions_of_two_messages_are_equal():
-    def options(probability: float) -> VerifyOptions:
+    def proposal(probability: float) -> Proposal:
         message = target_service_pb2.VerifyRequest(
             call={"expected_model_fingerprint": "fingerprint"},
-            draft_distributions=[{"token_ids": [5], "probabilities": [probability]}],
+            proposal={"distributions": [{"token_ids": [5], "probabilities": [probability]}]},
         )
-        return translation.verify_request(message, model=MODEL, caller="")[2]
+        return translation.verify_request(message, model=MODEL, caller="")[1]
 
-    assert options(0.25) == options(0.25)
-    assert options(0.25) != options(0.5)
+    assert proposal(0.25) == proposal(0.25)
+    assert proposal(0.25) != proposal(0.5)
 
 
 def test_distributions_on_the_wire_judge_as_in_memory():
@@ -97,11 +105,13 @@ def test_distributions_on_the_wire_judge_as_in_memory():
     drawn = [SparseDistribution((1, 2), (0.75, 0.25)), SparseDistribution((3, 7), (0.5, 0.5))]
     message = target_service_pb2.VerifyRequest(
         call={"expected_model_fingerprint": "fingerprint"},
-        draft_distributions=[
-            {"token_ids": each.token_ids, "probabilities": each.probabilities} for each in drawn
-        ],
+        proposal={
+            "distributions": [
+                {"token_ids": each.token_ids, "probabilities": each.probabilities} for each in drawn
+            ]
+        },
     )
-    received = translation.verify_request(message, model=MODEL, caller="")[2].distributions
+    received = translation.verify_request(message, model=MODEL, caller="")[1].distributions
     for seed in range(20):
         outcomes = [
             accept_sampled(
@@ -117,6 +127,14 @@ def test_distributions_on_the_wire_judge_as_in_memory():
         assert outcomes[0] == outcomes[1]
 
 
+def test_a_verdict_keeps_all_that_it_says():
+    verdict = Verdict(7, (0, 2), 5, held_length=9, logprobs=(-1.0, -2.0, -3.0))
+    message = translation.verify_response(3, verdict)
+    assert (message.sequence, message.prefix_length, message.held_length) == (3, 7, 9)
+    assert (list(message.accepted_path), message.next_token_id) == ([0, 2], 5)
+    assert list(message.logprobs) == [-1.0, -2.0, -3.0]
+
+
 def test_a_description_keeps_all_that_it_says():
     latencies = ModelLatencies((ForwardLatency(1, 10), ForwardLatency(8, 20)), 30, 40)
     info = translation.model_info(MODEL, latencies=latencies)
@@ -130,15 +148,15 @@ def test_a_description_keeps_all_that_it_says():
 
 def test_drafted_tokens_keep_their_exact_distributions():
     third = 1 / 3
-    drafted = DraftedTokens(
+    drafted = Drafted(
         start_length=4,
-        token_ids=(5,),
-        distributions=(SparseDistribution((5, 6), (third, 1 - third)),),
+        proposal=Proposal((5,), (0,), (SparseDistribution((5, 6), (third, 1 - third)),)),
         timing=CallTiming(1, 2, 3, 4),
     )
     message = translation.draft_response(9, drafted)
-    assert (message.sequence, message.start_length, list(message.token_ids)) == (9, 4, [5])
-    (distribution,) = message.distributions
+    assert (message.sequence, message.start_length) == (9, 4)
+    assert (list(message.proposal.token_ids), list(message.proposal.parents)) == ([5], [0])
+    (distribution,) = message.proposal.distributions
     assert list(distribution.token_ids) == [5, 6]
     assert list(distribution.probabilities) == pytest.approx([third, 1 - third], abs=1e-7)
     assert (message.timing.queue_ns, message.timing.row_count) == (1, 4)

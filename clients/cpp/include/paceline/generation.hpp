@@ -69,6 +69,7 @@ struct Statistics {
   std::int64_t discarded_token_count = 0;
   double acceptance_rate = 0;
   std::int64_t cancelled_rpc_count = 0;
+  /// Counts by kind, such as "target_lost"; a newer kind is "fallback 12".
   std::map<std::string, std::int64_t> fallbacks;
   std::int64_t queue_ns = 0;
   std::int64_t forward_ns = 0;
@@ -104,7 +105,7 @@ struct Completion {
 struct ServerInfo {
   std::string name;
   std::string address;
-  std::string role;
+  std::string role;  ///< "drafter" or "target"; a newer one is "role 12".
   bool ready = false;
   std::string status;
   std::string model_fingerprint;

@@ -22,12 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
-from paceline.v1 import session_pb2 as paceline_dot_v1_dot_session__pb2
+from paceline.v1 import proposal_pb2 as paceline_dot_v1_dot_proposal__pb2
+from paceline.v1 import session_service_pb2 as paceline_dot_v1_dot_session__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/drafter_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x19paceline/v1/session.proto\"J\n DrafterServiceOpenSessionRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\"M\n!DrafterServiceOpenSessionResponse\x12(\n\x05grant\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionGrant\"7\n!DrafterServiceRenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"e\n\"DrafterServiceRenewSessionResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlive_sequence\x18\x02 \x01(\x04\"`\n\x0c\x44raftRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\"\xbc\x01\n\rDraftResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x36\n\rdistributions\x18\x05 \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\x12\'\n\x06timing\x18\x06 \x01(\x0b\x32\x17.paceline.v1.CallTiming\"7\n!DrafterServiceCloseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"$\n\"DrafterServiceCloseSessionResponse2\xac\x03\n\x0e\x44rafterService\x12l\n\x0bOpenSession\x12-.paceline.v1.DrafterServiceOpenSessionRequest\x1a..paceline.v1.DrafterServiceOpenSessionResponse\x12t\n\x0cRenewSession\x12..paceline.v1.DrafterServiceRenewSessionRequest\x1a/.paceline.v1.DrafterServiceRenewSessionResponse\"\x03\x90\x02\x02\x12@\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse0\x01\x12t\n\x0c\x43loseSession\x12..paceline.v1.DrafterServiceCloseSessionRequest\x1a/.paceline.v1.DrafterServiceCloseSessionResponse\"\x03\x90\x02\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/drafter_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/proposal.proto\x1a!paceline/v1/session_service.proto\"`\n\x0c\x44raftRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\"\x89\x01\n\rDraftResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\'\n\x06timing\x18\x04 \x01(\x0b\x32\x17.paceline.v1.CallTiming2R\n\x0e\x44rafterService\x12@\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse0\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,26 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.drafter_service
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
-  _globals['_DRAFTERSERVICE'].methods_by_name['RenewSession']._loaded_options = None
-  _globals['_DRAFTERSERVICE'].methods_by_name['RenewSession']._serialized_options = b'\220\002\002'
-  _globals['_DRAFTERSERVICE'].methods_by_name['CloseSession']._loaded_options = None
-  _globals['_DRAFTERSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\220\002\002'
-  _globals['_DRAFTERSERVICEOPENSESSIONREQUEST']._serialized_start=137
-  _globals['_DRAFTERSERVICEOPENSESSIONREQUEST']._serialized_end=211
-  _globals['_DRAFTERSERVICEOPENSESSIONRESPONSE']._serialized_start=213
-  _globals['_DRAFTERSERVICEOPENSESSIONRESPONSE']._serialized_end=290
-  _globals['_DRAFTERSERVICERENEWSESSIONREQUEST']._serialized_start=292
-  _globals['_DRAFTERSERVICERENEWSESSIONREQUEST']._serialized_end=347
-  _globals['_DRAFTERSERVICERENEWSESSIONRESPONSE']._serialized_start=349
-  _globals['_DRAFTERSERVICERENEWSESSIONRESPONSE']._serialized_end=450
-  _globals['_DRAFTREQUEST']._serialized_start=452
-  _globals['_DRAFTREQUEST']._serialized_end=548
-  _globals['_DRAFTRESPONSE']._serialized_start=551
-  _globals['_DRAFTRESPONSE']._serialized_end=739
-  _globals['_DRAFTERSERVICECLOSESESSIONREQUEST']._serialized_start=741
-  _globals['_DRAFTERSERVICECLOSESESSIONREQUEST']._serialized_end=796
-  _globals['_DRAFTERSERVICECLOSESESSIONRESPONSE']._serialized_start=798
-  _globals['_DRAFTERSERVICECLOSESESSIONRESPONSE']._serialized_end=834
-  _globals['_DRAFTERSERVICE']._serialized_start=837
-  _globals['_DRAFTERSERVICE']._serialized_end=1265
+  _globals['_DRAFTREQUEST']._serialized_start=113
+  _globals['_DRAFTREQUEST']._serialized_end=209
+  _globals['_DRAFTRESPONSE']._serialized_start=212
+  _globals['_DRAFTRESPONSE']._serialized_end=349
+  _globals['_DRAFTERSERVICE']._serialized_start=351
+  _globals['_DRAFTERSERVICE']._serialized_end=433
 # @@protoc_insertion_point(module_scope)

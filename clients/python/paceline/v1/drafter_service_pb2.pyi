@@ -3,13 +3,10 @@
 isort:skip_file
 """
 
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
-from paceline.v1 import sampling_pb2 as _sampling_pb2
-from paceline.v1 import session_pb2 as _session_pb2
+from paceline.v1 import proposal_pb2 as _proposal_pb2
+from paceline.v1 import session_service_pb2 as _session_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,107 +17,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-@_typing.final
-class DrafterServiceOpenSessionRequest(_message.Message):
-    """Opens a session at a drafter."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SPEC_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def spec(self) -> _session_pb2.SessionSpec:
-        """What the session is for."""
-
-    def __init__(
-        self,
-        *,
-        spec: _session_pb2.SessionSpec | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceOpenSessionRequest: _TypeAlias = DrafterServiceOpenSessionRequest  # noqa: Y015
-
-@_typing.final
-class DrafterServiceOpenSessionResponse(_message.Message):
-    """The opened session."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRANT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def grant(self) -> _session_pb2.SessionGrant:
-        """The handle and what was granted."""
-
-    def __init__(
-        self,
-        *,
-        grant: _session_pb2.SessionGrant | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceOpenSessionResponse: _TypeAlias = DrafterServiceOpenSessionResponse  # noqa: Y015
-
-@_typing.final
-class DrafterServiceRenewSessionRequest(_message.Message):
-    """Renews a session's lease."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """The handle from OpenSession."""
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceRenewSessionRequest: _TypeAlias = DrafterServiceRenewSessionRequest  # noqa: Y015
-
-@_typing.final
-class DrafterServiceRenewSessionResponse(_message.Message):
-    """The renewed lease."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_FIELD_NUMBER: _builtins.int
-    LIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
-    live_sequence: _builtins.int
-    """The sequence of the session's call that is queued or running here, and can be expected to be
-    answered; 0 if there is none, or if the forward that runs here has taken far longer than its
-    rows should. So a caller that waits long tells a busy server from one that forgot the call.
-    """
-    @_builtins.property
-    def lease(self) -> _duration_pb2.Duration:
-        """From now on."""
-
-    def __init__(
-        self,
-        *,
-        lease: _duration_pb2.Duration | None = ...,
-        live_sequence: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "live_sequence", b"live_sequence"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceRenewSessionResponse: _TypeAlias = DrafterServiceRenewSessionResponse  # noqa: Y015
 
 @_typing.final
 class DraftRequest(_message.Message):
@@ -136,13 +32,13 @@ class DraftRequest(_message.Message):
     chunk_tokens: _builtins.int
     """How many tokens may travel in one message. In [1, 64]; default 1: each as soon as it is known."""
     @_builtins.property
-    def call(self) -> _session_pb2.SessionCall:
+    def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix."""
 
     def __init__(
         self,
         *,
-        call: _session_pb2.SessionCall | None = ...,
+        call: _session_service_pb2.SessionCall | None = ...,
         max_tokens: _builtins.int = ...,
         chunk_tokens: _builtins.int = ...,
     ) -> None: ...
@@ -162,30 +58,20 @@ class DraftResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     START_LENGTH_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    PARENTS_FIELD_NUMBER: _builtins.int
-    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The call's sequence."""
     start_length: _builtins.int
-    """How many tokens of the session precede token_ids."""
+    """How many tokens of the session precede the proposal's."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens, in the order in which they were found."""
-
-    @_builtins.property
-    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Empty for a chain, in which each token follows the one before. For a tree, one entry for each
-        token: 0 where it follows the prefix, i + 1 where it follows the i-th drafted token of the call.
+    def proposal(self) -> _proposal_pb2.Proposal:
+        """One token or more, in the order in which they were found. Its parents, if it has some, refer to
+        all tokens that the call has streamed so far: i + 1 is the i-th of them.
         """
 
     @_builtins.property
-    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.SparseDistribution]:
-        """Under REJECTION one for each token: the distribution it was drawn from. Else empty."""
-
-    @_builtins.property
-    def timing(self) -> _session_pb2.CallTiming:
+    def timing(self) -> _session_service_pb2.CallTiming:
         """Since the message before."""
 
     def __init__(
@@ -193,54 +79,13 @@ class DraftResponse(_message.Message):
         *,
         sequence: _builtins.int = ...,
         start_length: _builtins.int = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        parents: _abc.Iterable[_builtins.int] | None = ...,
-        distributions: _abc.Iterable[_sampling_pb2.SparseDistribution] | None = ...,
-        timing: _session_pb2.CallTiming | None = ...,
+        proposal: _proposal_pb2.Proposal | None = ...,
+        timing: _session_service_pb2.CallTiming | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "parents", b"parents", "sequence", b"sequence", "start_length", b"start_length", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "sequence", b"sequence", "start_length", b"start_length", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftResponse: _TypeAlias = DraftResponse  # noqa: Y015
-
-@_typing.final
-class DrafterServiceCloseSessionRequest(_message.Message):
-    """Closes a session."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """The handle from OpenSession."""
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceCloseSessionRequest: _TypeAlias = DrafterServiceCloseSessionRequest  # noqa: Y015
-
-@_typing.final
-class DrafterServiceCloseSessionResponse(_message.Message):
-    """Says nothing: the session is gone."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrafterServiceCloseSessionResponse: _TypeAlias = DrafterServiceCloseSessionResponse  # noqa: Y015

@@ -37,25 +37,10 @@ class DrafterServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.OpenSession = channel.unary_unary(
-                '/paceline.v1.DrafterService/OpenSession',
-                request_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionResponse.FromString,
-                _registered_method=True)
-        self.RenewSession = channel.unary_unary(
-                '/paceline.v1.DrafterService/RenewSession',
-                request_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionResponse.FromString,
-                _registered_method=True)
         self.Draft = channel.unary_stream(
                 '/paceline.v1.DrafterService/Draft',
                 request_serializer=paceline_dot_v1_dot_drafter__service__pb2.DraftRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DraftResponse.FromString,
-                _registered_method=True)
-        self.CloseSession = channel.unary_unary(
-                '/paceline.v1.DrafterService/CloseSession',
-                request_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionResponse.FromString,
                 _registered_method=True)
 
 
@@ -64,34 +49,6 @@ class DrafterServiceServicer:
 
     A drafter takes its sessions in turn, forward by forward.
     """
-
-    def OpenSession(self, request, context):
-        """Reserve memory for a session and name it.
-
-        Precondition: the fingerprint is the model's.
-        Effect: a session that holds no tokens.
-        Idempotency: none; a handle that is not used or closed ends with its lease.
-        Errors:
-        INVALID_ARGUMENT / INVALID_FIELD        fix the request
-        FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-        RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-        UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-        UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewSession(self, request, context):
-        """Keep an idle session for another lease.
-
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-        Errors:
-        NOT_FOUND / SESSION_NOT_FOUND           open a new one
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request, context):
         """Draft the tokens that follow a prefix, and stream them as they are found.
@@ -117,39 +74,13 @@ class DrafterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CloseSession(self, request, context):
-        """End a session and free its memory. Its running call is superseded.
-
-        Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-        is OK.
-        Errors: none of its own.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_DrafterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'OpenSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenSession,
-                    request_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionResponse.SerializeToString,
-            ),
-            'RenewSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewSession,
-                    request_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionResponse.SerializeToString,
-            ),
             'Draft': grpc.unary_stream_rpc_method_handler(
                     servicer.Draft,
                     request_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DraftRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_drafter__service__pb2.DraftResponse.SerializeToString,
-            ),
-            'CloseSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.CloseSession,
-                    request_deserializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -164,60 +95,6 @@ class DrafterService:
 
     A drafter takes its sessions in turn, forward by forward.
     """
-
-    @staticmethod
-    def OpenSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.DrafterService/OpenSession',
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceOpenSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.DrafterService/RenewSession',
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceRenewSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Draft(request,
@@ -236,33 +113,6 @@ class DrafterService:
             '/paceline.v1.DrafterService/Draft',
             paceline_dot_v1_dot_drafter__service__pb2.DraftRequest.SerializeToString,
             paceline_dot_v1_dot_drafter__service__pb2.DraftResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.DrafterService/CloseSession',
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_drafter__service__pb2.DrafterServiceCloseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

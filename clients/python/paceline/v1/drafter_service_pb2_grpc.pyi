@@ -36,26 +36,6 @@ class DrafterServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DrafterServiceAsyncStub: ...
-    OpenSession: _grpc.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceOpenSessionRequest, _drafter_service_pb2.DrafterServiceOpenSessionResponse]
-    """Reserve memory for a session and name it.
-
-    Precondition: the fingerprint is the model's.
-    Effect: a session that holds no tokens.
-    Idempotency: none; a handle that is not used or closed ends with its lease.
-    Errors:
-      INVALID_ARGUMENT / INVALID_FIELD        fix the request
-      FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-      UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-    """
-    RenewSession: _grpc.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceRenewSessionRequest, _drafter_service_pb2.DrafterServiceRenewSessionResponse]
-    """Keep an idle session for another lease.
-
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-    Errors:
-      NOT_FOUND / SESSION_NOT_FOUND           open a new one
-    """
     Draft: _grpc.UnaryStreamMultiCallable[_drafter_service_pb2.DraftRequest, _drafter_service_pb2.DraftResponse]
     """Draft the tokens that follow a prefix, and stream them as they are found.
 
@@ -76,13 +56,6 @@ class DrafterServiceStub:
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
     """
-    CloseSession: _grpc.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceCloseSessionRequest, _drafter_service_pb2.DrafterServiceCloseSessionResponse]
-    """End a session and free its memory. Its running call is superseded.
-
-    Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-    is OK.
-    Errors: none of its own.
-    """
 
 @_typing.type_check_only
 class DrafterServiceAsyncStub(DrafterServiceStub):
@@ -92,26 +65,6 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    OpenSession: _aio.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceOpenSessionRequest, _drafter_service_pb2.DrafterServiceOpenSessionResponse]  # type: ignore[assignment]
-    """Reserve memory for a session and name it.
-
-    Precondition: the fingerprint is the model's.
-    Effect: a session that holds no tokens.
-    Idempotency: none; a handle that is not used or closed ends with its lease.
-    Errors:
-      INVALID_ARGUMENT / INVALID_FIELD        fix the request
-      FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-      UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-    """
-    RenewSession: _aio.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceRenewSessionRequest, _drafter_service_pb2.DrafterServiceRenewSessionResponse]  # type: ignore[assignment]
-    """Keep an idle session for another lease.
-
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-    Errors:
-      NOT_FOUND / SESSION_NOT_FOUND           open a new one
-    """
     Draft: _aio.UnaryStreamMultiCallable[_drafter_service_pb2.DraftRequest, _drafter_service_pb2.DraftResponse]  # type: ignore[assignment]
     """Draft the tokens that follow a prefix, and stream them as they are found.
 
@@ -132,51 +85,12 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
     """
-    CloseSession: _aio.UnaryUnaryMultiCallable[_drafter_service_pb2.DrafterServiceCloseSessionRequest, _drafter_service_pb2.DrafterServiceCloseSessionResponse]  # type: ignore[assignment]
-    """End a session and free its memory. Its running call is superseded.
-
-    Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-    is OK.
-    Errors: none of its own.
-    """
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Guesses the next tokens of a text with a small model.
 
     A drafter takes its sessions in turn, forward by forward.
     """
-
-    @_abc_1.abstractmethod
-    def OpenSession(
-        self,
-        request: _drafter_service_pb2.DrafterServiceOpenSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_drafter_service_pb2.DrafterServiceOpenSessionResponse, _abc.Awaitable[_drafter_service_pb2.DrafterServiceOpenSessionResponse]]:
-        """Reserve memory for a session and name it.
-
-        Precondition: the fingerprint is the model's.
-        Effect: a session that holds no tokens.
-        Idempotency: none; a handle that is not used or closed ends with its lease.
-        Errors:
-          INVALID_ARGUMENT / INVALID_FIELD        fix the request
-          FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-          RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-          UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-        """
-
-    @_abc_1.abstractmethod
-    def RenewSession(
-        self,
-        request: _drafter_service_pb2.DrafterServiceRenewSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_drafter_service_pb2.DrafterServiceRenewSessionResponse, _abc.Awaitable[_drafter_service_pb2.DrafterServiceRenewSessionResponse]]:
-        """Keep an idle session for another lease.
-
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-        Errors:
-          NOT_FOUND / SESSION_NOT_FOUND           open a new one
-        """
 
     @_abc_1.abstractmethod
     def Draft(
@@ -202,19 +116,6 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
-        """
-
-    @_abc_1.abstractmethod
-    def CloseSession(
-        self,
-        request: _drafter_service_pb2.DrafterServiceCloseSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_drafter_service_pb2.DrafterServiceCloseSessionResponse, _abc.Awaitable[_drafter_service_pb2.DrafterServiceCloseSessionResponse]]:
-        """End a session and free its memory. Its running call is superseded.
-
-        Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-        is OK.
-        Errors: none of its own.
         """
 
 def add_DrafterServiceServicer_to_server(servicer: DrafterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

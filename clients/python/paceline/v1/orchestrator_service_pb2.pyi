@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from paceline.v1 import model_service_pb2 as _model_service_pb2
 from paceline.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
@@ -131,6 +132,50 @@ FINISH_REASON_EOS: FinishReason.ValueType  # 2
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
 """A stop string was found."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _FallbackKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FallbackKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FALLBACK_KIND_UNSPECIFIED: _FallbackKind.ValueType  # 0
+    """Not set; never sent."""
+    FALLBACK_KIND_SESSION_LOST: _FallbackKind.ValueType  # 1
+    """A server had lost a session; it was opened anew, there or elsewhere."""
+    FALLBACK_KIND_PREFIX_RESENT: _FallbackKind.ValueType  # 2
+    """A session held something else than was believed; the whole prefix was sent."""
+    FALLBACK_KIND_TARGET_LOST: _FallbackKind.ValueType  # 3
+    """A target failed; another one took over, or it was waited for."""
+    FALLBACK_KIND_DRAFTER_LOST: _FallbackKind.ValueType  # 4
+    """A drafter failed."""
+    FALLBACK_KIND_NO_DRAFTER: _FallbackKind.ValueType  # 5
+    """There was no drafter: tokens were decoded plainly."""
+    FALLBACK_KIND_SESSION_REFUSED: _FallbackKind.ValueType  # 6
+    """A server had no room for a session."""
+    FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
+    """A server did not answer in time, and was left alone."""
+
+class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
+    """What can go otherwise than planned."""
+
+FALLBACK_KIND_UNSPECIFIED: FallbackKind.ValueType  # 0
+"""Not set; never sent."""
+FALLBACK_KIND_SESSION_LOST: FallbackKind.ValueType  # 1
+"""A server had lost a session; it was opened anew, there or elsewhere."""
+FALLBACK_KIND_PREFIX_RESENT: FallbackKind.ValueType  # 2
+"""A session held something else than was believed; the whole prefix was sent."""
+FALLBACK_KIND_TARGET_LOST: FallbackKind.ValueType  # 3
+"""A target failed; another one took over, or it was waited for."""
+FALLBACK_KIND_DRAFTER_LOST: FallbackKind.ValueType  # 4
+"""A drafter failed."""
+FALLBACK_KIND_NO_DRAFTER: FallbackKind.ValueType  # 5
+"""There was no drafter: tokens were decoded plainly."""
+FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
+"""A server had no room for a session."""
+FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
+"""A server did not answer in time, and was left alone."""
+Global___FallbackKind: _TypeAlias = FallbackKind  # noqa: Y015
 
 class _TimelineEventKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -640,16 +685,14 @@ class Fallback(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
-    kind: _builtins.str
-    """What: "session_lost", "prefix_resent", "target_lost", "drafter_lost", "no_drafter",
-    "session_refused", "deadline".
-    """
+    kind: Global___FallbackKind.ValueType
+    """What."""
     count: _builtins.int
     """How often."""
     def __init__(
         self,
         *,
-        kind: _builtins.str = ...,
+        kind: Global___FallbackKind.ValueType = ...,
         count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -798,8 +841,8 @@ class ServerInfo(_message.Message):
     """Its name in timelines, for example "target-0"."""
     address: _builtins.str
     """Its address."""
-    role: _builtins.str
-    """"drafter" or "target"."""
+    role: _model_service_pb2.ModelRole.ValueType
+    """What kind of server it is."""
     ready: _builtins.bool
     """Whether it takes work now."""
     status: _builtins.str
@@ -813,7 +856,7 @@ class ServerInfo(_message.Message):
         *,
         name: _builtins.str = ...,
         address: _builtins.str = ...,
-        role: _builtins.str = ...,
+        role: _model_service_pb2.ModelRole.ValueType = ...,
         ready: _builtins.bool = ...,
         status: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,

@@ -22,12 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
-from paceline.v1 import session_pb2 as paceline_dot_v1_dot_session__pb2
+from paceline.v1 import proposal_pb2 as paceline_dot_v1_dot_proposal__pb2
+from paceline.v1 import session_service_pb2 as paceline_dot_v1_dot_session__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x19paceline/v1/session.proto\"I\n\x1fTargetServiceOpenSessionRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\"L\n TargetServiceOpenSessionResponse\x12(\n\x05grant\x18\x01 \x01(\x0b\x32\x19.paceline.v1.SessionGrant\"6\n TargetServiceRenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"d\n!TargetServiceRenewSessionResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlive_sequence\x18\x02 \x01(\x04\"\xec\x01\n\rVerifyRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x17\n\x0f\x64raft_token_ids\x18\x02 \x03(\r\x12\x15\n\rdraft_parents\x18\x03 \x03(\r\x12<\n\x13\x64raft_distributions\x18\x04 \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\x12\x19\n\x11speculation_depth\x18\x05 \x01(\r\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x18\n\x10next_draft_limit\x18\x07 \x01(\r\"\xcc\x02\n\x0eVerifyResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x03 \x01(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x15\n\raccepted_path\x18\x05 \x03(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x01\x12\x13\n\x0bheld_length\x18\x07 \x01(\r\x12\'\n\x06timing\x18\x08 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x1c\n\x14next_draft_token_ids\x18\t \x03(\r\x12\x1a\n\x12next_draft_parents\x18\n \x03(\r\x12\x41\n\x18next_draft_distributions\x18\x0b \x03(\x0b\x32\x1f.paceline.v1.SparseDistribution\"6\n TargetServiceCloseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"#\n!TargetServiceCloseSessionResponse2\xa6\x03\n\rTargetService\x12j\n\x0bOpenSession\x12,.paceline.v1.TargetServiceOpenSessionRequest\x1a-.paceline.v1.TargetServiceOpenSessionResponse\x12r\n\x0cRenewSession\x12-.paceline.v1.TargetServiceRenewSessionRequest\x1a..paceline.v1.TargetServiceRenewSessionResponse\"\x03\x90\x02\x02\x12\x41\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse\x12r\n\x0c\x43loseSession\x12-.paceline.v1.TargetServiceCloseSessionRequest\x1a..paceline.v1.TargetServiceCloseSessionResponse\"\x03\x90\x02\x02\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/proposal.proto\x1a!paceline/v1/session_service.proto\"\x8d\x01\n\rVerifyRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\x19\n\x11speculation_depth\x18\x03 \x01(\r\x12\x10\n\x08logprobs\x18\x04 \x01(\x08\"\xb7\x01\n\x0eVerifyResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x15\n\raccepted_path\x18\x03 \x03(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x01\x12\x13\n\x0bheld_length\x18\x06 \x01(\r\x12\'\n\x06timing\x18\x07 \x01(\x0b\x32\x17.paceline.v1.CallTiming2R\n\rTargetService\x12\x41\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponseB@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,26 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.target_service_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
-  _globals['_TARGETSERVICE'].methods_by_name['RenewSession']._loaded_options = None
-  _globals['_TARGETSERVICE'].methods_by_name['RenewSession']._serialized_options = b'\220\002\002'
-  _globals['_TARGETSERVICE'].methods_by_name['CloseSession']._loaded_options = None
-  _globals['_TARGETSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\220\002\002'
-  _globals['_TARGETSERVICEOPENSESSIONREQUEST']._serialized_start=136
-  _globals['_TARGETSERVICEOPENSESSIONREQUEST']._serialized_end=209
-  _globals['_TARGETSERVICEOPENSESSIONRESPONSE']._serialized_start=211
-  _globals['_TARGETSERVICEOPENSESSIONRESPONSE']._serialized_end=287
-  _globals['_TARGETSERVICERENEWSESSIONREQUEST']._serialized_start=289
-  _globals['_TARGETSERVICERENEWSESSIONREQUEST']._serialized_end=343
-  _globals['_TARGETSERVICERENEWSESSIONRESPONSE']._serialized_start=345
-  _globals['_TARGETSERVICERENEWSESSIONRESPONSE']._serialized_end=445
-  _globals['_VERIFYREQUEST']._serialized_start=448
-  _globals['_VERIFYREQUEST']._serialized_end=684
-  _globals['_VERIFYRESPONSE']._serialized_start=687
-  _globals['_VERIFYRESPONSE']._serialized_end=1019
-  _globals['_TARGETSERVICECLOSESESSIONREQUEST']._serialized_start=1021
-  _globals['_TARGETSERVICECLOSESESSIONREQUEST']._serialized_end=1075
-  _globals['_TARGETSERVICECLOSESESSIONRESPONSE']._serialized_start=1077
-  _globals['_TARGETSERVICECLOSESESSIONRESPONSE']._serialized_end=1112
-  _globals['_TARGETSERVICE']._serialized_start=1115
-  _globals['_TARGETSERVICE']._serialized_end=1537
+  _globals['_VERIFYREQUEST']._serialized_start=113
+  _globals['_VERIFYREQUEST']._serialized_end=254
+  _globals['_VERIFYRESPONSE']._serialized_start=257
+  _globals['_VERIFYRESPONSE']._serialized_end=440
+  _globals['_TARGETSERVICE']._serialized_start=442
+  _globals['_TARGETSERVICE']._serialized_end=524
 # @@protoc_insertion_point(module_scope)

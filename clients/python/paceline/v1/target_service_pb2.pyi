@@ -5,11 +5,10 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from paceline.v1 import sampling_pb2 as _sampling_pb2
-from paceline.v1 import session_pb2 as _session_pb2
+from paceline.v1 import proposal_pb2 as _proposal_pb2
+from paceline.v1 import session_service_pb2 as _session_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,161 +21,40 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class TargetServiceOpenSessionRequest(_message.Message):
-    """Opens a session at a target."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SPEC_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def spec(self) -> _session_pb2.SessionSpec:
-        """What the session is for."""
-
-    def __init__(
-        self,
-        *,
-        spec: _session_pb2.SessionSpec | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceOpenSessionRequest: _TypeAlias = TargetServiceOpenSessionRequest  # noqa: Y015
-
-@_typing.final
-class TargetServiceOpenSessionResponse(_message.Message):
-    """The opened session."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRANT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def grant(self) -> _session_pb2.SessionGrant:
-        """The handle and what was granted."""
-
-    def __init__(
-        self,
-        *,
-        grant: _session_pb2.SessionGrant | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceOpenSessionResponse: _TypeAlias = TargetServiceOpenSessionResponse  # noqa: Y015
-
-@_typing.final
-class TargetServiceRenewSessionRequest(_message.Message):
-    """Renews a session's lease."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """The handle from OpenSession."""
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceRenewSessionRequest: _TypeAlias = TargetServiceRenewSessionRequest  # noqa: Y015
-
-@_typing.final
-class TargetServiceRenewSessionResponse(_message.Message):
-    """The renewed lease."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_FIELD_NUMBER: _builtins.int
-    LIVE_SEQUENCE_FIELD_NUMBER: _builtins.int
-    live_sequence: _builtins.int
-    """The sequence of the session's call that is queued or running here, and can be expected to be
-    answered; 0 if there is none, or if the forward that runs here has taken far longer than its
-    rows should. So a caller that waits long tells a busy server from one that forgot the call.
-    """
-    @_builtins.property
-    def lease(self) -> _duration_pb2.Duration:
-        """From now on."""
-
-    def __init__(
-        self,
-        *,
-        lease: _duration_pb2.Duration | None = ...,
-        live_sequence: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "live_sequence", b"live_sequence"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceRenewSessionResponse: _TypeAlias = TargetServiceRenewSessionResponse  # noqa: Y015
-
-@_typing.final
 class VerifyRequest(_message.Message):
-    """Asks for a verdict on a block of draft tokens."""
+    """Asks for a verdict on a proposal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_FIELD_NUMBER: _builtins.int
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
-    DRAFT_DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
     SPECULATION_DEPTH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
-    NEXT_DRAFT_LIMIT_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
     """How far this verification runs ahead: 0 decides the request's first open position, 1 is assumed
     to follow on that, and so on. At most 65535.
     """
     logprobs: _builtins.bool
     """Return the log probability of each decided token."""
-    next_draft_limit: _builtins.int
-    """For models that draft for themselves: how many draft tokens the answer may carry. 0: none."""
     @_builtins.property
-    def call(self) -> _session_pb2.SessionCall:
+    def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix, which the verdict assumes to be right."""
 
     @_builtins.property
-    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The block to judge. At most 1024 tokens, within limit_length."""
-
-    @_builtins.property
-    def draft_parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Empty for a chain, in which each token follows the one before. For a tree, one entry for each
-        draft token: 0 where it follows the prefix, i + 1 where it follows the i-th draft token.
-        """
-
-    @_builtins.property
-    def draft_distributions(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.SparseDistribution]:
-        """Under REJECTION one for each draft token: what it was drawn from, as the drafter sent it.
-        Else empty.
-        """
+    def proposal(self) -> _proposal_pb2.Proposal:
+        """What to judge: at most 1024 tokens, within limit_length. None is plain decoding."""
 
     def __init__(
         self,
         *,
-        call: _session_pb2.SessionCall | None = ...,
-        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        draft_parents: _abc.Iterable[_builtins.int] | None = ...,
-        draft_distributions: _abc.Iterable[_sampling_pb2.SparseDistribution] | None = ...,
+        call: _session_service_pb2.SessionCall | None = ...,
+        proposal: _proposal_pb2.Proposal | None = ...,
         speculation_depth: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
-        next_draft_limit: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "draft_distributions", b"draft_distributions", "draft_parents", b"draft_parents", "draft_token_ids", b"draft_token_ids", "logprobs", b"logprobs", "next_draft_limit", b"next_draft_limit", "speculation_depth", b"speculation_depth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "speculation_depth", b"speculation_depth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,28 +68,22 @@ class VerifyResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     PREFIX_LENGTH_FIELD_NUMBER: _builtins.int
-    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
-    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
     ACCEPTED_PATH_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     HELD_LENGTH_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
-    NEXT_DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    NEXT_DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
-    NEXT_DRAFT_DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The call's sequence."""
     prefix_length: _builtins.int
     """Length of the prefix the verdict assumes: base_length and the appended tokens."""
-    accepted_count: _builtins.int
-    """How many draft tokens are accepted, from the block's start (of a tree: along accepted_path)."""
     next_token_id: _builtins.int
-    """The target's token after the accepted ones: a correction if the block was not accepted whole."""
+    """The target's token after the accepted ones: a correction if more was proposed."""
     held_length: _builtins.int
     """How many tokens the session holds now."""
     @_builtins.property
     def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For a tree: the indices of the accepted draft tokens, root first. Empty for a chain."""
+        """Which of the proposal's tokens are accepted: indices, root first. Of a chain, 0 to n - 1."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -220,79 +92,24 @@ class VerifyResponse(_message.Message):
         """
 
     @_builtins.property
-    def timing(self) -> _session_pb2.CallTiming:
+    def timing(self) -> _session_service_pb2.CallTiming:
         """Where the time went."""
-
-    @_builtins.property
-    def next_draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """From models that draft for themselves: their guess of what follows next_token_id."""
-
-    @_builtins.property
-    def next_draft_parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As in VerifyRequest.draft_parents, for next_draft_token_ids."""
-
-    @_builtins.property
-    def next_draft_distributions(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.SparseDistribution]:
-        """As in VerifyRequest.draft_distributions, for next_draft_token_ids."""
 
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         prefix_length: _builtins.int = ...,
-        accepted_count: _builtins.int = ...,
-        next_token_id: _builtins.int = ...,
         accepted_path: _abc.Iterable[_builtins.int] | None = ...,
+        next_token_id: _builtins.int = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         held_length: _builtins.int = ...,
-        timing: _session_pb2.CallTiming | None = ...,
-        next_draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        next_draft_parents: _abc.Iterable[_builtins.int] | None = ...,
-        next_draft_distributions: _abc.Iterable[_sampling_pb2.SparseDistribution] | None = ...,
+        timing: _session_service_pb2.CallTiming | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_draft_distributions", b"next_draft_distributions", "next_draft_parents", b"next_draft_parents", "next_draft_token_ids", b"next_draft_token_ids", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "sequence", b"sequence", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "sequence", b"sequence", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
-
-@_typing.final
-class TargetServiceCloseSessionRequest(_message.Message):
-    """Closes a session."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
-    """The handle from OpenSession."""
-    def __init__(
-        self,
-        *,
-        session_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceCloseSessionRequest: _TypeAlias = TargetServiceCloseSessionRequest  # noqa: Y015
-
-@_typing.final
-class TargetServiceCloseSessionResponse(_message.Message):
-    """Says nothing: the session is gone."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TargetServiceCloseSessionResponse: _TypeAlias = TargetServiceCloseSessionResponse  # noqa: Y015

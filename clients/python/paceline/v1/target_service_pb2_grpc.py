@@ -40,25 +40,10 @@ class TargetServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.OpenSession = channel.unary_unary(
-                '/paceline.v1.TargetService/OpenSession',
-                request_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionResponse.FromString,
-                _registered_method=True)
-        self.RenewSession = channel.unary_unary(
-                '/paceline.v1.TargetService/RenewSession',
-                request_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionResponse.FromString,
-                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/paceline.v1.TargetService/Verify',
                 request_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyResponse.FromString,
-                _registered_method=True)
-        self.CloseSession = channel.unary_unary(
-                '/paceline.v1.TargetService/CloseSession',
-                request_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionResponse.FromString,
                 _registered_method=True)
 
 
@@ -71,43 +56,14 @@ class TargetServiceServicer:
     GetModelInfoResponse.cancels_between_layers says so.
     """
 
-    def OpenSession(self, request, context):
-        """Reserve memory for a session and name it.
-
-        Precondition: the fingerprint is the model's.
-        Effect: a session that holds no tokens.
-        Idempotency: none; a handle that is not used or closed ends with its lease.
-        Errors:
-        INVALID_ARGUMENT / INVALID_FIELD        fix the request
-        FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-        RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-        UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-        UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewSession(self, request, context):
-        """Keep an idle session for another lease.
-
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-        Errors:
-        NOT_FOUND / SESSION_NOT_FOUND           open a new one
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Verify(self, request, context):
-        """Judge a block of draft tokens in one forward, and choose the token after the accepted ones.
+        """Judge a proposal in one forward, and choose the token after the accepted ones.
 
-        An empty block is plain decoding: one token after the prefix.
+        An empty proposal is plain decoding: one token after the prefix.
 
         Precondition: SessionCall's, and a prefix of one token or more.
-        Effect: the session holds the prefix and the whole block, rejected tokens included, never the
-        next token. The caller's next base_length decides what of it is kept.
-        Idempotency: a pure function of prefix, block, sampling parameters and seed, so it can be sent
+        Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+        Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
         again, to any target with the same fingerprint, with a new sequence.
         Errors:
         INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -119,18 +75,7 @@ class TargetServiceServicer:
         RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
         RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
         UNAVAILABLE / DRAINING                  retry elsewhere
-        UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CloseSession(self, request, context):
-        """End a session and free its memory. Its queued or running call is superseded.
-
-        Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-        is OK.
-        Errors: none of its own.
+        UNIMPLEMENTED / UNSUPPORTED             propose a chain
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,25 +84,10 @@ class TargetServiceServicer:
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'OpenSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenSession,
-                    request_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionResponse.SerializeToString,
-            ),
-            'RenewSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewSession,
-                    request_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionResponse.SerializeToString,
-            ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
                     request_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyResponse.SerializeToString,
-            ),
-            'CloseSession': grpc.unary_unary_rpc_method_handler(
-                    servicer.CloseSession,
-                    request_deserializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,60 +107,6 @@ class TargetService:
     """
 
     @staticmethod
-    def OpenSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.TargetService/OpenSession',
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceOpenSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.TargetService/RenewSession',
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceRenewSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Verify(request,
             target,
             options=(),
@@ -247,33 +123,6 @@ class TargetService:
             '/paceline.v1.TargetService/Verify',
             paceline_dot_v1_dot_target__service__pb2.VerifyRequest.SerializeToString,
             paceline_dot_v1_dot_target__service__pb2.VerifyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseSession(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/paceline.v1.TargetService/CloseSession',
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionRequest.SerializeToString,
-            paceline_dot_v1_dot_target__service__pb2.TargetServiceCloseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

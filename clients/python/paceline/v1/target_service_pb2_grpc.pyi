@@ -39,35 +39,14 @@ class TargetServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TargetServiceAsyncStub: ...
-    OpenSession: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceOpenSessionRequest, _target_service_pb2.TargetServiceOpenSessionResponse]
-    """Reserve memory for a session and name it.
-
-    Precondition: the fingerprint is the model's.
-    Effect: a session that holds no tokens.
-    Idempotency: none; a handle that is not used or closed ends with its lease.
-    Errors:
-      INVALID_ARGUMENT / INVALID_FIELD        fix the request
-      FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-      UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-    """
-    RenewSession: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceRenewSessionRequest, _target_service_pb2.TargetServiceRenewSessionResponse]
-    """Keep an idle session for another lease.
-
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-    Errors:
-      NOT_FOUND / SESSION_NOT_FOUND           open a new one
-    """
     Verify: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.VerifyRequest, _target_service_pb2.VerifyResponse]
-    """Judge a block of draft tokens in one forward, and choose the token after the accepted ones.
+    """Judge a proposal in one forward, and choose the token after the accepted ones.
 
-    An empty block is plain decoding: one token after the prefix.
+    An empty proposal is plain decoding: one token after the prefix.
 
     Precondition: SessionCall's, and a prefix of one token or more.
-    Effect: the session holds the prefix and the whole block, rejected tokens included, never the
-    next token. The caller's next base_length decides what of it is kept.
-    Idempotency: a pure function of prefix, block, sampling parameters and seed, so it can be sent
+    Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+    Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
     again, to any target with the same fingerprint, with a new sequence.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -79,14 +58,7 @@ class TargetServiceStub:
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
-    """
-    CloseSession: _grpc.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceCloseSessionRequest, _target_service_pb2.TargetServiceCloseSessionResponse]
-    """End a session and free its memory. Its queued or running call is superseded.
-
-    Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-    is OK.
-    Errors: none of its own.
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain
     """
 
 @_typing.type_check_only
@@ -100,35 +72,14 @@ class TargetServiceAsyncStub(TargetServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    OpenSession: _aio.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceOpenSessionRequest, _target_service_pb2.TargetServiceOpenSessionResponse]  # type: ignore[assignment]
-    """Reserve memory for a session and name it.
-
-    Precondition: the fingerprint is the model's.
-    Effect: a session that holds no tokens.
-    Idempotency: none; a handle that is not used or closed ends with its lease.
-    Errors:
-      INVALID_ARGUMENT / INVALID_FIELD        fix the request
-      FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-      RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-      UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-    """
-    RenewSession: _aio.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceRenewSessionRequest, _target_service_pb2.TargetServiceRenewSessionResponse]  # type: ignore[assignment]
-    """Keep an idle session for another lease.
-
-    Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-    Errors:
-      NOT_FOUND / SESSION_NOT_FOUND           open a new one
-    """
     Verify: _aio.UnaryUnaryMultiCallable[_target_service_pb2.VerifyRequest, _target_service_pb2.VerifyResponse]  # type: ignore[assignment]
-    """Judge a block of draft tokens in one forward, and choose the token after the accepted ones.
+    """Judge a proposal in one forward, and choose the token after the accepted ones.
 
-    An empty block is plain decoding: one token after the prefix.
+    An empty proposal is plain decoding: one token after the prefix.
 
     Precondition: SessionCall's, and a prefix of one token or more.
-    Effect: the session holds the prefix and the whole block, rejected tokens included, never the
-    next token. The caller's next base_length decides what of it is kept.
-    Idempotency: a pure function of prefix, block, sampling parameters and seed, so it can be sent
+    Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+    Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
     again, to any target with the same fingerprint, with a new sequence.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -140,14 +91,7 @@ class TargetServiceAsyncStub(TargetServiceStub):
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
-    """
-    CloseSession: _aio.UnaryUnaryMultiCallable[_target_service_pb2.TargetServiceCloseSessionRequest, _target_service_pb2.TargetServiceCloseSessionResponse]  # type: ignore[assignment]
-    """End a session and free its memory. Its queued or running call is superseded.
-
-    Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-    is OK.
-    Errors: none of its own.
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain
     """
 
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -160,51 +104,18 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def OpenSession(
-        self,
-        request: _target_service_pb2.TargetServiceOpenSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_target_service_pb2.TargetServiceOpenSessionResponse, _abc.Awaitable[_target_service_pb2.TargetServiceOpenSessionResponse]]:
-        """Reserve memory for a session and name it.
-
-        Precondition: the fingerprint is the model's.
-        Effect: a session that holds no tokens.
-        Idempotency: none; a handle that is not used or closed ends with its lease.
-        Errors:
-          INVALID_ARGUMENT / INVALID_FIELD        fix the request
-          FAILED_PRECONDITION / MODEL_MISMATCH    pick another server
-          RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    retry after RetryInfo, or elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             use a rule of GetModelInfo's verification_rules
-          UNAVAILABLE / LOADING, DRAINING         retry elsewhere
-        """
-
-    @_abc_1.abstractmethod
-    def RenewSession(
-        self,
-        request: _target_service_pb2.TargetServiceRenewSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_target_service_pb2.TargetServiceRenewSessionResponse, _abc.Awaitable[_target_service_pb2.TargetServiceRenewSessionResponse]]:
-        """Keep an idle session for another lease.
-
-        Precondition: the session exists. Effect: its lease starts anew. Idempotency: idempotent.
-        Errors:
-          NOT_FOUND / SESSION_NOT_FOUND           open a new one
-        """
-
-    @_abc_1.abstractmethod
     def Verify(
         self,
         request: _target_service_pb2.VerifyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_service_pb2.VerifyResponse, _abc.Awaitable[_target_service_pb2.VerifyResponse]]:
-        """Judge a block of draft tokens in one forward, and choose the token after the accepted ones.
+        """Judge a proposal in one forward, and choose the token after the accepted ones.
 
-        An empty block is plain decoding: one token after the prefix.
+        An empty proposal is plain decoding: one token after the prefix.
 
         Precondition: SessionCall's, and a prefix of one token or more.
-        Effect: the session holds the prefix and the whole block, rejected tokens included, never the
-        next token. The caller's next base_length decides what of it is kept.
-        Idempotency: a pure function of prefix, block, sampling parameters and seed, so it can be sent
+        Effect: the session holds the prefix and the accepted tokens: no rejected one, nor the next.
+        Idempotency: a pure function of prefix, proposal, sampling parameters and seed, so it can be sent
         again, to any target with the same fingerprint, with a new sequence.
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -216,20 +127,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             leave out parents or next_draft_limit
-        """
-
-    @_abc_1.abstractmethod
-    def CloseSession(
-        self,
-        request: _target_service_pb2.TargetServiceCloseSessionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_target_service_pb2.TargetServiceCloseSessionResponse, _abc.Awaitable[_target_service_pb2.TargetServiceCloseSessionResponse]]:
-        """End a session and free its memory. Its queued or running call is superseded.
-
-        Precondition: none. Effect: the handle is unknown. Idempotency: idempotent; an unknown handle
-        is OK.
-        Errors: none of its own.
+          UNIMPLEMENTED / UNSUPPORTED             propose a chain
         """
 
 def add_TargetServiceServicer_to_server(servicer: TargetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,6 +20,7 @@ import {
   type ServiceError,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
+import { ModelRole } from "./model_service.js";
 import { SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
@@ -73,6 +74,26 @@ export enum FinishReason {
   FINISH_REASON_EOS = 2,
   /** FINISH_REASON_STOP_STRING - A stop string was found. */
   FINISH_REASON_STOP_STRING = 3,
+}
+
+/** What can go otherwise than planned. */
+export enum FallbackKind {
+  /** FALLBACK_KIND_UNSPECIFIED - Not set; never sent. */
+  FALLBACK_KIND_UNSPECIFIED = 0,
+  /** FALLBACK_KIND_SESSION_LOST - A server had lost a session; it was opened anew, there or elsewhere. */
+  FALLBACK_KIND_SESSION_LOST = 1,
+  /** FALLBACK_KIND_PREFIX_RESENT - A session held something else than was believed; the whole prefix was sent. */
+  FALLBACK_KIND_PREFIX_RESENT = 2,
+  /** FALLBACK_KIND_TARGET_LOST - A target failed; another one took over, or it was waited for. */
+  FALLBACK_KIND_TARGET_LOST = 3,
+  /** FALLBACK_KIND_DRAFTER_LOST - A drafter failed. */
+  FALLBACK_KIND_DRAFTER_LOST = 4,
+  /** FALLBACK_KIND_NO_DRAFTER - There was no drafter: tokens were decoded plainly. */
+  FALLBACK_KIND_NO_DRAFTER = 5,
+  /** FALLBACK_KIND_SESSION_REFUSED - A server had no room for a session. */
+  FALLBACK_KIND_SESSION_REFUSED = 6,
+  /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and was left alone. */
+  FALLBACK_KIND_DEADLINE = 7,
 }
 
 /** What a timeline event tells of. */
@@ -311,11 +332,8 @@ export interface GenerationStatistics {
 
 /** Something that did not go as planned and cost no token. */
 export interface Fallback {
-  /**
-   * What: "session_lost", "prefix_resent", "target_lost", "drafter_lost", "no_drafter",
-   * "session_refused", "deadline".
-   */
-  kind: string;
+  /** What. */
+  kind: FallbackKind;
   /** How often. */
   count: number;
 }
@@ -370,8 +388,8 @@ export interface ServerInfo {
   name: string;
   /** Its address. */
   address: string;
-  /** "drafter" or "target". */
-  role: string;
+  /** What kind of server it is. */
+  role: ModelRole;
   /** Whether it takes work now. */
   ready: boolean;
   /** Why not, in one line. */
@@ -1595,13 +1613,13 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
 };
 
 function createBaseFallback(): Fallback {
-  return { kind: "", count: 0 };
+  return { kind: 0, count: 0 };
 }
 
 export const Fallback: MessageFns<Fallback> = {
   encode(message: Fallback, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
-    if (message.kind !== "") {
-      writer.uint32(10).string(message.kind);
+    if (message.kind !== 0) {
+      writer.uint32(8).int32(message.kind);
     }
     if (message.count !== 0) {
       writer.uint32(16).uint32(message.count);
@@ -1623,11 +1641,11 @@ export const Fallback: MessageFns<Fallback> = {
         const tag = reader.uint32();
         switch (tag >>> 3) {
           case 1: {
-            if (tag !== 10) {
+            if (tag !== 8) {
               break;
             }
 
-            message.kind = reader.string();
+            message.kind = reader.int32() as any;
             continue;
           }
           case 2: {
@@ -1655,7 +1673,7 @@ export const Fallback: MessageFns<Fallback> = {
   },
   fromPartial(object: DeepPartial<Fallback>): Fallback {
     const message = createBaseFallback();
-    message.kind = object.kind ?? "";
+    message.kind = object.kind ?? 0;
     message.count = object.count ?? 0;
     return message;
   },
@@ -2006,7 +2024,7 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
 };
 
 function createBaseServerInfo(): ServerInfo {
-  return { name: "", address: "", role: "", ready: false, status: "", modelFingerprint: "", decodeStepNs: 0 };
+  return { name: "", address: "", role: 0, ready: false, status: "", modelFingerprint: "", decodeStepNs: 0 };
 }
 
 export const ServerInfo: MessageFns<ServerInfo> = {
@@ -2017,8 +2035,8 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     if (message.address !== "") {
       writer.uint32(18).string(message.address);
     }
-    if (message.role !== "") {
-      writer.uint32(26).string(message.role);
+    if (message.role !== 0) {
+      writer.uint32(24).int32(message.role);
     }
     if (message.ready !== false) {
       writer.uint32(32).bool(message.ready);
@@ -2065,11 +2083,11 @@ export const ServerInfo: MessageFns<ServerInfo> = {
             continue;
           }
           case 3: {
-            if (tag !== 26) {
+            if (tag !== 24) {
               break;
             }
 
-            message.role = reader.string();
+            message.role = reader.int32() as any;
             continue;
           }
           case 4: {
@@ -2123,7 +2141,7 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     const message = createBaseServerInfo();
     message.name = object.name ?? "";
     message.address = object.address ?? "";
-    message.role = object.role ?? "";
+    message.role = object.role ?? 0;
     message.ready = object.ready ?? false;
     message.status = object.status ?? "";
     message.modelFingerprint = object.modelFingerprint ?? "";

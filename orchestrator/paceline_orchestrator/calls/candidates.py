@@ -1,0 +1,80 @@
+"""Who may take a seat of a request: servers that are ready, and have not failed it lately."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import (
+    CacheExhaustedError,
+    DeadlineError,
+    InvalidFieldError,
+    OverloadedError,
+    PacelineError,
+    TokenizerMismatchError,
+)
+from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.fleet.discovery import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["Candidates"]
+
+_LOST = {Role.TARGET: Fallback.TARGET_LOST, Role.DRAFTER: Fallback.DRAFTER_LOST}
+
+# A server without room for a session is asked again after so long, if it did not say when.
+_REFUSAL_SECONDS = 1.0
+
+
+class Candidates:
+    """The servers that one request may use.
+
+    Args:
+        pool: Where servers come from; hears of those that fail.
+        model: The target model that the request is pinned to.
+    """
+
+    def __init__(self, pool: ServerPool, model: ModelFacts) -> None:
+        self._pool = pool
+        self._model = model
+        self._barred_until: dict[ModelServer, float] = {}
+
+    def beside(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
+        """Return those of a role that can be seated beside these, the least loaded first."""
+        now = time.monotonic()
+        return [
+            server
+            for server in self._ready(role)
+            if server not in seated and now >= self._barred_until.get(server, 0.0)
+        ]
+
+    def blame(self, server: ModelServer, error: PacelineError) -> tuple[Fallback, float | None]:
+        """Draw the consequences of a failure: bar the server, or report it to the pool.
+
+        Returns:
+            What the failure counts as; and after how many seconds the server may be seated again,
+            if that is known.
+        """
+        if isinstance(error, CacheExhaustedError | OverloadedError):
+            pause_seconds = error.retry_after_seconds or _REFUSAL_SECONDS
+            self._barred_until[server] = time.monotonic() + pause_seconds
+            return Fallback.SESSION_REFUSED, pause_seconds
+        if isinstance(error, InvalidFieldError):
+            self._barred_until[server] = float("inf")  # too small a model for this request
+            return _LOST[server.role], None
+        self._pool.report_failure(server, error)
+        is_late = isinstance(error, DeadlineError)
+        return Fallback.DEADLINE if is_late else _LOST[server.role], None
+
+    def _ready(self, role: Role) -> list[ModelServer]:
+        if role is Role.TARGET:
+            return self._pool.targets(self._model)
+        try:
+            return self._pool.drafters(self._model)
+        except TokenizerMismatchError:
+            return []

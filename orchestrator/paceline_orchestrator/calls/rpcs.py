@@ -1,0 +1,265 @@
+"""The RPCs that a session is made of: plain data into messages, and answers back.
+
+What is sent is sent at once; reading waits. Only here do a request's calls meet protobuf.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from paceline.v1.drafter_service_pb2 import DraftRequest
+from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
+from paceline.v1.sampling_pb2 import VERIFICATION_RULE_EXACT, VERIFICATION_RULE_REJECTION
+from paceline.v1.session_service_pb2 import (
+    CloseSessionRequest,
+    OpenSessionRequest,
+    RenewSessionRequest,
+    SessionCall,
+)
+from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
+from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_orchestrator.fleet.wire import answer, answers, read_timing
+from paceline_protocol.proposal import Proposal
+from paceline_protocol.task import VerificationRule
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
+
+    from paceline.v1.drafter_service_pb2 import DraftResponse
+    from paceline.v1.sampling_pb2 import SamplingParameters, SparseDistribution
+    from paceline.v1.target_service_pb2 import VerifyResponse
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import StreamCall, Timing
+
+__all__ = [
+    "DraftRpc",
+    "Drafted",
+    "Judged",
+    "PrefixCall",
+    "SessionSpec",
+    "VerifyRpc",
+    "close_session",
+    "open_session",
+    "read_drafts",
+    "read_verdict",
+    "renew_session",
+    "send_draft",
+    "send_verify",
+]
+
+DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
+VerifyRpc: TypeAlias = "Awaitable[VerifyResponse]"
+
+_RULES = {
+    VerificationRule.EXACT: VERIFICATION_RULE_EXACT,
+    VerificationRule.REJECTION: VERIFICATION_RULE_REJECTION,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """What a session is opened for; limits and meaning as in session_service.proto.
+
+    Attributes:
+        sampling: As the client sent it: handed on unread. None is greedy.
+    """
+
+    fingerprint: str
+    reserve_length: int
+    limit_length: int | None = None
+    sampling: object | None = None
+    seed: int = 0
+    rule: VerificationRule = VerificationRule.EXACT
+    request_id: str = ""
+    share: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCall:
+    """Which session, and what it shall hold before the work; see SessionCall."""
+
+    session_id: str
+    sequence: int
+    base_length: int
+    base_digest: bytes
+    token_ids: Sequence[int]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target's verdict, and what it took.
+
+    Attributes:
+        sequence: The call that it says it answers.
+        prefix_length: The length of the prefix that it assumes.
+        elapsed_ns: Since the call was sent.
+    """
+
+    sequence: int
+    prefix_length: int
+    accepted_path: tuple[int, ...]
+    next_token: int
+    logprobs: tuple[float, ...]
+    timing: Timing
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Draft tokens, and what they took.
+
+    Attributes:
+        sequence: The call that they say they answer.
+        start_length: How many tokens precede them.
+        elapsed_ns: Since those before them came, or the call was sent.
+    """
+
+    sequence: int
+    start_length: int
+    proposal: Proposal
+    timing: Timing
+    elapsed_ns: int
+
+
+async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_seconds: float) -> str:
+    """Open a session, and return its handle.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    message = SpecMessage(
+        expected_model_fingerprint=spec.fingerprint,
+        sampling=cast("SamplingParameters | None", spec.sampling),
+        seed=spec.seed,
+        verification_rule=_RULES[spec.rule],
+        reserve_length=spec.reserve_length,
+        limit_length=spec.limit_length,
+        request_id=spec.request_id,
+        share=spec.share,
+    )
+    request = OpenSessionRequest(spec=message)
+    response = await answer(server.sessions.OpenSession(request, timeout=timeout_seconds))
+    return response.grant.session_id
+
+
+async def renew_session(server: ModelServer, session_id: str, *, timeout_seconds: float) -> int:
+    """Give a session another lease.
+
+    Returns:
+        The sequence of its call that the server has in sight; 0 if it has none.
+
+    Raises:
+        PacelineError: The session is lost, or the server does not answer.
+    """
+    request = RenewSessionRequest(session_id=session_id)
+    response = await answer(server.sessions.RenewSession(request, timeout=timeout_seconds))
+    return response.live_sequence
+
+
+async def close_session(server: ModelServer, session_id: str, *, timeout_seconds: float) -> None:
+    """Close a session.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    request = CloseSessionRequest(session_id=session_id)
+    await answer(server.sessions.CloseSession(request, timeout=timeout_seconds))
+
+
+def send_verify(
+    server: ModelServer,
+    call: PrefixCall,
+    proposal: Proposal,
+    *,
+    depth: int,
+    logprobs: bool,
+    timeout_seconds: float,
+) -> VerifyRpc:
+    """Send a proposal to be judged."""
+    request = VerifyRequest(
+        call=_call_message(call),
+        proposal=ProposalMessage(
+            token_ids=proposal.token_ids,
+            parents=proposal.parents,
+            distributions=cast("Sequence[SparseDistribution]", proposal.distributions),
+        ),
+        speculation_depth=depth,
+        logprobs=logprobs,
+    )
+    return server.target.Verify(request, timeout=timeout_seconds)
+
+
+async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
+    """Wait for the verdict on what was sent at that time (perf_counter_ns).
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    response = await answer(rpc)
+    return Judged(
+        sequence=response.sequence,
+        prefix_length=response.prefix_length,
+        accepted_path=tuple(response.accepted_path),
+        next_token=response.next_token_id,
+        logprobs=tuple(response.logprobs),
+        timing=read_timing(response.timing),
+        elapsed_ns=time.perf_counter_ns() - sent_ns,
+    )
+
+
+def send_draft(
+    server: ModelServer,
+    call: PrefixCall,
+    *,
+    max_tokens: int,
+    chunk_tokens: int,
+    timeout_seconds: float,
+) -> DraftRpc:
+    """Ask for the tokens that follow a prefix."""
+    request = DraftRequest(
+        call=_call_message(call), max_tokens=max_tokens, chunk_tokens=chunk_tokens
+    )
+    return server.drafter.Draft(request, timeout=timeout_seconds)
+
+
+async def read_drafts(rpc: DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]:
+    """Wait for what is drafted, message by message.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    last_ns = sent_ns
+    async with aclosing(answers(rpc)) as messages:
+        async for message in messages:
+            now_ns = time.perf_counter_ns()
+            yield _drafted(message, elapsed_ns=now_ns - last_ns)
+            last_ns = now_ns
+
+
+def _drafted(message: DraftResponse, *, elapsed_ns: int) -> Drafted:
+    return Drafted(
+        sequence=message.sequence,
+        start_length=message.start_length,
+        proposal=Proposal(
+            tuple(message.proposal.token_ids),
+            parents=tuple(message.proposal.parents),
+            distributions=tuple(message.proposal.distributions),
+        ),
+        timing=read_timing(message.timing),
+        elapsed_ns=elapsed_ns,
+    )
+
+
+def _call_message(call: PrefixCall) -> SessionCall:
+    return SessionCall(
+        session_id=call.session_id,
+        sequence=call.sequence,
+        base_length=call.base_length,
+        base_digest=call.base_digest,
+        token_ids=call.token_ids,
+        expected_model_fingerprint=call.fingerprint,
+    )

@@ -1,0 +1,69 @@
+"""The seats of a request's servers, those of one role: who sits where, and who is on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.fleet.discovery import Role
+
+__all__ = ["Seats"]
+
+
+@dataclass(eq=False, slots=True)
+class Seats:
+    """The seats of one role.
+
+    Attributes:
+        role: The role.
+        sessions: By seat, the open session; None where nobody sits.
+        arriving: By seat, the session that is being opened for it.
+    """
+
+    role: Role
+    sessions: list[RemoteSession | None]
+    arriving: dict[int, RemoteSession] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The seats with an open session."""
+        return tuple(index for index, session in enumerate(self.sessions) if session is not None)
+
+    @property
+    def everyone(self) -> list[RemoteSession]:
+        """All sessions, by seat; one that is to replace another before that."""
+        coming = [(index, 0, it) for index, it in self.arriving.items()]
+        seated = [(index, 1, it) for index, it in enumerate(self.sessions) if it is not None]
+        return [session for _, _, session in sorted((*seated, *coming), key=lambda it: it[:2])]
+
+    @property
+    def empty(self) -> list[int]:
+        """The seats that nobody has or is about to have."""
+        return [
+            index
+            for index, session in enumerate(self.sessions)
+            if session is None and index not in self.arriving
+        ]
+
+    @property
+    def step_ns(self) -> int:
+        """A decoding step of the first server seated; 0 while it is not known."""
+        return next((it.server.latency.step_ns for it in self.everyone), 0)
+
+    def dismiss(self, session: RemoteSession) -> bool:
+        """Take a session out; whether it was here."""
+        if session in self.sessions:
+            self.sessions[self.sessions.index(session)] = None
+            return True
+        for index, arriving in self.arriving.items():
+            if arriving is session:
+                del self.arriving[index]
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Take everyone out."""
+        self.sessions = [None] * len(self.sessions)
+        self.arriving.clear()

@@ -1,0 +1,209 @@
+"""The client's messages, turned into plain data, and plain data into messages.
+
+With `admission`, which checks a request before anything is made of it, the only place where a
+generation meets protobuf.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from paceline.v1 import model_service_pb2 as model_pb
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1 import sampling_pb2
+from paceline_orchestrator.calls.statistics import EventKind, Fallback
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.front.admission import is_greedy
+from paceline_orchestrator.front.order import Options
+from paceline_orchestrator.planning.planner import Wish
+from paceline_protocol.messages import FinishReason
+from paceline_protocol.methods import Strategy
+from paceline_protocol.task import DispatchPolicy, VerificationRule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.front.order import Order
+    from paceline_orchestrator.front.text import Piece
+
+__all__ = [
+    "ClientMessage",
+    "chunk_message",
+    "finished_message",
+    "read_options",
+    "server_message",
+    "started_message",
+    "timeline_message",
+]
+
+ClientMessage: TypeAlias = pb.GenerateResponse
+
+_NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
+# The other numbers leave the choice to the planner.
+_STRATEGIES = {int(number): strategy for strategy, number in _NUMBER_OF_STRATEGY.items()}
+_NUMBER_OF_RULE = {
+    VerificationRule.EXACT: sampling_pb2.VERIFICATION_RULE_EXACT,
+    VerificationRule.REJECTION: sampling_pb2.VERIFICATION_RULE_REJECTION,
+}
+_NUMBER_OF_REASON = {
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+}
+_NUMBER_OF_EVENT = {
+    kind: pb.TimelineEventKind.Value(f"TIMELINE_EVENT_KIND_{kind.name}") for kind in EventKind
+}
+_NUMBER_OF_FALLBACK = {
+    kind: pb.FallbackKind.Value(f"FALLBACK_KIND_{kind.name}") for kind in Fallback
+}
+_NUMBER_OF_ROLE = {
+    Role.DRAFTER: model_pb.MODEL_ROLE_DRAFTER,
+    Role.TARGET: model_pb.MODEL_ROLE_TARGET,
+}
+
+
+def read_options(request: pb.GenerateRequest) -> Options:
+    """Read how a request that was checked is to be served."""
+    is_exact = (
+        is_greedy(request)  # for greedy decoding both rules are the same
+        or request.verification_rule != sampling_pb2.VERIFICATION_RULE_REJECTION
+    )
+    in_blocks = request.dispatch_policy == pb.DISPATCH_POLICY_BLOCKS
+    return Options(
+        wish=Wish(
+            strategy=_STRATEGIES.get(request.strategy),
+            lookahead=request.lookahead if request.HasField("lookahead") else None,
+            target_count=request.target_count if request.HasField("target_count") else None,
+        ),
+        drafter_count=max(1, request.drafter_count),
+        rule=VerificationRule.EXACT if is_exact else VerificationRule.REJECTION,
+        dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
+        sampling=request.sampling,
+        ignore_eos=request.ignore_eos,
+        logprobs=request.logprobs,
+        include_timeline=request.include_timeline,
+        stream_timeline=request.stream_timeline,
+    )
+
+
+def started_message(order: Order, *, target_count: int) -> ClientMessage:
+    """Say what a generation will be, with how many targets it begins."""
+    started = pb.GenerationStarted(
+        request_id=order.request_id,
+        seed=order.seed,
+        model_fingerprint=order.model.fingerprint,
+        strategy=_NUMBER_OF_STRATEGY[order.plan.strategy],
+        promise=_NUMBER_OF_RULE[order.options.rule],
+        prompt_token_count=len(order.prompt),
+        lookahead=order.plan.lookahead,
+        target_count=target_count,
+        plan_note=order.plan.note,
+    )
+    return pb.GenerateResponse(started=started)
+
+
+def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
+    """Send final tokens with their text, the first of them at this position."""
+    chunk = pb.GenerationChunk(
+        position=position,
+        token_ids=[it.token_id for it in piece.tokens],
+        text=piece.text,
+        logprobs=[it.logprob for it in piece.tokens if it.logprob is not None],
+        origins=[
+            pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
+            for it in piece.tokens
+        ],
+    )
+    return pb.GenerateResponse(chunk=chunk)
+
+
+def timeline_message(event: TimelineEvent) -> ClientMessage:
+    """Show what happened behind the scenes."""
+    return pb.GenerateResponse(timeline_event=_event(event))
+
+
+def finished_message(
+    order: Order,
+    *,
+    reason: FinishReason,
+    stop_string: str,
+    lookahead: int,
+    targets_used: int,
+    token_count: int,
+    statistics: Statistics,
+    timeline: Iterable[TimelineEvent],
+) -> ClientMessage:
+    """Say how a generation ended, and what it took.
+
+    Args:
+        order: The generation's.
+        reason: Why its method ended.
+        stop_string: The one that was found, if one was: then it is the reason.
+        lookahead: The one in use at the end.
+        targets_used: The most that verified at the same time.
+        token_count: Tokens generated, resumed ones included.
+        statistics: What it took.
+        timeline: What was remembered.
+    """
+    finished = pb.GenerationFinished(
+        finish_reason=pb.FINISH_REASON_STOP_STRING if stop_string else _NUMBER_OF_REASON[reason],
+        stop_string=stop_string,
+        promise=_NUMBER_OF_RULE[order.options.rule],
+        lookahead=lookahead,
+        targets_used=targets_used,
+        prompt_token_count=len(order.prompt),
+        completion_token_count=token_count,
+        statistics=_statistics(statistics),
+        timeline=map(_event, timeline),
+    )
+    return pb.GenerateResponse(finished=finished)
+
+
+def server_message(server: ModelServer) -> pb.ServerInfo:
+    """Describe a model server."""
+    return pb.ServerInfo(
+        name=server.name,
+        address=server.endpoint.address,
+        role=_NUMBER_OF_ROLE[server.role],
+        ready=server.ready,
+        status=server.status,
+        model_fingerprint=server.facts.fingerprint if server.facts else "",
+        decode_step_ns=server.latency.step_ns,
+    )
+
+
+def _statistics(took: Statistics) -> pb.GenerationStatistics:
+    return pb.GenerationStatistics(
+        target_forward_count=took.target_forward_count,
+        drafter_forward_count=took.drafter_forward_count,
+        drafted_token_count=took.drafts.drafted,
+        accepted_token_count=took.drafts.accepted,
+        rejected_token_count=took.drafts.rejected,
+        discarded_token_count=took.drafts.discarded,
+        acceptance_rate=took.drafts.acceptance_rate,
+        cancelled_rpc_count=took.cancelled_count,
+        fallbacks=[
+            pb.Fallback(kind=_NUMBER_OF_FALLBACK[kind], count=took.fallbacks[kind])
+            for kind in Fallback
+            if took.fallbacks[kind]
+        ],
+        queue_ns=took.queue_ns,
+        forward_ns=took.forward_ns,
+        network_ns=took.network_ns,
+        time_to_first_token_ns=took.time_to_first_token_ns,
+        total_ns=took.total_ns,
+    )
+
+
+def _event(event: TimelineEvent) -> pb.TimelineEvent:
+    return pb.TimelineEvent(
+        kind=_NUMBER_OF_EVENT[event.kind],
+        server=event.server,
+        start_ns=event.start_ns,
+        end_ns=event.end_ns,
+        position=event.position,
+        token_ids=event.token_ids,
+        call_id=event.call_id,
+        speculation_depth=event.depth,
+    )

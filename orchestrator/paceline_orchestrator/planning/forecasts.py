@@ -1,0 +1,93 @@
+"""What each decoding method promises a request: the row that it brings to the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.planning.estimates import (
+    MAX_LOOKAHEAD,
+    Option,
+    affordable_lookahead,
+    distributed_token_ns,
+    needed_target_count,
+    on_its_part,
+    plain,
+    smallest_lookahead,
+    speculative,
+)
+from paceline_protocol.methods import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from paceline_orchestrator.planning.estimates import Measurements
+    from paceline_orchestrator.planning.rehearsal import Rehearsals
+
+__all__ = ["FORECASTS", "Case"]
+
+# DSI's lookaheads whose times differ by less are equally good, and the longest has the least work.
+_SAME_TIME = 1.002
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a forecast is for.
+
+    Attributes:
+        measurements: What is known.
+        lookahead: What the request asks for; None leaves the choice to the forecast.
+        target_count: Targets that it may count on, 1 or more.
+        rehearsals: DSI on the virtual clock, as far as it was simulated.
+    """
+
+    measurements: Measurements
+    lookahead: int | None
+    target_count: int
+    rehearsals: Rehearsals
+
+
+def _distributed(case: Case) -> Option:
+    measurements, lookahead = case.measurements, case.lookahead
+    own = on_its_part(measurements)
+    target_ns, drafter_ns = own.verification_ns, own.drafter_step_ns
+    feasible = smallest_lookahead(target_ns, drafter_ns, target_count=case.target_count)
+    affordable = affordable_lookahead(measurements)
+    rehearsed = case.rehearsals.times(measurements, case.target_count)
+    if lookahead is None:
+        lookahead = _longest_of_the_best(rehearsed, at_least=affordable)
+    lookahead = lookahead or min(max(feasible, affordable), MAX_LOOKAHEAD)
+    needed = needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
+    if lookahead in rehearsed:
+        token_ns = min(rehearsed[lookahead], target_ns)
+    else:
+        token_ns = distributed_token_ns(own, max(lookahead, feasible))
+    return Option(
+        Strategy.DISTRIBUTED,
+        lookahead,
+        min(needed, case.target_count),
+        round(token_ns * max(1.0, measurements.crowding)),
+        note=_cost(measurements, affordable),
+    )
+
+
+def _longest_of_the_best(times: Mapping[int, int], *, at_least: int) -> int | None:
+    affordable = {each: time for each, time in times.items() if each >= at_least}
+    bearable = _SAME_TIME * min(affordable.values(), default=0)
+    return max((each for each, time in affordable.items() if time <= bearable), default=None)
+
+
+def _cost(measurements: Measurements, affordable: int) -> str:
+    if affordable == 1:
+        return ""
+    cost = f"{measurements.dispatch_ns / 1e6:.1f} ms of CPU"
+    return f"DSI from lookahead {affordable} on, at {cost} for a verification"
+
+
+FORECASTS: dict[Strategy, Callable[[Case], Option]] = {
+    Strategy.AUTOREGRESSIVE: lambda case: plain(case.measurements),
+    Strategy.SPECULATIVE: lambda case: speculative(case.measurements, case.lookahead),
+    Strategy.DISTRIBUTED: _distributed,
+}
+"""By method, as in paceline_protocol.methods; asked only where there is a drafter, or none needed.
+"""

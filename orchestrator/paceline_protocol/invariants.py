@@ -1,0 +1,34 @@
+"""What a decoding method promises, in whatever order answers come, and whatever fails.
+
+A method's row says which of these hold for it; README.md has them in a table. The checker in
+tests/unit/protocol/checker.py looks at every one after every event, and
+tests/unit/protocol/test_checker.py shows for each that it sees it broken.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Invariant"]
+
+
+class Invariant(Enum):
+    """A promise, by number as docs and tests count them."""
+
+    LOSSLESS = "The emitted tokens are always a prefix of the target's own continuation."
+    """Under rejection sampling: of what the verification says that owns the position."""
+
+    BUSY_FRONTIER = (
+        "While a target is up, an unfinished verification decides the first uncommitted position."
+    )
+    """Why a method is never slower than plain decoding: a target is always computing the token that
+    plain decoding would compute."""
+
+    NOTHING_WORTHLESS = "Nothing stays in flight whose answer can tell nothing new."
+    """Neither what contradicts the committed text, nor what is behind it. A prompt that warms up a
+    target's session is excepted, and so is a drafter's first draft, until its first token."""
+
+    NO_PREEMPTION = "What decides the first uncommitted position is never withdrawn."
+    """Unless its target is lost."""
+
+    CLEAN_END = "At the end nothing is in flight, and every draft token is accounted for."

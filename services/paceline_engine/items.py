@@ -1,0 +1,103 @@
+"""What a model is asked to compute, and what a step of it gives: plain data.
+
+The event loop makes an item, the worker queues it, and the backend runs it step by step until it is
+done (`Item.take`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline_engine.proposal import Proposal
+
+if TYPE_CHECKING:
+    from array import array
+
+    from paceline_engine.backends.base import ModelCache
+    from paceline_engine.calls import SessionSpec
+
+__all__ = ["Draft", "Item", "Judge", "Judgement", "Outcome"]
+
+_NOTHING = Proposal()
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judge a proposal, and choose the token after what is accepted."""
+
+    proposal: Proposal
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Find tokens that follow."""
+
+    max_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A target's word on a proposal: see VerifyResponse in target_service.proto."""
+
+    accepted_path: tuple[int, ...]
+    next_token: int
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step gave one item.
+
+    Attributes:
+        row_count: Token positions that were computed for it.
+        judgement: The answer to a Judge, with its last step.
+        drafted: Tokens that follow: none, one or several.
+    """
+
+    row_count: int
+    judgement: Judgement | None = None
+    drafted: Proposal = _NOTHING
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """A task at a text.
+
+    Attributes:
+        cache: The text's state in the model.
+        spec: How tokens are chosen there, and whose work it is.
+        prefix: What the task builds on, one token or more; a draft's own tokens are appended.
+        task: What to do.
+        depth: How urgent: the smallest first.
+        patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
+        found_count: Tokens drafted so far.
+    """
+
+    cache: ModelCache[Any]
+    spec: SessionSpec
+    prefix: array[int]
+    task: Judge | Draft
+    depth: int = 0
+    patience_ns: int | None = None
+    found_count: int = 0
+
+    @property
+    def share(self) -> str:
+        """Whose work it is."""
+        return self.spec.share
+
+    def asks_the_same(self, other: Item) -> bool:
+        """Whether both have one answer. A draft's may have gone out in part, so it never has."""
+        return (
+            isinstance(self.task, Judge) and self.task == other.task and self.prefix == other.prefix
+        )
+
+    def take(self, outcome: Outcome) -> bool:
+        """Take in what a step gave, and tell whether it was the last."""
+        if isinstance(self.task, Judge):
+            return outcome.judgement is not None
+        self.prefix.extend(outcome.drafted.token_ids)
+        self.found_count += len(outcome.drafted)
+        return self.found_count >= self.task.max_tokens

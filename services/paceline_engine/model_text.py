@@ -1,0 +1,61 @@
+"""A text at a model, without sessions, queue or thread: for whoever measures the model alone."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import TYPE_CHECKING
+
+from paceline_engine.items import Draft, Item, Judge, Judgement, Outcome
+from paceline_engine.proposal import Proposal, SparseDistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.backends.base import Backend, Interrupt
+    from paceline_engine.calls import SessionSpec
+
+__all__ = ["ModelText"]
+
+
+class ModelText:
+    """Drafts and judges in the caller's thread, a forward for each call.
+
+    Attributes:
+        cache: The text's state in the model.
+        row_count: Token positions that the last forward computed.
+        interrupt: What a forward is given up by.
+    """
+
+    def __init__(
+        self, backend: Backend, spec: SessionSpec, *, interrupt: Interrupt | None = None
+    ) -> None:
+        self.cache = backend.new_cache(spec)
+        self.row_count = 0
+        self._backend = backend
+        self._spec = spec
+        self.interrupt = interrupt or threading.Event()
+
+    def draft(self, prefix: Sequence[int]) -> Proposal:
+        """Draft the token after a prefix of one token or more."""
+        return self._run(prefix, Draft()).drafted
+
+    def judge(
+        self,
+        prefix: Sequence[int],
+        token_ids: Sequence[int] = (),
+        *,
+        distributions: Sequence[SparseDistribution] = (),
+        logprobs: bool = False,
+    ) -> Judgement:
+        """Judge a chain after a prefix of one token or more."""
+        task = Judge(Proposal(token_ids, distributions=distributions), logprobs)
+        judgement = self._run(prefix, task).judgement
+        assert judgement is not None, "a proposal is judged in one step"
+        return judgement
+
+    def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
+        item = Item(self.cache, self._spec, array("I", prefix), task)
+        (outcome,) = self._backend.run([item], self.interrupt)
+        self.row_count = outcome.row_count
+        return outcome

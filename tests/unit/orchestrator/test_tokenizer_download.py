@@ -1,0 +1,65 @@
+"""What a server sends as its tokenizer is believed within limits."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.errors import InternalError
+from paceline.v1.model_service_pb2 import GetTokenizerResponse
+from paceline_orchestrator.fleet import wire
+from paceline_orchestrator.front.tokenizer import Codecs
+from support.fake_models import byte_tokenizer
+
+TOKENIZER = byte_tokenizer().to_str().encode()
+
+
+class Stream:
+    """A server's answer, and how much of it was read."""
+
+    def __init__(self, messages):
+        self._messages = messages
+        self.read_bytes = 0
+        self.is_cancelled = False
+
+    async def __aiter__(self):
+        for data in self._messages:
+            self.read_bytes += len(data)
+            yield GetTokenizerResponse(data=data)
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+def a_server(stream):
+    fingerprint = hashlib.sha256(TOKENIZER).hexdigest()
+    return SimpleNamespace(
+        name="target-0",
+        facts=SimpleNamespace(tokenizer_fingerprint=fingerprint),
+        models=SimpleNamespace(GetTokenizer=lambda *_, **__: stream),
+    )
+
+
+async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
+    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", 10_000)
+    stream, codecs = Stream([bytes(1000)] * 100), Codecs()
+    with pytest.raises(InternalError, match="more than 10000 bytes"):
+        await codecs.fetch(a_server(stream))
+    assert stream.read_bytes == 11_000
+    assert stream.is_cancelled
+
+
+async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
+    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", len(TOKENIZER))
+    server, codecs = a_server(Stream([TOKENIZER[:100], TOKENIZER[100:]])), Codecs()
+    await codecs.fetch(server)
+    assert codecs.get(server.facts.tokenizer_fingerprint) is not None
+
+
+async def test_a_tokenizer_that_came_damaged_is_not_kept():
+    server, codecs = a_server(Stream([TOKENIZER[:-1]])), Codecs()
+    with pytest.raises(InternalError, match="not what it says"):
+        await codecs.fetch(server)
+    assert not codecs.has(server.facts.tokenizer_fingerprint)
