@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline.errors import (
@@ -37,7 +36,7 @@ class Sent:
     call: PrefixCall
     rpc: Any
     waiting: Waiting
-    at_ns: int = field(default_factory=time.perf_counter_ns)
+    at_ns: int
 
 
 class CallUnderWay(Generic[_T]):

@@ -277,7 +277,7 @@ class RemoteSession:
         waiting = self.server.silence.begin(
             rpc, patience_seconds=patience, is_in_sight=partial(self._is_in_sight, call)
         )
-        return Sent(call, rpc, waiting)
+        return Sent(call, rpc, waiting, at_ns=time.perf_counter_ns())
 
     async def _is_in_sight(self, call: PrefixCall) -> bool:
         """Ask the server whether it has a call and goes on with its work."""
