@@ -21,7 +21,7 @@ from support.virtual_network import HEALTH, Link
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-__all__ = ["VirtualServer"]
+__all__ = ["VirtualServer", "drafters", "targets"]
 
 LEASE_SECONDS = 15.0
 _STATES = health_pb2.HealthCheckResponse
@@ -42,6 +42,7 @@ class VirtualServer(FakeModelServer):
         is_full: Whether calls are refused for now.
         is_leaving: Whether it says that it takes nothing new.
         used_at: By session, when it was last asked something.
+        prefixes: By session and sequence, what calls assumed.
         link: The way to it; it has the records of all calls.
     """
 
@@ -55,6 +56,7 @@ class VirtualServer(FakeModelServer):
     is_full: bool = False
     is_leaving: bool = False
     used_at: dict[str, float] = field(default_factory=dict)
+    prefixes: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     tokenizer: bytes | None = None
     link: Link = field(init=False)
 
@@ -152,6 +154,8 @@ class VirtualServer(FakeModelServer):
             raise errors.OverloadedError("full", retry_after_seconds=0.3)
         with super().call(request) as (session, fault):
             sequence = self._live[session_id] = request.call.sequence
+            base = session.tokens[: request.call.base_length]
+            self.prefixes[session_id, sequence] = [*base, *request.call.token_ids]
             try:
                 yield session, fault
             finally:
@@ -245,6 +249,19 @@ class VirtualServer(FakeModelServer):
             await self.link.until(lambda old=told: self.health != old)
             told = self.health
             yield _STATES(status=told)
+
+
+def drafters(number: int, **options: Any) -> list[VirtualServer]:
+    """Return so many drafters, by default six times as fast as a target."""
+    options.setdefault("latency_seconds", 0.005)
+    names = (f"drafter-{index}" for index in range(number))
+    return [VirtualServer("drafter", name=name, **options) for name in names]
+
+
+def targets(number: int, **options: Any) -> list[VirtualServer]:
+    """Return so many targets."""
+    names = (f"target-{index}" for index in range(number))
+    return [VirtualServer("target", name=name, **options) for name in names]
 
 
 def _now() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.calls.keeper import SessionKeeper
 from paceline_orchestrator.calls.metrics import RequestMetrics
-from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
@@ -26,14 +26,14 @@ from support.orchestrating import PROMPT, Received
 from support.virtual_network import VirtualChannel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
-__all__ = ["Stream", "VirtualSystem", "endpoint", "now", "virtual_system"]
+__all__ = ["Stream", "VirtualDiscovery", "VirtualSystem", "endpoint", "now", "virtual_system"]
 
 # Longer than anything takes that goes on behind a request: closing a session, asking a late server.
 SETTLING_SECONDS = 10.0
@@ -47,6 +47,29 @@ def now() -> float:
 def endpoint(server: VirtualServer) -> Endpoint:
     """Return where a server is."""
     return Endpoint(server.name, server.address, Role(server.role))
+
+
+class VirtualDiscovery:
+    """Endpoints that a test changes.
+
+    Args:
+        servers: Those that are known at first.
+    """
+
+    def __init__(self, *servers: VirtualServer) -> None:
+        self._sets: asyncio.Queue[frozenset[Endpoint]] = asyncio.Queue()
+        self.list(*servers)
+
+    def list(self, *servers: VirtualServer, leaving: Collection[VirtualServer] = ()) -> None:
+        """Know these from now on, and no others."""
+        ready = [endpoint(it) for it in servers]
+        ending = [replace(endpoint(it), availability=Availability.TERMINATING) for it in leaving]
+        self._sets.put_nowait(frozenset([*ready, *ending]))
+
+    async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """Yield each set."""
+        while True:
+            yield await self._sets.get()
 
 
 @dataclass
@@ -127,6 +150,15 @@ class VirtualSystem:
         ]
         return sorted(found, key=lambda it: it.sent_at)
 
+    async def until(self, condition: Callable[[], bool]) -> float:
+        """Wait for a change of who is ready after which it holds; return how long that took."""
+        began, changed = now(), asyncio.Event()
+        with self.pool.listening(changed.set):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+        return now() - began
+
     async def settle(self) -> None:
         """Let end what goes on behind requests."""
         await asyncio.sleep(SETTLING_SECONDS)
@@ -187,20 +219,13 @@ async def virtual_system(
             model = await pool.wait_for_model(10)
             await codecs.fetch(pool.targets(model)[0])
             servicer.begin()
+            system = VirtualSystem(models, pool, servicer)
             if discovery is None:
-                await _until_all_are_ready(pool, count=len(models))
-            yield VirtualSystem(models, pool, servicer)
+                await system.until(lambda: sum(it.ready for it in pool.servers) == len(models))
+            yield system
         finally:
             await tasks.__aexit__(None, None, None)  # what fails in here is no group of failures
 
     bugs = [bug for model in models for bug in model.link.bugs]
     if bugs:
         raise bugs[0]
-
-
-async def _until_all_are_ready(pool: ServerPool, *, count: int) -> None:
-    changed = asyncio.Event()
-    with pool.listening(changed.set):
-        while sum(it.ready for it in pool.servers) < count:
-            changed.clear()
-            await changed.wait()

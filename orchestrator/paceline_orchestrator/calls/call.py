@@ -91,7 +91,7 @@ class CallUnderWay(Generic[_T]):
     def cancel(self) -> None:
         """Withdraw it: the server hears of it."""
         if self._sent is not None:
-            self._session.server.silence.end(self._sent.waiting)
+            self._session.server.silence.end(self._sent.waiting, rpc=self._sent.rpc)
             self._sent.rpc.cancel()
         self._session.end(self)
 
@@ -131,4 +131,4 @@ class CallUnderWay(Generic[_T]):
                 raise
             raise SilenceError(f"{self._session.server.name} is silent") from None
         finally:
-            self._session.server.silence.end(sent.waiting)
+            self._session.server.silence.end(sent.waiting, rpc=sent.rpc)
