@@ -1,4 +1,4 @@
-"""What every benchmark prints and keeps: medians with their spread, Markdown tables, JSON."""
+"""What every benchmark prints, keeps and publishes: medians with their spread, Markdown, JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+Row: TypeAlias = dict[str, Any]
+Results: TypeAlias = "Mapping[str, Row]"
+"""The content of each results file, by its name without suffix."""
+
 __all__ = [
+    "Results",
+    "Row",
     "Spread",
     "circumstances",
+    "circumstances_line",
     "goal_line",
     "load_average",
     "markdown_table",
     "restless_line",
+    "speed",
     "spread",
+    "times",
     "write_json",
 ]
 
@@ -99,6 +108,29 @@ def circumstances(*, load_at_start: float | None = None) -> dict[str, Any]:
         "load_average_at_start": load_at_start,
         "load_average": load_average(),
     }
+
+
+def circumstances_line(content: Row) -> str:
+    """Say when and where something was measured, and with what command."""
+    found = content["circumstances"]
+    load_average = f"{found['load_average']:g} at the end"
+    if found.get("load_average_at_start") is not None:
+        load_average = f"{found['load_average_at_start']:g} at the start, {load_average}"
+    return (
+        f"`{found['command']}`, {found['date']}, {found['machine']}, Python {found['python']};"
+        f" load average {load_average}"
+    )
+
+
+def speed(row: Row) -> str:
+    """Return tokens/s; none without equality, with a star if the machine was short of CPU."""
+    mark = "*" if row.get("limit") else ""
+    return f"{row['tokens_per_second']:.0f}{mark}" if row["identical"] else "text differs"
+
+
+def times(value: float | None) -> str:
+    """Lay out how many times as fast something is; a dash if that is not known."""
+    return "-" if value is None else f"{value:.2f}x"
 
 
 def write_json(

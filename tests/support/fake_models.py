@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline import errors
-from paceline.prefix import prefix_digest
 from paceline.v1 import (
     drafter_service_pb2,
     drafter_service_pb2_grpc,
@@ -38,6 +37,7 @@ from paceline.v1 import (
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
+from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

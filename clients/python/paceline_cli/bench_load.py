@@ -12,15 +12,15 @@ from pydantic import Field
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.charts import save_figure
-from paceline_bench.load import (
+from paceline_bench.load.chart import draw
+from paceline_bench.load.report import findings, scaling_findings, tables
+from paceline_bench.load.streams import (
     Load,
     LoadedSystem,
     decode_plainly,
     measure,
     stream_memories,
 )
-from paceline_bench.load_chart import draw
-from paceline_bench.load_report import findings, scaling_findings, tables
 from paceline_bench.report import load_average, write_json
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
@@ -32,7 +32,7 @@ from paceline_serving.settings import Settings, StringList, option
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from paceline_bench.load import LoadRow
+    from paceline_bench.load.streams import LoadRow
 
 __all__ = ["LoadSettings", "main"]
 

@@ -12,9 +12,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
-from paceline_bench.acceptance import common_run
-from paceline_bench.engine_pair import EnginePair, decode, measure_latency, measure_rows
-from paceline_bench.pair import (
+from paceline_bench.pair.acceptance import common_run
+from paceline_bench.pair.contest import (
     Rules,
     contest,
     contest_rounds,
@@ -24,7 +23,8 @@ from paceline_bench.pair import (
     service_ways,
     sharing_ways,
 )
-from paceline_bench.pair_report import (
+from paceline_bench.pair.engine import EnginePair, decode, measure_latency, measure_rows
+from paceline_bench.pair.report import (
     Acceptance,
     ModelResult,
     PairResult,
@@ -32,8 +32,8 @@ from paceline_bench.pair_report import (
     json_rows,
     report,
 )
+from paceline_bench.pair.sharing import measure_sharing
 from paceline_bench.report import load_average, write_json
-from paceline_bench.sharing import measure_sharing
 from paceline_cli.bundled import find_models
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystemConfig
@@ -47,7 +47,7 @@ from paceline_serving.settings import Settings, StringList, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.pair import Contestant, Entry
+    from paceline_bench.pair.contest import Contestant, Entry
     from paceline_engine.backends.base import Backend
 
 __all__ = ["PairSettings", "main"]
@@ -71,7 +71,7 @@ _NEAR_TIES = {"float64": 1e-9, "float32": 1e-4, "float16": 0.06, "bfloat16": 0.5
 
 def _check_shape(words: str | None) -> str | None:
     if words is not None:
-        from paceline_bench.random_models import Shape
+        from paceline_bench.pair.random_models import Shape
 
         Shape.parse(words)
     return words
@@ -168,14 +168,14 @@ def main(arguments: Sequence[str]) -> int:
         )
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.pair_chart import draw_pair
+        from paceline_bench.pair.chart import draw_pair
 
         save_figure(draw_pair(result), settings.chart)
     return 0 if result.all_identical else 1
 
 
 def _random(settings: PairSettings) -> PairResult:
-    from paceline_bench.random_models import RandomModel, Shape
+    from paceline_bench.pair.random_models import RandomModel, Shape
 
     def measured(shape: str | None) -> ModelResult:
         model = RandomModel(
@@ -292,7 +292,7 @@ class _Bench:
         settings = self._settings
         ways: list[Contestant] = []
         if "transformers" in settings.parts:
-            from paceline_bench.peers import LibraryPair
+            from paceline_bench.pair.library import LibraryPair
 
             library = LibraryPair(
                 self._target,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
-from paceline_bench import table2
-from paceline_bench.echo import summarise_echoes, time_echoes
-from paceline_bench.grid import grid_cells, grid_json, grid_report, measure_cell
 from paceline_bench.node import TABLE2
-from paceline_bench.online import OnlineSystem
 from paceline_bench.report import load_average, write_json
-from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_bench.table2 import measurement as table2
+from paceline_bench.table2.echo import summarise_echoes, time_echoes
+from paceline_bench.table2.grid import grid_cells, grid_json, grid_report, measure_cell
+from paceline_bench.table2.online import OnlineSystem
+from paceline_bench.table2.report import json_echoes, json_rows, json_sweeps, report
 from paceline_cli.choices import numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
@@ -29,9 +29,9 @@ from paceline_serving.settings import Settings, option
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from paceline_bench.grid import CellResult
     from paceline_bench.node import PaperRow, SimulatedNode
-    from paceline_bench.table2 import RowResult
+    from paceline_bench.table2.grid import CellResult
+    from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["Table2Settings", "main"]
@@ -134,7 +134,7 @@ async def _table2(settings: Table2Settings) -> int:
     print(report(results), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.table2_chart import draw_table2
+        from paceline_bench.table2.chart import draw_table2
 
         save_figure(draw_table2(results), settings.chart)
     return 0 if all(result.identical for result in results) else 1
@@ -183,7 +183,7 @@ async def _grid(settings: Table2Settings) -> int:
     print(grid_report(results), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.grid_chart import draw_grid
+        from paceline_bench.table2.grid_chart import draw_grid
 
         save_figure(draw_grid(results), settings.chart)
     return 0 if all(result.identical for result in results) else 1

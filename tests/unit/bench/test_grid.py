@@ -3,8 +3,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from paceline_bench.charts import save_figure
-from paceline_bench.grid import CellResult, GridCell, grid_cells, grid_json, grid_report
-from paceline_bench.grid_chart import draw_grid
+from paceline_bench.table2.grid import CellResult, GridCell, grid_cells, grid_json, grid_report
+from paceline_bench.table2.grid_chart import draw_grid
 
 
 def result(cell, **more):

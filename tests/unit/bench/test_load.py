@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import Strategy
-from paceline_bench import load
-from paceline_bench.load import (
+from paceline_bench.load import streams as load
+from paceline_bench.load.chart import draw
+from paceline_bench.load.report import findings, scaling_findings, tables
+from paceline_bench.load.streams import (
     Load,
     LoadedSystem,
     LoadRow,
@@ -24,8 +26,6 @@ from paceline_bench.load import (
     served_tokens_per_second,
     stream_memories,
 )
-from paceline_bench.load_chart import draw
-from paceline_bench.load_report import findings, scaling_findings, tables
 from paceline_bench.processes import metered
 
 ROW = LoadRow(

@@ -3,7 +3,7 @@ import pytest
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_bench.pair import (
+from paceline_bench.pair.contest import (
     Contestant,
     Entry,
     Group,
@@ -18,7 +18,7 @@ from paceline_bench.pair import (
     service_ways,
     times_as_fast,
 )
-from paceline_bench.peers import LibraryPair
+from paceline_bench.pair.library import LibraryPair
 from support.fake_orchestrator import FakeOrchestrator, serving
 
 RULES = Rules(max_tokens=4, repeats=3, near_tie=0.1)

@@ -2,12 +2,13 @@ import json
 
 import pytest
 
-from paceline_bench.acceptance import Block
 from paceline_bench.charts import save_figure
-from paceline_bench.engine_pair import Latency
-from paceline_bench.pair import Contestant, Entry, Group, Method, Outcome
-from paceline_bench.pair_chart import draw_pair
-from paceline_bench.pair_report import (
+from paceline_bench.pair.acceptance import Block
+from paceline_bench.pair.chart import draw_pair
+from paceline_bench.pair.contest import Contestant, Entry, Group, Method, Outcome
+from paceline_bench.pair.engine import Latency
+from paceline_bench.pair.random_models import RandomModel, Shape
+from paceline_bench.pair.report import (
     Acceptance,
     ModelResult,
     PairResult,
@@ -15,8 +16,7 @@ from paceline_bench.pair_report import (
     json_rows,
     report,
 )
-from paceline_bench.random_models import RandomModel, Shape
-from paceline_bench.sharing import Shared
+from paceline_bench.pair.sharing import Shared
 
 
 @pytest.fixture(scope="module")

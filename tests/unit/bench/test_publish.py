@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 import publish
-from paceline_bench.table2_report import BREAKDOWN_HEADINGS
+from paceline_bench.table2.report import BREAKDOWN_HEADINGS
 
 
 def circumstances(command):

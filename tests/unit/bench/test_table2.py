@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from paceline import Strategy
-from paceline_bench import table2
 from paceline_bench.charts import save_figure
-from paceline_bench.echo import Echo
-from paceline_bench.ideal import Plan, ideal_schedule
 from paceline_bench.node import TABLE2, SimulatedNode
-from paceline_bench.online import PLAIN, PLANNED, Run, Way, make_prompt
-from paceline_bench.table2_chart import draw_table2
-from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_bench.table2 import measurement as table2
+from paceline_bench.table2.chart import draw_table2
+from paceline_bench.table2.echo import Echo
+from paceline_bench.table2.ideal import Plan, ideal_schedule
+from paceline_bench.table2.online import PLAIN, PLANNED, Run, Way, make_prompt
+from paceline_bench.table2.report import json_echoes, json_rows, json_sweeps, report
 from paceline_protocol.methods import Strategy as Method
 from paceline_protocol.simulation import ServerLatency
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.grid import MOST_SLOWER
-from paceline_bench.published.cells import circumstances_line
-from paceline_bench.report import markdown_table
+from paceline_bench.report import circumstances_line, markdown_table
+from paceline_bench.table2.grid import MOST_SLOWER
 
 if TYPE_CHECKING:
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 __all__ = ["grid"]
 

@@ -14,7 +14,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from paceline_bench.charts import new_figure
-from paceline_bench.heatmap_report import RATIOS
+from paceline_bench.simulate.claims import RATIOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from paceline_bench.heatmaps import Cell
+    from paceline_bench.simulate.heatmaps import Cell
 
     Bools: TypeAlias = NDArray[np.bool_]
     Floats: TypeAlias = NDArray[np.float64]

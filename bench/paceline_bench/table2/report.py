@@ -6,14 +6,14 @@ import statistics
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.grid import MOST_SLOWER
 from paceline_bench.report import goal_line, markdown_table, restless_line, spread
+from paceline_bench.table2.grid import MOST_SLOWER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from paceline_bench.table2 import Measured, RowResult
-    from paceline_bench.trace import Breakdown
+    from paceline_bench.table2.measurement import Measured, RowResult
+    from paceline_bench.table2.trace import Breakdown
 
 __all__ = [
     "BREAKDOWN_HEADINGS",

@@ -9,7 +9,7 @@ from statistics import median
 from threading import Event
 from typing import TYPE_CHECKING
 
-from paceline_bench.acceptance import Block
+from paceline_bench.pair.acceptance import Block
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
 

@@ -10,8 +10,8 @@ from paceline_protocol.methods import METHODS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.forecast import Forecast
     from paceline_bench.node import SimulatedNode
+    from paceline_bench.plan.forecast import Forecast
 
 __all__ = ["HEADINGS", "conclusions", "json_rows", "table_rows"]
 

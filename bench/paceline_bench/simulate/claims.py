@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from paceline_bench.heatmaps import Cell
+    from paceline_bench.simulate.heatmaps import Cell
 
 __all__ = ["RATIOS", "Comparison", "Summary", "check_claims", "summarise", "write_cells"]
 

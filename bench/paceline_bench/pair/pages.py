@@ -7,14 +7,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
-from paceline_bench.pair import Group, Method, times_as_fast
-from paceline_bench.published.cells import circumstances_line, speed, times
-from paceline_bench.report import markdown_table
+from paceline_bench.pair.contest import Group, Method, times_as_fast
+from paceline_bench.report import circumstances_line, markdown_table, speed, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 __all__ = ["pair_acceptance", "pair_contest", "pair_forwards", "pair_sharing", "pair_summary"]
 

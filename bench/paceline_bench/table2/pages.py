@@ -6,14 +6,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.published.cells import circumstances_line, times
-from paceline_bench.report import markdown_table
-from paceline_bench.table2_report import BREAKDOWN_HEADINGS, MOST_OVER_FLOOR, WORTH_EXPLAINING
+from paceline_bench.report import circumstances_line, markdown_table, times
+from paceline_bench.table2.report import BREAKDOWN_HEADINGS, MOST_OVER_FLOOR, WORTH_EXPLAINING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 __all__ = [
     "table2",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
-from paceline_bench.published.cells import times
-from paceline_bench.report import markdown_table
+from paceline_bench.report import markdown_table, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 __all__ = ["plan", "simulate"]
 

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.acceptance import accepted_shares, run_rate, verdict_rate
-from paceline_bench.pair import Group, Method, times_as_fast
+from paceline_bench.pair.acceptance import accepted_shares, run_rate, verdict_rate
+from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.report import markdown_table, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from paceline_bench.acceptance import Block
-    from paceline_bench.engine_pair import Latency
-    from paceline_bench.pair import Entry
-    from paceline_bench.sharing import Shared
+    from paceline_bench.pair.acceptance import Block
+    from paceline_bench.pair.contest import Entry
+    from paceline_bench.pair.engine import Latency
+    from paceline_bench.pair.sharing import Shared
     from paceline_engine.calls import ModelDescription
 
 __all__ = ["Acceptance", "ModelResult", "PairResult", "json_more", "json_rows", "report"]

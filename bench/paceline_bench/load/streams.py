@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_bench.lines import fitted_slope
+from paceline_bench.load.throttle import throttled
 from paceline_bench.processes import counters, metered, quiet
-from paceline_bench.throttle import throttled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

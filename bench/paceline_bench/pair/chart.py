@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.acceptance import accepted_shares
 from paceline_bench.charts import COLOURS, new_figure
-from paceline_bench.pair import Method
+from paceline_bench.pair.acceptance import accepted_shares
+from paceline_bench.pair.contest import Method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.pair import Entry
-    from paceline_bench.pair_report import Acceptance, PairResult
+    from paceline_bench.pair.contest import Entry
+    from paceline_bench.pair.report import Acceptance, PairResult
 
 __all__ = ["draw_pair"]
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from paceline_bench.charts import COLOURS, new_figure
 from paceline_bench.report import spread
-from paceline_bench.table2_report import MOST_OVER_FLOOR
+from paceline_bench.table2.report import MOST_OVER_FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.table2 import Measured, RowResult
+    from paceline_bench.table2.measurement import Measured, RowResult
 
 __all__ = ["draw_table2"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.forecast import Forecast
+    from paceline_bench.plan.forecast import Forecast
 
 __all__ = ["draw_forecast"]
 

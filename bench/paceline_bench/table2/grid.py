@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import Strategy
 from paceline_bench.node import SimulatedNode
-from paceline_bench.online import PLAIN, PLANNED, Way, is_identical
 from paceline_bench.report import goal_line, markdown_table, restless_line
+from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
 from paceline_protocol.simulation import ServerLatency
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_bench.online import OnlineSystem, Run
+    from paceline_bench.table2.online import OnlineSystem, Run
 
 __all__ = ["MOST_SLOWER", "GridCell", "grid_cells", "grid_json", "grid_report", "measure_cell"]
 

@@ -7,13 +7,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
-from paceline_bench.published.cells import circumstances_line, speed, times
-from paceline_bench.report import markdown_table
+from paceline_bench.report import circumstances_line, markdown_table, speed, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 __all__ = ["load", "load_scaling", "load_streams"]
 

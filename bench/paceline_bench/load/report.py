@@ -6,13 +6,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
-from paceline_bench.load import stream_memories
+from paceline_bench.load.streams import stream_memories
 from paceline_bench.report import markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline_bench.load import LoadRow, Percentiles, StreamMemory
+    from paceline_bench.load.streams import LoadRow, Percentiles, StreamMemory
 
 __all__ = ["findings", "scaling_findings", "tables"]
 

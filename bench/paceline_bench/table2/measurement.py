@@ -20,18 +20,18 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
-from paceline_bench.ideal import ideal_schedule
-from paceline_bench.online import PLAIN, PLANNED, Way, is_identical, make_prompt
-from paceline_bench.trace import mean_breakdown
+from paceline_bench.table2.ideal import ideal_schedule
+from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical, make_prompt
+from paceline_bench.table2.trace import mean_breakdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline_bench.echo import Echo
-    from paceline_bench.ideal import Plan, Schedule
     from paceline_bench.node import PaperRow, SimulatedNode
-    from paceline_bench.online import OnlineSystem, Run
-    from paceline_bench.trace import Breakdown, Restart, Trace
+    from paceline_bench.table2.echo import Echo
+    from paceline_bench.table2.ideal import Plan, Schedule
+    from paceline_bench.table2.online import OnlineSystem, Run
+    from paceline_bench.table2.trace import Breakdown, Restart, Trace
     from paceline_protocol.simulation import ServerLatency
 
 __all__ = [

@@ -14,9 +14,9 @@ import psutil
 
 from paceline import Strategy
 from paceline.request import GenerateOptions
-from paceline_bench.ideal import Plan
 from paceline_bench.processes import quiet
-from paceline_bench.trace import Trace
+from paceline_bench.table2.ideal import Plan
+from paceline_bench.table2.trace import Trace
 from paceline_protocol import methods as protocol
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline_bench.report import circumstances, markdown_table
-from paceline_bench.soak import growth
+from paceline_bench.soak.rounds import growth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline_bench.soak import Growth, Reading, Soak
+    from paceline_bench.soak.rounds import Growth, Reading, Soak
 
 __all__ = ["LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "table"]
 

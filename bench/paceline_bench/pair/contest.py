@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from paceline import Strategy
 from paceline.errors import InvalidFieldError
 from paceline.words import counted
-from paceline_bench.acceptance import common_run
+from paceline_bench.pair.acceptance import common_run
 from paceline_bench.processes import quiet
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline import AsyncClient, GenerateOptions
-    from paceline_bench.engine_pair import Decoded, EnginePair
-    from paceline_bench.peers import Decode, LibraryPair
+    from paceline_bench.pair.engine import Decoded, EnginePair
+    from paceline_bench.pair.library import Decode, LibraryPair
 
 __all__ = [
     "Contestant",

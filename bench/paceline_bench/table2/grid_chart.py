@@ -10,14 +10,14 @@ from matplotlib.colors import ListedColormap, TwoSlopeNorm
 from matplotlib.patches import Patch, Rectangle
 
 from paceline_bench.charts import new_figure
-from paceline_bench.grid import MOST_SLOWER
+from paceline_bench.table2.grid import MOST_SLOWER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.figure import Figure
 
-    from paceline_bench.grid import CellResult
+    from paceline_bench.table2.grid import CellResult
 
 __all__ = ["draw_grid"]
 
