@@ -17,8 +17,8 @@ from support.virtual_time import virtually
 # A call's way, and the question whether its server has it.
 HOPS_SECONDS = 0.01
 STEP_SECONDS = 0.03
-HUNG_AFTER, HUNG_SECONDS, BACK_WITHIN_SECONDS = 1.0, 6.0, 5.0
-TOKENS = 500
+HUNG_AFTER, HUNG_SECONDS, BACK_WITHIN_SECONDS = 1.0, 8.0, 5.0
+TOKENS = 600
 CASES = [
     (pb.STRATEGY_AUTOREGRESSIVE, "target-0"),
     (pb.STRATEGY_SPECULATIVE, "target-0"),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_models import continuation
 from support.orchestrating import PROMPT
@@ -99,9 +100,9 @@ async def test_a_client_that_leaves_withdraws_everything_at_once(strategy):
             assert not system.leftovers()
 
 
-async def decode_while_targets_come(target_count):
+async def decode_while_targets_come(target_count, *, drafter_seconds):
     """Let two more targets come to a request of two; return those that verified."""
-    models = [*drafters(1, latency_seconds=0.002), *targets(4)]
+    models = [*drafters(1, latency_seconds=drafter_seconds), *targets(4)]
     discovery = VirtualDiscovery(*models[:3])
     wish = {} if target_count is None else {"target_count": target_count}
     async with (
@@ -119,12 +120,22 @@ async def decode_while_targets_come(target_count):
         return {it.server for it in system.records("Verify")}, stream.finished.targets_used
 
 
-@pytest.mark.parametrize(("target_count", "used"), [(1, 1), (2, 2), (None, 4)])
+@pytest.mark.parametrize(
+    ("target_count", "drafter_seconds", "used"),
+    [
+        (1, 0.002, 1),
+        (2, 0.002, 2),
+        (None, 0.002, 4),
+        (None, 0.012, 3),  # Equation 1: 30 ms / 12 ms
+    ],
+)
 @virtually
-async def test_a_stream_grows_with_the_targets_and_never_beyond_its_target_count(
-    target_count, used
+async def test_a_stream_grows_with_the_targets_that_are_of_use_and_never_beyond_its_target_count(
+    target_count, drafter_seconds, used
 ):
-    servers, targets_used = await decode_while_targets_come(target_count)
+    servers, targets_used = await decode_while_targets_come(
+        target_count, drafter_seconds=drafter_seconds
+    )
     assert len(servers) == targets_used == used
 
 
@@ -172,6 +183,44 @@ async def test_a_server_that_is_about_to_end_is_left_after_its_call(leave, strat
         stream = await running
         assert stream.token_ids == TRUTH[len(PROMPT) : len(PROMPT) + 300]
         assert not stream.fallbacks
+
+
+@virtually
+async def test_a_target_that_is_about_to_end_is_done_without_where_there_is_no_other():
+    leaving, other = targets(2)
+    async with (
+        virtual_system(*drafters(1), leaving, other) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(
+            system.generate(
+                strategy=pb.STRATEGY_DISTRIBUTED, lookahead=2, target_count=2, max_tokens=300
+            )
+        )
+        await asyncio.sleep(0.5)
+        await leaving.set_serving(False)
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        assert not leaving.sessions
+        assert not (await running).fallbacks
+
+
+@virtually
+async def test_a_server_that_is_about_to_end_while_it_pauses_is_left_too():
+    paused, other = targets(2)
+    async with virtual_system(paused, other) as system, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(
+            system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=100)
+        )
+        await asyncio.sleep(0.5)
+        for _ in range(3):  # what other requests met there
+            error = errors.DrainingError("it is shutting down")
+            system.pool.report_failure(system.server("target-0"), error)
+        await paused.set_serving(False)
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        assert not paused.sessions
+        assert not (await running).fallbacks
 
 
 @virtually
