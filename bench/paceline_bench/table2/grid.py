@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import Strategy
 from paceline_bench.node import SimulatedNode
-from paceline_bench.report import goal_line, markdown_table, restless_line
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
 from paceline_protocol.simulation import ServerLatency
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline_bench.table2.online import OnlineSystem, Run
 
-__all__ = ["MOST_SLOWER", "GridCell", "grid_cells", "grid_json", "grid_report", "measure_cell"]
+__all__ = ["MOST_SLOWER", "GridCell", "grid_cells", "grid_json", "measure_cell"]
 
 _TARGET_NS = 30_000_000
 _FASTEST_DRAFTER = 0.05  # of the target's latency
 _SI_LOOKAHEADS = range(1, 21)
 MOST_SLOWER = 1.02
-_DIFFERENT = "AN OUTPUT DIFFERED from plain decoding, so that cell has no number: please report it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +129,6 @@ async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) ->
     )
 
 
-def grid_report(results: Sequence[CellResult]) -> str:
-    """Lay the grid out in Markdown: DSI's time over that of the better of SI and non-SI."""
-    drafters = sorted({result.cell.drafter for result in results})
-    by_cell = {result.cell: result for result in results}
-    rows = []
-    for rate in sorted({result.cell.acceptance_rate for result in results}):
-        cells = [_words(by_cell, GridCell(drafter, rate)) for drafter in drafters]
-        rows.append([f"{rate:.0%}", *cells])
-    headings = ("acceptance \\ drafter latency", *(f"{drafter:g}" for drafter in drafters))
-    lines = ["DSI's time ÷ that of the better of SI and non-SI\n", markdown_table(headings, rows)]
-    comparable = [result for result in results if result.identical]
-    if comparable:
-        worst, where = max((result.over_better, result.cell.name) for result in comparable)
-        what = "DSI ÷ the better of SI and non-SI"
-        lines.append(goal_line(what, worst, limit=MOST_SLOWER, where=where) + "\n")
-    if restless := sum(result.restless_runs for result in results):
-        lines.append(restless_line(restless) + "\n")
-    if len(comparable) < len(results):
-        lines.append(_DIFFERENT + "\n")
-    return "\n".join(lines)
-
-
 def grid_json(result: CellResult) -> list[dict[str, Any]]:
     """Describe a cell's strategies."""
     strategies = (
@@ -175,13 +151,6 @@ def grid_json(result: CellResult) -> list[dict[str, Any]]:
         | ({"over_better": result.over_better} if strategy == "DSI" and result.identical else {})
         for strategy, times, lookaheads in strategies
     ]
-
-
-def _words(by_cell: Mapping[GridCell, CellResult], cell: GridCell) -> str:
-    result = by_cell.get(cell)
-    if result is None:
-        return ""
-    return f"{result.over_better:.3f}" if result.identical else "DIFFERENT"
 
 
 def _milliseconds(runs: Sequence[Run]) -> tuple[float, ...]:
