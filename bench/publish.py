@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline_bench.load.tables import load, load_scaling, load_streams
-from paceline_bench.pair.pages import (
+from paceline_bench.pair.tables import (
     pair_acceptance,
     pair_contest,
     pair_forwards,

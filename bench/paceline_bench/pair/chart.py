@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from paceline_bench.pair.contest import Entry
-    from paceline_bench.pair.report import Acceptance, PairResult
+    from paceline_bench.pair.results import Acceptance, PairResult
 
 __all__ = ["draw_pair"]
 

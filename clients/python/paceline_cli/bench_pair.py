@@ -24,15 +24,9 @@ from paceline_bench.pair.contest import (
     sharing_ways,
 )
 from paceline_bench.pair.engine import EnginePair, decode, measure_latency, measure_rows
-from paceline_bench.pair.report import (
-    Acceptance,
-    ModelResult,
-    PairResult,
-    json_more,
-    json_rows,
-    report,
-)
+from paceline_bench.pair.results import Acceptance, ModelResult, PairResult, kept
 from paceline_bench.pair.sharing import measure_sharing
+from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
 from paceline_cli.bundled import find_models
 from paceline_cli.choices import names_of, numbers_to
@@ -161,11 +155,10 @@ def main(arguments: Sequence[str]) -> int:
         result = _random(settings) if settings.random_target else _Bench(settings).run()
     except ModelLoadError as error:
         raise InvalidFieldError.of("model", str(error)) from error
-    print(report(result), end="")
+    content = kept(result)
+    print(report(content), end="")
     if settings.json_file is not None:
-        write_json(
-            settings.json_file, json_rows(result), load_at_start=load_at_start, **json_more(result)
-        )
+        write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.pair.chart import draw_pair
