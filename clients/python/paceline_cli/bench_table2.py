@@ -15,7 +15,7 @@ from paceline_bench.node import TABLE2
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
-from paceline_bench.table2.grid import grid_cells, grid_json, measure_cell
+from paceline_bench.table2.grid import grid_cells, measure_cell
 from paceline_bench.table2.grid_tables import grid_report
 from paceline_bench.table2.online import OnlineSystem
 from paceline_bench.table2.results import kept
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from paceline_bench.node import PaperRow, SimulatedNode
-    from paceline_bench.table2.grid import CellResult
+    from paceline_bench.report import Row
     from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.simulation import ServerLatency
 
@@ -161,7 +161,7 @@ async def _grid(settings: Table2Settings) -> int:
     """Measure cell by cell; the targets are the same for all of them."""
     load_at_start = load_average()
     cells = grid_cells(settings.grid)
-    results: list[CellResult] = []
+    rows: list[Row] = []
     targets_only = replace(_config(cells[0].node(target_count=settings.targets)), drafters=0)
     async with running_system(targets_only) as targets:
         more_targets = tuple(f"{it.name}={it.address}" for it in targets.targets)
@@ -172,17 +172,16 @@ async def _grid(settings: Table2Settings) -> int:
                     LocalSystem(config) as system,
                     _online(system, targets, max_tokens=settings.max_tokens) as online,
                 ):
-                    results.append(await measure_cell(online, cell, repeats=settings.repeats))
-                rows = [line for result in results for line in grid_json(result)]
+                    rows += await measure_cell(online, cell, repeats=settings.repeats)
                 _keep(settings.json_file, rows=rows, load_at_start=load_at_start)
-                step(str(results[-1]))
+                step(cell.name)
     print(grid_report(rows), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.table2.grid_chart import draw_grid
 
-        save_figure(draw_grid(results), settings.chart)
-    return 0 if all(result.identical for result in results) else 1
+        save_figure(draw_grid(rows), settings.chart)
+    return 0 if all(row["identical"] for row in rows) else 1
 
 
 def _keep(path: Path | None, **content: Any) -> None:
