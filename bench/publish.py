@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline_bench.load.pages import load, load_scaling, load_streams
-from paceline_bench.pair.pages import (
+from paceline_bench.load.tables import load, load_scaling, load_streams
+from paceline_bench.pair.tables import (
     pair_acceptance,
     pair_contest,
     pair_forwards,
@@ -22,8 +22,8 @@ from paceline_bench.pair.pages import (
     pair_summary,
 )
 from paceline_bench.simulate.pages import plan, simulate
-from paceline_bench.table2.grid_pages import grid
-from paceline_bench.table2.pages import (
+from paceline_bench.table2.grid_tables import grid
+from paceline_bench.table2.tables import (
     table2,
     table2_breakdown,
     table2_headline,

@@ -12,12 +12,13 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+_Described = TypeVar("_Described")
 Row: TypeAlias = dict[str, Any]
 Results: TypeAlias = "Mapping[str, Row]"
 """The content of each results file, by its name without suffix."""
@@ -34,6 +35,7 @@ __all__ = [
     "restless_line",
     "speed",
     "spread",
+    "table",
     "times",
     "write_json",
 ]
@@ -77,8 +79,14 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, marks, *rows)) + "\n"
 
 
-def goal_line(what: str, worst: float, *, limit: float, where: str) -> str:
-    """Say in one line of a list whether the worst value is within a goal."""
+def table(rows: Iterable[_Described], columns: Mapping[str, Callable[[_Described], str]]) -> str:
+    """Lay out a table in Markdown: by heading, what is said of a row."""
+    return markdown_table([*columns], [[said(row) for said in columns.values()] for row in rows])
+
+
+def goal_line(what: str, found: Iterable[tuple[float, str]], *, limit: float) -> str:
+    """Say in one line of a list whether the worst of some values, each with its place, will do."""
+    worst, where = max(found)
     verdict = "met" if worst <= limit else "MISSED"
     return f"- {what}: at worst {worst:.3f} ({where}); goal {limit:g}: {verdict}"
 

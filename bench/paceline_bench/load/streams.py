@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline import AsyncClient
+    from paceline_bench.report import Row
 
 __all__ = [
     "Load",
@@ -200,6 +201,10 @@ class LoadRow:
             "load generator": self.generator_load,
         }
         return ", ".join(name for name, load in loads.items() if load > _SATURATED)
+
+    def record(self) -> Row:
+        """Describe it for JSON."""
+        return {**asdict(self), "limit": self.limit}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

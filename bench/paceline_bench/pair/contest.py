@@ -138,15 +138,6 @@ class Entry:
         return not self.wrong
 
     @property
-    def verdict(self) -> str:
-        """How equal the texts were."""
-        if self.wrong:
-            return f"{self.wrong} DIFFERENT"
-        if self.near_ties:
-            return f"identical but for {counted(self.near_ties, 'near-tie')}"
-        return "identical"
-
-    @property
     def ms_per_token(self) -> float:
         """The median repeat's."""
         return median(self.repeats_ms_per_token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -14,35 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline import AsyncClient
+    from paceline_bench.report import Row
 
-__all__ = ["Shared", "measure_sharing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """So many texts at once, each on a target of its own.
-
-    Attributes:
-        texts: How many.
-        forward_ms: A target's forward of one row, median over the texts of their means.
-        tokens_per_second: Of all texts together.
-    """
-
-    texts: int
-    forward_ms: float
-    tokens_per_second: float
+__all__ = ["measure_sharing"]
 
 
 async def measure_sharing(
     client: AsyncClient, prompt: Sequence[int], *, most: int, max_tokens: int
-) -> list[Shared]:
-    """Decode a prompt plainly, on 1 to `most` targets at the same time."""
+) -> list[Row]:
+    """Decode a prompt plainly, on 1 to `most` targets at the same time.
+
+    Returns:
+        For each number of texts a target's forward of one row, the median over the texts of their
+        means, and the tokens per second of all texts together.
+    """
     return [await _measure(client, prompt, texts, max_tokens) for texts in range(1, most + 1)]
 
 
-async def _measure(
-    client: AsyncClient, prompt: Sequence[int], texts: int, max_tokens: int
-) -> Shared:
+async def _measure(client: AsyncClient, prompt: Sequence[int], texts: int, max_tokens: int) -> Row:
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [
@@ -60,8 +48,9 @@ async def _measure(
         ]
     elapsed = time.perf_counter() - started
     statistics = [task.result().finished.statistics for task in tasks]
-    return Shared(
-        texts=texts,
-        forward_ms=median(each.forward_ns / each.target_forward_count for each in statistics) / 1e6,
-        tokens_per_second=texts * max_tokens / elapsed,
-    )
+    means = (each.forward_ns / each.target_forward_count for each in statistics)
+    return {
+        "texts": texts,
+        "forward_ms": median(means) / 1e6,
+        "tokens_per_second": texts * max_tokens / elapsed,
+    }

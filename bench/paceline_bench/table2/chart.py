@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from paceline_bench.charts import COLOURS, new_figure
 from paceline_bench.report import spread
-from paceline_bench.table2.report import MOST_OVER_FLOOR
+from paceline_bench.table2.tables import MOST_OVER_FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

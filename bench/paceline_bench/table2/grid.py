@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_bench.node import SimulatedNode
-from paceline_bench.report import goal_line, markdown_table, restless_line
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
 from paceline_protocol.simulation import ServerLatency
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from paceline_bench.report import Row
     from paceline_bench.table2.online import OnlineSystem, Run
 
-__all__ = ["MOST_SLOWER", "GridCell", "grid_cells", "grid_json", "grid_report", "measure_cell"]
+__all__ = ["MOST_SLOWER", "GridCell", "describe_cell", "grid_cells", "measure_cell"]
 
 _TARGET_NS = 30_000_000
 _FASTEST_DRAFTER = 0.05  # of the target's latency
 _SI_LOOKAHEADS = range(1, 21)
 MOST_SLOWER = 1.02
-_DIFFERENT = "AN OUTPUT DIFFERED from plain decoding, so that cell has no number: please report it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,39 +69,6 @@ class GridCell:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """What was measured on a node of the grid.
-
-    Attributes:
-        cell: The node.
-        plain: Non-SI's times in ms, one for each prompt.
-        speculative: SI's.
-        planned: DSI's, as the planner chose.
-        si_lookahead: SI's lookahead.
-        dsi_lookaheads: DSI's, ascending: several if the planner changed its mind.
-        restless_runs: Runs that began while the orchestrator still computed behind an earlier one.
-        identical: Whether every output was plain decoding's.
-    """
-
-    cell: GridCell
-    plain: tuple[float, ...]
-    speculative: tuple[float, ...]
-    planned: tuple[float, ...]
-    si_lookahead: int
-    dsi_lookaheads: tuple[int, ...]
-    restless_runs: int
-    identical: bool
-
-    def __str__(self) -> str:
-        return f"{self.cell.name}: {self.over_better:.3f} of the better of SI and non-SI"
-
-    @property
-    def over_better(self) -> float:
-        """DSI's time over that of the better of SI and non-SI: the median over the prompts."""
-        return max(_over(self.planned, other) for other in (self.plain, self.speculative))
-
-
 def grid_cells(size: int) -> list[GridCell]:
     """Lay out the grid: latencies from 1/20 of the target's to all of it, acceptance from 0 to 1.
 
@@ -115,78 +81,42 @@ def grid_cells(size: int) -> list[GridCell]:
     ]
 
 
-async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) -> CellResult:
-    """Time the three strategies on a cell's node, in turn."""
+async def measure_cell(system: OnlineSystem, cell: GridCell, *, repeats: int) -> list[Row]:
+    """Time the three strategies on a cell's node, in turn, and describe each."""
     by_way = await system.alternate(cell.ways, repeats=repeats, on_repeat=lambda _: None)
-    plain, speculative, planned = (by_way[way] for way in cell.ways)
-    return CellResult(
-        cell=cell,
-        plain=_milliseconds(plain),
-        speculative=_milliseconds(speculative),
-        planned=_milliseconds(planned),
-        si_lookahead=speculative[0].plan.lookahead,
-        dsi_lookaheads=tuple(sorted({run.plan.lookahead for run in planned})),
-        restless_runs=sum(not run.began_quietly for run in (*plain, *speculative, *planned)),
-        identical=is_identical([*speculative, *planned], plain),
-    )
+    return describe_cell(cell, *(by_way[way] for way in cell.ways))
 
 
-def grid_report(results: Sequence[CellResult]) -> str:
-    """Lay the grid out in Markdown: DSI's time over that of the better of SI and non-SI."""
-    drafters = sorted({result.cell.drafter for result in results})
-    by_cell = {result.cell: result for result in results}
-    rows = []
-    for rate in sorted({result.cell.acceptance_rate for result in results}):
-        cells = [_words(by_cell, GridCell(drafter, rate)) for drafter in drafters]
-        rows.append([f"{rate:.0%}", *cells])
-    headings = ("acceptance \\ drafter latency", *(f"{drafter:g}" for drafter in drafters))
-    lines = ["DSI's time ÷ that of the better of SI and non-SI\n", markdown_table(headings, rows)]
-    comparable = [result for result in results if result.identical]
-    if comparable:
-        worst, where = max((result.over_better, result.cell.name) for result in comparable)
-        what = "DSI ÷ the better of SI and non-SI"
-        lines.append(goal_line(what, worst, limit=MOST_SLOWER, where=where) + "\n")
-    if restless := sum(result.restless_runs for result in results):
-        lines.append(restless_line(restless) + "\n")
-    if len(comparable) < len(results):
-        lines.append(_DIFFERENT + "\n")
-    return "\n".join(lines)
-
-
-def grid_json(result: CellResult) -> list[dict[str, Any]]:
-    """Describe a cell's strategies."""
-    strategies = (
-        ("non-SI", result.plain, (0,)),
-        ("SI", result.speculative, (result.si_lookahead,)),
-        ("DSI", result.planned, result.dsi_lookaheads),
-    )
-    return [
+def describe_cell(
+    cell: GridCell, plain: Sequence[Run], speculative: Sequence[Run], planned: Sequence[Run]
+) -> list[Row]:
+    """Return a row for each strategy; there are no ratios where an output differs."""
+    identical = is_identical([*speculative, *planned], plain)
+    restless_runs = sum(not run.began_quietly for run in (*plain, *speculative, *planned))
+    rows: list[Row] = [
         {
-            "name": result.cell.name,
-            "drafter": result.cell.drafter,
-            "acceptance_rate": result.cell.acceptance_rate,
-            "strategy": strategy,
-            "lookaheads": lookaheads,
-            "median_ms": statistics.median(times),
-            "times_ms": times,
-            "restless_runs": result.restless_runs,
-            "identical": result.identical,
+            "name": cell.name,
+            "drafter": cell.drafter,
+            "acceptance_rate": cell.acceptance_rate,
+            "strategy": way.strategy_name,
+            "lookaheads": tuple(sorted({run.plan.lookahead for run in runs})),
+            "median_ms": statistics.median(_milliseconds(runs)),
+            "times_ms": _milliseconds(runs),
+            "restless_runs": restless_runs,
+            "identical": identical,
         }
-        | ({"over_better": result.over_better} if strategy == "DSI" and result.identical else {})
-        for strategy, times, lookaheads in strategies
+        for way, runs in zip(cell.ways, (plain, speculative, planned), strict=True)
     ]
-
-
-def _words(by_cell: Mapping[GridCell, CellResult], cell: GridCell) -> str:
-    result = by_cell.get(cell)
-    if result is None:
-        return ""
-    return f"{result.over_better:.3f}" if result.identical else "DIFFERENT"
+    if identical:
+        rows[-1]["over_better"] = max(_over(planned, others) for others in (plain, speculative))
+    return rows
 
 
 def _milliseconds(runs: Sequence[Run]) -> tuple[float, ...]:
     return tuple(run.elapsed_ns / 1e6 for run in runs)
 
 
-def _over(times: Sequence[float], others: Sequence[float]) -> float:
-    return statistics.median(time / other for time, other in zip(times, others, strict=True))
+def _over(runs: Sequence[Run], others: Sequence[Run]) -> float:
+    """Return one's time over the other's: the median over the prompts."""
+    pairs = zip(runs, others, strict=True)
+    return statistics.median(run.elapsed_ns / other.elapsed_ns for run, other in pairs)

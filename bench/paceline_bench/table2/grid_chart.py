@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from paceline_bench.table2.grid import CellResult
+    from paceline_bench.report import Row
 
 __all__ = ["draw_grid"]
 
@@ -26,24 +26,25 @@ _NO_NUMBER = "0.85"
 _FRAME = 2.5
 
 
-def draw_grid(results: Sequence[CellResult]) -> Figure:
+def draw_grid(rows: Sequence[Row]) -> Figure:
     """Draw DSI's time over that of the better of SI and non-SI, cell by cell.
 
     Args:
-        results: All cells of one grid, in any order.
+        rows: Of all cells of one grid, in any order.
     """
-    drafters = sorted({result.cell.drafter for result in results})
-    rates = sorted({result.cell.acceptance_rate for result in results})
+    planned = [row for row in rows if row["strategy"] == "DSI"]
+    drafters = sorted({row["drafter"] for row in planned})
+    rates = sorted({row["acceptance_rate"] for row in planned})
     ratios = np.full((len(rates), len(drafters)), np.nan)
     size = 2.2 + 0.9 * len(drafters)
     figure = new_figure(width=size + 1.6, height=size)
     axes = figure.subplots()
-    for result in results:
-        x, y = drafters.index(result.cell.drafter), rates.index(result.cell.acceptance_rate)
-        ratios[y, x] = result.over_better if result.identical else np.nan
-        words = f"{result.over_better:.3f}" if result.identical else "differs"
+    for row in planned:
+        x, y = drafters.index(row["drafter"]), rates.index(row["acceptance_rate"])
+        ratios[y, x] = ratio = row.get("over_better", np.nan)
+        words = f"{ratio:.3f}" if row["identical"] else "differs"
         axes.text(x, y, words, ha="center", va="center")
-        if result.identical and result.over_better > MOST_SLOWER:
+        if ratio > MOST_SLOWER:
             corner = (x - 0.46, y - 0.46)
             axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, linewidth=_FRAME))
     norm = TwoSlopeNorm(1.0, *_RANGE)

@@ -185,11 +185,6 @@ class RowResult:
         return all(each.identical for each in (*self.headline, *self.swept))
 
     @property
-    def speed_over_better(self) -> float:
-        """How many times as fast DSI is as the better of SI and non-SI."""
-        return min(self.planned.speed_over(other) for other in (self.plain, self.speculative))
-
-    @property
     def one_way_ns(self) -> int:
         """A bare call's way to a server that has just been idle for a target's forward."""
         return self.echoes[int(self.row.node.target.step)].one_way_ns
