@@ -13,17 +13,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline_bench.published.grid import grid
-from paceline_bench.published.load import load, load_scaling, load_streams
-from paceline_bench.published.pair import (
+from paceline_bench.load.tables import load, load_scaling, load_streams
+from paceline_bench.pair.tables import (
     pair_acceptance,
     pair_contest,
     pair_forwards,
     pair_sharing,
     pair_summary,
 )
-from paceline_bench.published.simulated import plan, simulate
-from paceline_bench.published.table2 import (
+from paceline_bench.simulate.pages import plan, simulate
+from paceline_bench.table2.grid_tables import grid
+from paceline_bench.table2.tables import (
     table2,
     table2_breakdown,
     table2_headline,
@@ -35,7 +35,7 @@ from paceline_bench.published.table2 import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 _FOLDER = Path(__file__).parent
 PAGES = tuple(

@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.prefix import prefix_digest
 from paceline.status import decode
 from paceline.v1 import drafter_service_pb2 as drafter_pb
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
@@ -17,6 +16,7 @@ from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 from paceline.v1 import session_service_pb2 as session_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from support.model_servers import DRAFTER, TARGET, ModelClient
+from support.prefix_digest import prefix_digest
 from support.streams import PROMPT, plain
 from support.system import System, simulated_model
 from support.waiting import eventually

@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline import errors
-from paceline.prefix import prefix_digest
 from paceline.v1 import (
     drafter_service_pb2,
     drafter_service_pb2_grpc,
@@ -38,6 +37,7 @@ from paceline.v1 import (
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
+from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -167,22 +167,37 @@ class FakeModelServer:
             options=POD_SERVER_OPTIONS,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Model(self), self._server)
-        session_service_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self), self._server)
-        if self.role == "drafter":
-            drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server(
-                _Drafter(self), self._server
-            )
-        else:
-            target_service_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), self._server)
+        self.register(self._server)
         port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
+
+    def register(self, server: Any) -> None:
+        """Add its services, but for health."""
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Model(self), server)
+        session_service_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self), server)
+        if self.role == "drafter":
+            drafter_service_pb2_grpc.add_DrafterServiceServicer_to_server(_Drafter(self), server)
+        else:
+            target_service_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), server)
 
     @property
     def forward_ns(self) -> int:
         """What a forward is said to take."""
         return round(self.latency_seconds * 1e9)
+
+    def info(self) -> model_service_pb2.GetModelInfoResponse:
+        """Return what it says of its model."""
+        return model_service_pb2.GetModelInfoResponse(
+            model_name=f"fake-{self.role}",
+            fingerprint=self.fingerprint,
+            tokenizer_fingerprint=hashlib.sha256(self.tokenizer or b"").hexdigest(),
+            vocabulary_size=VOCABULARY_SIZE,
+            eos_token_ids=self.eos_ids,
+            context_length=_CONTEXT_LENGTH,
+            verification_rules=[sampling_pb2.VERIFICATION_RULE_EXACT],
+            role=model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}"),
+        )
 
     async def kill(self) -> None:
         """Vanish: connections break, sessions are lost."""
@@ -231,10 +246,11 @@ class FakeModelServer:
         if session is not None:
             session.superseded.set()
 
-    def renew(self, session_id: str) -> None:
-        """Count a renewal."""
+    def renew(self, session_id: str) -> int:
+        """Count a renewal, and return the session's call that is in sight: none ever is."""
         self._session(session_id)
         self.renewed += 1
+        return 0
 
     @contextmanager
     def call(self, request: Any) -> Iterator[tuple[_Session, str]]:
@@ -270,7 +286,9 @@ class FakeModelServer:
         finally:
             self.running -= 1
 
-    async def forward(self, superseded: asyncio.Event, fault: str) -> None:
+    async def forward(
+        self, superseded: asyncio.Event, fault: str, *, rows: int, depth: int = 0
+    ) -> session_service_pb2.CallTiming:
         """Take a forward's time; stop when a newer call replaces this one."""
         seconds = 3600 if fault == "hang" else self.latency_seconds
         with suppress(TimeoutError):
@@ -279,6 +297,9 @@ class FakeModelServer:
                     await superseded.wait()
         if superseded.is_set():
             raise errors.SupersededError("a newer call came")
+        return session_service_pb2.CallTiming(
+            forward_count=1, forward_ns=self.forward_ns or 1000, row_count=1
+        )
 
     def _fence(self, session: _Session, call: session_service_pb2.SessionCall) -> None:
         if call.sequence <= session.sequence:
@@ -312,16 +333,7 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
         fake = self._fake
         if fake.is_loading:
             raise errors.LoadingError("the model is still loading")
-        return model_service_pb2.GetModelInfoResponse(
-            model_name=f"fake-{fake.role}",
-            fingerprint=fake.fingerprint,
-            tokenizer_fingerprint=hashlib.sha256(fake.tokenizer or b"").hexdigest(),
-            vocabulary_size=VOCABULARY_SIZE,
-            eos_token_ids=fake.eos_ids,
-            context_length=_CONTEXT_LENGTH,
-            verification_rules=[sampling_pb2.VERIFICATION_RULE_EXACT],
-            role=model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{fake.role.upper()}"),
-        )
+        return fake.info()
 
     async def GetTokenizer(self, request, context):  # noqa: N802
         if self._fake.tokenizer is None:
@@ -344,8 +356,8 @@ class _Sessions(session_service_pb2_grpc.SessionServiceServicer):
         return session_service_pb2.OpenSessionResponse(grant=grant)
 
     async def RenewSession(self, request, context):  # noqa: N802
-        self._fake.renew(request.session_id)
-        return session_service_pb2.RenewSessionResponse()
+        live_sequence = self._fake.renew(request.session_id)
+        return session_service_pb2.RenewSessionResponse(live_sequence=live_sequence)
 
     async def CloseSession(self, request, context):  # noqa: N802
         self._fake.close(request.session_id)
@@ -364,8 +376,13 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                 prefix = [*session.tokens, *request.call.token_ids]
                 superseded = session.superseded
                 await fake.note()
-                await fake.forward(superseded, "hang" if fake.stalls(prefix) else fault)
                 block = list(request.proposal.token_ids)
+                timing = await fake.forward(
+                    superseded,
+                    "hang" if fake.stalls(prefix) else fault,
+                    rows=len(request.call.token_ids) + len(block),
+                    depth=request.speculation_depth,
+                )
                 accepted = 0
                 while accepted < len(block) and block[accepted] == fake.token_after(
                     prefix + block[:accepted]
@@ -381,9 +398,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             accepted_path=range(accepted),
             next_token_id=fake.token_after(prefix + block[:accepted]),
             held_length=len(prefix) + accepted,
-            timing=session_service_pb2.CallTiming(
-                forward_count=1, forward_ns=fake.forward_ns or 1000, row_count=1
-            ),
+            timing=timing,
         )
         if request.logprobs:
             response.logprobs.extend(-float(index) for index in range(accepted + 1))
@@ -401,19 +416,18 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
         try:
             with fake.call(request) as (session, fault):
                 superseded = session.superseded
-                for _ in range(request.max_tokens):
-                    await fake.forward(superseded, fault)
+                for count in range(request.max_tokens):
+                    rows = 1 if count else max(1, len(request.call.token_ids))
+                    timing = await fake.forward(superseded, fault, rows=rows)
                     token_id = fake.token_after(session.tokens)
                     if not fake.agrees(len(session.tokens)):
                         token_id = (token_id + 1) % EOS
                     session.tokens.append(token_id)
                     yield drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
-                        start_length=len(session.tokens) - 1,
+                        start_length=len(session.tokens) - (fault != "wrong_answer"),
                         proposal=proposal_pb2.Proposal(token_ids=[token_id]),
-                        timing=session_service_pb2.CallTiming(
-                            forward_count=1, forward_ns=fake.forward_ns, row_count=1
-                        ),
+                        timing=timing,
                     )
         finally:
             await fake.note()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.errors import (
@@ -37,7 +36,7 @@ class Sent:
     call: PrefixCall
     rpc: Any
     waiting: Waiting
-    at_ns: int = field(default_factory=time.perf_counter_ns)
+    at_ns: int
 
 
 class Caller(Protocol):
@@ -116,7 +115,7 @@ class CallUnderWay(Generic[_T]):
     def cancel(self) -> None:
         """Withdraw it: the server hears of it."""
         if self._sent is not None:
-            self._session.server.silence.end(self._sent.waiting)
+            self._session.server.silence.end(self._sent.waiting, rpc=self._sent.rpc)
             self._sent.rpc.cancel()
         self._session.end(self)
 
@@ -156,4 +155,4 @@ class CallUnderWay(Generic[_T]):
                 raise
             raise SilenceError(f"{self._session.server.name} is silent") from None
         finally:
-            self._session.server.silence.end(sent.waiting)
+            self._session.server.silence.end(sent.waiting, rpc=sent.rpc)

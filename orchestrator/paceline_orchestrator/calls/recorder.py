@@ -33,18 +33,18 @@ class CallRecord:
         call_id: Its name in the timeline: drafts and verifications are numbered together.
         server: Where it runs.
         prefix: What it follows.
+        started_ns: When it was started, or a draft's last tokens came; perf_counter_ns.
         token_ids: The block of a verification, or what a draft has found so far.
         depth: How far a verification runs ahead.
-        started_ns: When it was started, or a draft's last tokens came; perf_counter_ns.
         is_running: Whether more may come of it.
     """
 
     call_id: int
     server: str
     prefix: Sequence[int]
+    started_ns: int
     token_ids: list[int] = field(default_factory=list)
     depth: int = 0
-    started_ns: int = field(default_factory=time.perf_counter_ns)
     is_running: bool = True
 
     @property
@@ -106,7 +106,7 @@ class Recorder:
     def drafting(self, server: str, draft: StartDraft) -> CallRecord:
         """A draft was started."""
         self._call_count += 1
-        record = CallRecord(self._call_count, server, draft.prefix)
+        record = CallRecord(self._call_count, server, draft.prefix, time.perf_counter_ns())
         self._drafts.append(record)
         return record
 
@@ -130,7 +130,12 @@ class Recorder:
         """A verification was started."""
         self._call_count += 1
         record = CallRecord(
-            self._call_count, server, verify.prefix, list(verify.proposal.token_ids), verify.depth
+            self._call_count,
+            server,
+            verify.prefix,
+            time.perf_counter_ns(),
+            token_ids=list(verify.proposal.token_ids),
+            depth=verify.depth,
         )
         self._verifying[server] += 1
         self.targets_used = max(self.targets_used, len(self._verifying))

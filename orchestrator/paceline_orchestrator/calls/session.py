@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
     from paceline_orchestrator.calls.rpcs import Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.silence import Waiting
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["RemoteSession"]
@@ -90,6 +91,7 @@ class RemoteSession:
         self._sequence = 0
         self._last_call_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
+        self._waiting: Waiting | None = None  # for the answer to the newest call
         self._is_retired = False
         self._is_closed = False
         server.session_count += 1
@@ -274,20 +276,23 @@ class RemoteSession:
         return self._deadline.remaining_seconds + _CALL_SLACK_SECONDS
 
     def _sent(self, call: PrefixCall, rpc: Any, *, patience: float) -> Sent:
-        waiting = self.server.silence.begin(
-            rpc, patience_seconds=patience, is_in_sight=partial(self._is_in_sight, call)
+        self._waiting = self.server.silence.begin(
+            rpc,
+            patience_seconds=patience,
+            is_in_sight=partial(self._is_in_sight, call),
+            instead_of=self._waiting,
         )
-        return Sent(call, rpc, waiting)
+        return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())
 
     async def _is_in_sight(self, call: PrefixCall) -> bool:
-        """Ask the server whether it has a call and goes on with its work."""
+        """Ask the server whether it has a call, or a newer one, and goes on with its work."""
         try:
             live = await renew_session(
                 self.server, call.session_id, timeout_seconds=_RENEWING_SECONDS
             )
         except PacelineError:
             return False
-        return live == call.sequence
+        return live >= call.sequence
 
     def _patience(
         self, call: PrefixCall | None = None, *, block_length: int = 0, steps: int = 1

@@ -28,11 +28,11 @@ class ObservedLatency:
     """Moving averages, in nanoseconds; before the first answer, what the server said of itself.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Seconds that never go back; None is time.monotonic.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
         self._table: tuple[tuple[int, int], ...] = ()
         self._prefill_fixed_ns = 0
         self._prefill_ns_per_token = 0

@@ -29,7 +29,7 @@ class Waiting:
     """A call that waits for an answer, or for the next one of a stream.
 
     Attributes:
-        rpc: What is cancelled when it is given up.
+        rpc: What is cancelled when it is given up: its session's newest call.
         patience_seconds: How long it waits before its server is asked.
         heard_at: When it was sent, or its server last answered or had it in sight; the loop's time.
         is_in_sight: Asks the server whether it has the call, in bounded time.
@@ -62,12 +62,30 @@ class SilenceWatch:
         self._counted_until = 0.0
 
     def begin(
-        self, rpc: Any, *, patience_seconds: float, is_in_sight: Callable[[], Awaitable[bool]]
+        self,
+        rpc: Any,
+        *,
+        patience_seconds: float,
+        is_in_sight: Callable[[], Awaitable[bool]],
+        instead_of: Waiting | None = None,
     ) -> Waiting:
-        """Watch a call from now on. Whoever begins one ends it."""
-        now = asyncio.get_running_loop().time()
-        waiting = Waiting(rpc, patience_seconds, now, is_in_sight)
-        self._waiting.add(waiting)
+        """Watch a call from now on. Whoever begins one ends it.
+
+        Args:
+            rpc: What is cancelled when it is given up.
+            patience_seconds: How long it waits before its server is asked.
+            is_in_sight: Asks the server whether it has the call, or a newer one of its session.
+            instead_of: The call of its session that it replaces. While that one is unanswered it
+                goes on waiting as this one: a server that is asked anew again and again, and never
+                answers, is no less silent.
+        """
+        if instead_of is not None and instead_of in self._waiting:
+            waiting = instead_of
+            waiting.rpc, waiting.patience_seconds = rpc, patience_seconds
+        else:
+            now = asyncio.get_running_loop().time()
+            waiting = Waiting(rpc, patience_seconds, now, is_in_sight)
+            self._waiting.add(waiting)
         self._look_at(waiting.due_at)
         return waiting
 
@@ -79,8 +97,10 @@ class SilenceWatch:
             answered.patience_seconds = patience_seconds
             self._look_at(answered.due_at)
 
-    def end(self, waiting: Waiting) -> None:
-        """Watch a call no longer; again is fine."""
+    def end(self, waiting: Waiting, *, rpc: Any) -> None:
+        """Watch a call no longer, unless another one has taken its place; again is fine."""
+        if waiting.rpc is not rpc:
+            return
         self._waiting.discard(waiting)
         inquiry = self._inquiries.pop(waiting, None)
         if inquiry is not None:
@@ -96,7 +116,7 @@ class SilenceWatch:
         """
         if waiting not in self._waiting:
             return False
-        self.end(waiting)
+        self.end(waiting, rpc=waiting.rpc)
         now = asyncio.get_running_loop().time()
         self._silent_seconds += now - max(waiting.heard_at, self._counted_until)
         self._counted_until = now

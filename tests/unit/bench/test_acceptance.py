@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from paceline_bench.acceptance import (
+from paceline_bench.pair.acceptance import (
     Block,
     accepted_shares,
     common_run,

@@ -1,4 +1,4 @@
-from paceline_bench.echo import BareCall, summarise_echoes, time_echoes
+from paceline_bench.table2.echo import BareCall, summarise_echoes, time_echoes
 
 
 def bare_call(sleep_ns, overhead_ns):

@@ -1,7 +1,7 @@
 import pytest
 
-from paceline_bench.acceptance import common_run
-from paceline_bench.engine_pair import decode, measure_latency, measure_rows
+from paceline_bench.pair.acceptance import common_run
+from paceline_bench.pair.engine import decode, measure_latency, measure_rows
 from support.oracle import Oracle, Sampling
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, QuadMesh
 
-from paceline_bench.heatmap_pictures import draw_heatmaps
-from paceline_bench.heatmap_report import RATIOS, check_claims, summarise, write_cells
-from paceline_bench.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
 from paceline_bench.protocol_runs import Batch, Setup, total_times
 from paceline_bench.recurrences import expected_distributed_times, scheduled_stretches
+from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
+from paceline_bench.simulate.heatmaps import Cell, Experiment, Grid, Timing, columns, fill_column
+from paceline_bench.simulate.pictures import draw_heatmaps
 from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy

@@ -1,8 +1,8 @@
 import pytest
 
-from paceline_bench.ideal import BackendOracle, Plan, ideal_schedule
 from paceline_bench.node import TABLE2, SimulatedNode
-from paceline_bench.online import make_prompt
+from paceline_bench.table2.ideal import BackendOracle, Plan, ideal_schedule
+from paceline_bench.table2.online import make_prompt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline_bench.peers import LibraryPair
+from paceline_bench.pair.library import LibraryPair
 from support.oracle import Oracle, Sampling
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -1,7 +1,7 @@
 import pytest
 
-from paceline_bench.engine_pair import decode, measure_rows
-from paceline_bench.random_models import RandomModel, Shape
+from paceline_bench.pair.engine import decode, measure_rows
+from paceline_bench.pair.random_models import RandomModel, Shape
 from paceline_engine.backends.llama import FusedLlama
 
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from paceline_bench.throttle import throttled
+from paceline_bench.load.throttle import throttled
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from paceline import TimelineEvent, TimelineEventKind
 from paceline_bench.node import SimulatedNode
-from paceline_bench.trace import Breakdown, Trace, mean_breakdown
+from paceline_bench.table2.trace import Breakdown, Trace, mean_breakdown
 from paceline_protocol.simulation import ServerLatency
 
 MS = 1_000_000

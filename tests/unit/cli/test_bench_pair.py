@@ -70,7 +70,7 @@ def test_a_text_that_differs_fails_the_command(pair, monkeypatch, capsys):
         *token_ids, last = self.bare_loop(prompt, count)
         return (*token_ids, (last + 1) % 300)
 
-    monkeypatch.setattr("paceline_bench.peers.LibraryPair._generate", wrong)
+    monkeypatch.setattr("paceline_bench.pair.library.LibraryPair._generate", wrong)
     assert main(["bench", "pair", *pair, *QUICK, "--parts=transformers"]) == 1
     assert "DIFFERENT" in capsys.readouterr().out
 

@@ -92,10 +92,42 @@ def test_each_call_has_its_own_patience_whatever_was_begun_before(clock):
 def test_a_call_that_has_ended_is_left_alone(clock):
     watch = SilenceWatch()
     waiting = begin(watch)
-    watch.end(waiting)
-    watch.end(waiting)
+    watch.end(waiting, rpc=waiting.rpc)
+    watch.end(waiting, rpc=waiting.rpc)
     clock.move_to(5)
     assert not waiting.rpc.is_cancelled
+
+
+def test_who_takes_the_place_of_an_unanswered_call_waits_for_no_longer(clock):
+    watch = SilenceWatch()
+    rpcs = []
+    waiting = None
+    for _ in range(5):
+        rpcs.append(Rpc())
+        former, waiting = (
+            waiting,
+            watch.begin(
+                rpcs[-1], patience_seconds=1.0, is_in_sight=out_of_sight, instead_of=waiting
+            ),
+        )
+        if former is not None:
+            watch.end(former, rpc=rpcs[-2])
+        clock.move_to(clock.now + 0.21)
+    assert waiting.is_given_up
+    assert [it.is_cancelled for it in rpcs] == [False] * 4 + [True]
+
+
+def test_who_takes_the_place_of_an_answered_call_waits_anew(clock):
+    watch = SilenceWatch()
+    answered = begin(watch)
+    clock.move_to(0.9)
+    watch.heard(answered)
+    watch.end(answered, rpc=answered.rpc)
+    waiting = watch.begin(
+        Rpc(), patience_seconds=1.0, is_in_sight=out_of_sight, instead_of=answered
+    )
+    clock.move_to(1.8)
+    assert not waiting.is_given_up
 
 
 def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_again(clock):
@@ -128,7 +160,7 @@ def test_an_answer_that_comes_while_its_server_is_asked_counts(clock):
     waiting = begin(watch, is_in_sight=later)
     clock.move_to(1.5)
     watch.heard(waiting)
-    watch.end(waiting)
+    watch.end(waiting, rpc=waiting.rpc)
     clock.move_to(9.0)
     assert not waiting.is_given_up
     assert not waiting.rpc.is_cancelled
@@ -170,7 +202,7 @@ def test_an_answer_ends_a_silence(clock):
         clock.move_to(clock.now + 0.6)
         assert not watch.end_unanswered(unanswered)
         watch.heard(answered)
-        watch.end(answered)
+        watch.end(answered, rpc=answered.rpc)
 
 
 def test_a_call_that_was_answered_is_no_silence_when_its_request_ends(clock):
@@ -178,7 +210,7 @@ def test_a_call_that_was_answered_is_no_silence_when_its_request_ends(clock):
     answered = begin(watch)
     clock.move_to(0.9)
     watch.heard(answered)
-    watch.end(answered)
+    watch.end(answered, rpc=answered.rpc)
     clock.move_to(9.0)
     assert not watch.end_unanswered(answered)
 

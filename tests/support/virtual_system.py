@@ -1,0 +1,231 @@
+"""An orchestrator over virtual servers: its real servicer, driver, crew, sessions and pool."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.calls.keeper import SessionKeeper
+from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.front.servicer import OrchestratorServicer
+from paceline_orchestrator.front.tokenizer import Codecs
+from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.scaling.demand import DemandMeter
+from paceline_orchestrator.settings import OrchestratorSettings
+from support.orchestrating import PROMPT, Received
+from support.virtual_network import VirtualChannel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+    from paceline_orchestrator.fleet.discovery import Discovery
+    from paceline_orchestrator.fleet.server import ModelServer
+    from support.virtual_network import CallRecord
+    from support.virtual_servers import VirtualServer
+
+__all__ = ["Stream", "VirtualDiscovery", "VirtualSystem", "endpoint", "now", "virtual_system"]
+
+# Longer than anything takes that goes on behind a request: closing a session, asking a late server.
+SETTLING_SECONDS = 10.0
+
+
+def now() -> float:
+    """Return the time."""
+    return asyncio.get_running_loop().time()
+
+
+def endpoint(server: VirtualServer) -> Endpoint:
+    """Return where a server is."""
+    return Endpoint(server.name, server.address, Role(server.role))
+
+
+class VirtualDiscovery:
+    """Endpoints that a test changes.
+
+    Args:
+        servers: Those that are known at first.
+    """
+
+    def __init__(self, *servers: VirtualServer) -> None:
+        self._sets: asyncio.Queue[frozenset[Endpoint]] = asyncio.Queue()
+        self.list(*servers)
+
+    def list(self, *servers: VirtualServer, leaving: Collection[VirtualServer] = ()) -> None:
+        """Know these from now on, and no others."""
+        ready = [endpoint(it) for it in servers]
+        ending = [replace(endpoint(it), availability=Availability.TERMINATING) for it in leaving]
+        self._sets.put_nowait(frozenset([*ready, *ending]))
+
+    async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """Yield each set."""
+        while True:
+            yield await self._sets.get()
+
+
+@dataclass
+class Stream(Received):
+    """What a client got, and when.
+
+    Attributes:
+        began: When it asked.
+        ended: When its stream was over.
+        arrivals: When which tokens came.
+        failure: What it ended with.
+    """
+
+    began: float = field(default_factory=now)
+    ended: float | None = None
+    arrivals: list[tuple[float, list[int]]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def add(self, message: pb.GenerateResponse) -> None:
+        super().add(message)
+        if message.WhichOneof("event") == "chunk":
+            self.arrivals.append((now(), list(message.chunk.token_ids)))
+
+
+class _Planning(Planning):
+    """Plans, and leaves it at that: a simulation takes real time, and changes later plans."""
+
+    def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
+        pass
+
+
+@dataclass
+class VirtualSystem:
+    """Fake models, and an orchestrator that a test can look into."""
+
+    models: Sequence[VirtualServer]
+    pool: ServerPool
+    servicer: OrchestratorServicer
+
+    async def generate(
+        self, *, seconds: float = 60.0, into: Stream | None = None, **request: Any
+    ) -> Stream:
+        """Generate; by default 24 tokens after the usual prompt, with a deadline.
+
+        Raises:
+            PacelineError: What the stream ended with.
+        """
+        stream = Stream() if into is None else into
+        request.setdefault("token_ids", pb.TokenIds(ids=PROMPT))
+        request.setdefault("max_tokens", 24)
+        ends = now() + seconds
+        context = SimpleNamespace(
+            time_remaining=lambda: ends - now(), auth_context=dict, peer=lambda: "ipv4:10.0.0.1:1"
+        )
+        try:
+            messages = self.servicer.Generate(pb.GenerateRequest(**request), context)
+            async with aclosing(messages):
+                async for message in messages:
+                    stream.add(message)
+        except Exception as failure:
+            stream.failure = failure
+            raise
+        finally:
+            stream.ended = now()
+        return stream
+
+    def server(self, name: str) -> ModelServer:
+        """Return what the orchestrator knows of a server."""
+        return next(it for it in self.pool.servers if it.name == name)
+
+    def records(self, *methods: str, server: str = "") -> list[CallRecord]:
+        """Return the calls of these methods, of all if none is named, as they were sent."""
+        found = [
+            it
+            for model in self.models
+            for it in model.link.records
+            if (not methods or it.method in methods) and server in {"", model.name}
+        ]
+        return sorted(found, key=lambda it: it.sent_at)
+
+    async def until(self, condition: Callable[[], bool]) -> float:
+        """Wait for a change of who is ready after which it holds; return how long that took."""
+        began, changed = now(), asyncio.Event()
+        with self.pool.listening(changed.set):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+        return now() - began
+
+    async def settle(self) -> None:
+        """Let end what goes on behind requests."""
+        await asyncio.sleep(SETTLING_SECONDS)
+
+    def leftovers(self) -> list[str]:
+        """Name tasks and timers of requests; after the last of them there are none."""
+        loop: Any = asyncio.get_running_loop()
+        tasks = (it.get_name() for it in asyncio.all_tasks())
+        timers = (it._callback.__qualname__ for it in loop._scheduled if not it.cancelled())
+        requests = ("verify ", "draft ", "run ", "renew ", "open ", "close ", "ask ")
+        owners = ("Driver.", "CallsInFlight.", "Endurance.", "Event.set")
+        return [
+            *(it for it in tasks if it.startswith(requests)),
+            *(it for it in timers if it.startswith(owners)),
+        ]
+
+
+@asynccontextmanager
+async def virtual_system(
+    *models: VirtualServer, discovery: Discovery | None = None, seed: int = 0
+) -> AsyncIterator[VirtualSystem]:
+    """Run an orchestrator until it is left; no handler of a model may have met a bug.
+
+    Args:
+        models: All there are, in the order in which equals are chosen.
+        discovery: Which of them the orchestrator knows; None is all, and waits until it is so.
+        seed: Breaks ties between servers; 0 lets the first ones be chosen.
+    """
+    by_address = {it.address: it for it in models}
+
+    def open_channel(where: Endpoint) -> Any:
+        def standing() -> str:
+            return next((it.status for it in pool.servers if it.name == where.name), "REMOVED")
+
+        return VirtualChannel(by_address[where.address].link, standing=standing)
+
+    random = Random(seed)
+    pool = ServerPool(
+        discovery or StaticDiscovery([endpoint(it) for it in models]),
+        open_channel=open_channel,
+        probe=probe.answers,
+        draw_lot=random.random if seed else lambda: 0.0,
+    )
+    keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
+    servicer = OrchestratorServicer(
+        pool=pool,
+        keeper=keeper,
+        codecs=codecs,
+        planning=_Planning(pool, cpu_clock=lambda: 0),
+        demand=DemandMeter(pool, lookahead=5, clock=now),
+        metrics=RequestMetrics(CollectorRegistry()),
+        settings=OrchestratorSettings(targets=("127.0.0.1:1",)),
+        tasks=tasks,
+    )
+    async with pool, keeper:
+        await tasks.__aenter__()
+        try:
+            model = await pool.wait_for_model(10)
+            await codecs.fetch(pool.targets(model)[0])
+            servicer.begin()
+            system = VirtualSystem(models, pool, servicer)
+            if discovery is None:
+                await system.until(lambda: sum(it.ready for it in pool.servers) == len(models))
+            yield system
+        finally:
+            await tasks.__aexit__(None, None, None)  # what fails in here is no group of failures
+
+    bugs = [bug for model in models for bug in model.link.bugs]
+    if bugs:
+        raise bugs[0]
