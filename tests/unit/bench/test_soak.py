@@ -12,7 +12,6 @@ from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import pytest
 
 from paceline import Strategy
-from paceline_bench.soak.report import LOG_MARK, Soaked, add_to_log, log_line, record, table
 from paceline_bench.soak.rounds import (
     Reading,
     Soak,
@@ -23,6 +22,7 @@ from paceline_bench.soak.rounds import (
     requests,
     soak,
 )
+from paceline_bench.soak.tables import LOG_MARK, Soaked, add_to_log, log_line, record, table
 
 PLAN = Soak(
     request_count=5,
