@@ -153,7 +153,7 @@ async def test_a_newer_call_supersedes_one_whose_cancel_has_not_landed():
             stale.cancel()
             judged = await verify(session, (*TEXT, 7))
         assert judged.next_token == continuation((*TEXT, 7), 1)[0]
-        await fake.until(lambda it: len(it.cancelled) == 1)
+        await fake.until(lambda it: len(it.cut_short) == 1)
 
 
 async def test_what_nobody_wants_any_more_is_not_repaired():
