@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_engine.noise import Purpose, gumbel, noise_bits, uniform
+from paceline_engine.noise import Purpose, noise_bits, uniform
+from support.gumbel import gumbel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
