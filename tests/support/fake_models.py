@@ -404,6 +404,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             response.logprobs.extend(-float(index) for index in range(accepted + 1))
         if fault == "wrong_answer":
             response.prefix_length += 1
+            response.next_token_id = (response.next_token_id + 1) % EOS
         return response
 
 

@@ -42,6 +42,13 @@ _FALLBACKS = {
     "OVERLOADED": "session_refused",
     "DEADLINE": "deadline",
 }
+# What alone makes a server say that it does not hold what it was relied on to hold.
+_CAUSES = {
+    "SESSION_NOT_FOUND": ("lose sessions", "die", "drain"),
+    "PREFIX_NOT_HELD": ("lose tokens",),
+    "PREFIX_MISMATCH": ("tamper",),
+    "STALE_CALL": ("nothing",),
+}
 _NO_FAILURES = {"answered", "withdrawn", "SUPERSEDED", "STALE_CALL"}
 
 
@@ -144,6 +151,9 @@ class History:
         for it in self.records:
             if not it.end:
                 yield f"never ended: {self._line(it)}"
+            causes = _CAUSES.get(it.end)
+            if causes and not any(it.server in self._struck_by(cause) for cause in causes):
+                yield f"without a reason: {self._line(it)}"
             if it.arrived_at is not None and not it.left:
                 yield f"its server never heard that nobody waits: {self._line(it)}"
         for model in self.models.values():
@@ -292,7 +302,7 @@ class History:
             most[kind] += 1
             was_wanted = call.end != "withdrawn" and call.withdrawn_at is None
             if call.method in WORK and was_wanted and call.server not in left:
-                least[kind] += kind not in {"session_lost", "prefix_resent"}
+                least[kind] += 1
         speculates = wish.strategy != pb.STRATEGY_AUTOREGRESSIVE
         if speculates and not self.scenario.drafter_count:
             least["no_drafter"] += 1
