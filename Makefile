@@ -144,7 +144,7 @@ bench: install ## measure everything on this machine, which should be idle, and 
 soak: install ## 50,000 requests: the orchestrator may keep 100 bytes of each (twenty minutes)
 	$(BIN)/paceline bench soak --json bench/results/soak.json --log bench/LOG.md
 
-figures: install ## write what was measured into README.md and docs/performance.md
+figures: install ## write what was measured into README.md and docs/
 	$(BIN)/python bench/publish.py
 
 bench-gpu: install ## measure pairs of models on a GPU; where there is none it says so

@@ -1,4 +1,4 @@
-"""Write what README.md and docs/performance.md say of measurements, or check that it is fresh.
+"""Write what README.md and docs/ say of measurements, or check that it is fresh.
 
 Whatever is between the marks `<!-- measured: NAME -->` and `<!-- /measured -->` comes from
 results/*.json, which the benchmarks write (`make bench`).
@@ -13,19 +13,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline_bench.published.grid import grid
-from paceline_bench.published.load import load, load_scaling, load_streams
-from paceline_bench.published.pair import (
+from paceline_bench.load.tables import load, load_scaling, load_streams
+from paceline_bench.pair.tables import (
     pair_acceptance,
     pair_contest,
     pair_forwards,
     pair_sharing,
     pair_summary,
 )
-from paceline_bench.published.simulated import plan, simulate
-from paceline_bench.published.table2 import (
+from paceline_bench.plan.tables import plan
+from paceline_bench.simulate.tables import simulate
+from paceline_bench.table2.grid_tables import grid
+from paceline_bench.table2.tables import (
     table2,
     table2_breakdown,
+    table2_headline,
     table2_reference,
     table2_restarts,
     table2_summary,
@@ -34,14 +36,18 @@ from paceline_bench.published.table2 import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_bench.published.cells import Results, Row
+    from paceline_bench.report import Results, Row
 
 _FOLDER = Path(__file__).parent
-PAGES = (_FOLDER.parent / "README.md", _FOLDER.parent / "docs" / "performance.md")
+PAGES = tuple(
+    _FOLDER.parent / name
+    for name in ("README.md", "docs/performance.md", "docs/performance-tables.md")
+)
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "simulate": simulate,
     "plan": plan,
+    "table2-headline": table2_headline,
     "table2-summary": table2_summary,
     "table2": table2,
     "table2-restarts": table2_restarts,

@@ -1,4 +1,4 @@
-"""What every benchmark prints and keeps: medians with their spread, Markdown tables, JSON."""
+"""What every benchmark prints, keeps and publishes: medians with their spread, Markdown, JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,31 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+_Described = TypeVar("_Described")
+Row: TypeAlias = dict[str, Any]
+Results: TypeAlias = "Mapping[str, Row]"
+"""The content of each results file, by its name without suffix."""
+
 __all__ = [
+    "Results",
+    "Row",
     "Spread",
     "circumstances",
+    "circumstances_line",
     "goal_line",
     "load_average",
     "markdown_table",
     "restless_line",
+    "speed",
     "spread",
+    "table",
+    "times",
     "write_json",
 ]
 
@@ -68,8 +79,14 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, marks, *rows)) + "\n"
 
 
-def goal_line(what: str, worst: float, *, limit: float, where: str) -> str:
-    """Say in one line of a list whether the worst value is within a goal."""
+def table(rows: Iterable[_Described], columns: Mapping[str, Callable[[_Described], str]]) -> str:
+    """Lay out a table in Markdown: by heading, what is said of a row."""
+    return markdown_table([*columns], [[said(row) for said in columns.values()] for row in rows])
+
+
+def goal_line(what: str, found: Iterable[tuple[float, str]], *, limit: float) -> str:
+    """Say in one line of a list whether the worst of some values, each with its place, will do."""
+    worst, where = max(found)
     verdict = "met" if worst <= limit else "MISSED"
     return f"- {what}: at worst {worst:.3f} ({where}); goal {limit:g}: {verdict}"
 
@@ -99,6 +116,29 @@ def circumstances(*, load_at_start: float | None = None) -> dict[str, Any]:
         "load_average_at_start": load_at_start,
         "load_average": load_average(),
     }
+
+
+def circumstances_line(content: Row) -> str:
+    """Say when and where something was measured, and with what command."""
+    found = content["circumstances"]
+    load_average = f"{found['load_average']:g} at the end"
+    if found.get("load_average_at_start") is not None:
+        load_average = f"{found['load_average_at_start']:g} at the start, {load_average}"
+    return (
+        f"`{found['command']}`, {found['date']}, {found['machine']}, Python {found['python']};"
+        f" load average {load_average}"
+    )
+
+
+def speed(row: Row) -> str:
+    """Return tokens/s; none without equality, with a star if the machine was short of CPU."""
+    mark = "*" if row.get("limit") else ""
+    return f"{row['tokens_per_second']:.0f}{mark}" if row["identical"] else "text differs"
+
+
+def times(value: float | None) -> str:
+    """Lay out how many times as fast something is; a dash if that is not known."""
+    return "-" if value is None else f"{value:.2f}x"
 
 
 def write_json(

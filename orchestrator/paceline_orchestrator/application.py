@@ -89,7 +89,7 @@ class OrchestratorApplication:
             settings=settings,
             registry=registry,
             replica_id=self._replica_id,
-            peers=self._peers,
+            others=self._peers.demand if self._peers is not None else None,
         )
         self._servicer = OrchestratorServicer(
             pool=self._pool,

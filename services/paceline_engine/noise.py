@@ -20,11 +20,10 @@ rounds then cost less, because what does not depend on a position is computed on
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-__all__ = ["Purpose", "gumbel", "noise_bits", "pair_bits", "philox", "uniform"]
+__all__ = ["Purpose", "noise_bits", "pair_bits", "philox", "uniform"]
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -91,8 +90,3 @@ def noise_bits(seed: int, position: int, *, token_id: int, purpose: Purpose) -> 
 def uniform(bits: int) -> float:
     """Map noise bits to a float in (0, 1)."""
     return bits * 2.0**-53
-
-
-def gumbel(bits: int) -> float:
-    """Map noise bits to a standard Gumbel variable."""
-    return -math.log(-math.log(uniform(bits)))

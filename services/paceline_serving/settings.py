@@ -41,7 +41,6 @@ __all__ = [
     "nearest",
     "noted",
     "option",
-    "to_arguments",
 ]
 
 CONFIG_VARIABLE = "PACELINE_CONFIG"
@@ -140,21 +139,6 @@ def load(
         text = problem["msg"].removeprefix("Value error, ")
         key = str(problem["loc"][0]) if problem["loc"] else ""
         raise SettingsError(f"{names.get(key, key)}: {text}" if key else text) from None
-
-
-def to_arguments(settings: Settings) -> list[str]:
-    """Return the flags that make these settings from the defaults, for a child's command line."""
-    arguments: list[str] = []
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if value == field.get_default():
-            continue
-        if isinstance(value, bool):
-            arguments.append(flag_of(name) if value else flag_of(f"no_{name}"))
-        else:
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            arguments.append(f"{flag_of(name)}={text}")
-    return arguments
 
 
 def _read_yaml(file: Path | None, *, known: Mapping[str, FieldInfo]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Each language's ten lines are printed in the READMEs as they are, and run as printed."""
+"""Each language's ten lines are printed in its README as they are, and run as printed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def test_every_client_has_an_example():
 
 
 @pytest.mark.parametrize("language", EXAMPLES)
-@pytest.mark.parametrize("readme", ["README.md", "clients/{}/README.md"])
-def test_the_readmes_print_the_example_as_it_is(language, readme):
-    printed = (ROOT / readme.format(language)).read_text()
+def test_the_readme_prints_the_example_as_it_is(language):
+    printed = (ROOT / f"clients/{language}/README.md").read_text()
     blocks = re.findall(r"^```\w+\n(.*?)^```$", printed, re.MULTILINE | re.DOTALL)
     assert (ROOT / EXAMPLES[language]).read_text() in blocks
 

@@ -216,7 +216,7 @@ async def replicas(*meters, addresses):
                 settings=settings,
                 registry=CollectorRegistry(),
                 replica_id=meter.replica_id,
-                peers=peer,
+                others=peer.demand,
             )
             for meter, peer in zip(meters, peers, strict=True)
         ]

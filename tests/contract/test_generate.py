@@ -346,7 +346,8 @@ async def test_a_target_that_comes_back_in_time_goes_on():
         await target.start()
         received = await call
         assert received.token_ids == continuation(PROMPT, 6)
-        assert received.fallbacks == {"target_lost": 1}
+        # Once more where it is asked for a session before its port is open again.
+        assert received.fallbacks.keys() == {"target_lost"}
 
 
 async def test_a_target_with_another_model_never_takes_over(monkeypatch):

@@ -776,6 +776,20 @@ async def test_the_longest_prompt_there_can_be_is_taken(target):
     assert answer.prefix_length == length
 
 
+async def test_the_longest_block_there_can_be_is_taken(target):
+    count, size = 1024, min(4096, target.info.vocabulary_size)
+    session = await target.open(
+        reserve_length=len(PROMPT) + count,
+        verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION,
+    )
+    drawn_from = sampling_pb2.SparseDistribution(
+        token_ids=range(size), probabilities=[1 / size] * size
+    )
+    call = target.call(session, 1, new=PROMPT)
+    answer = await target.verify(call, [1] * count, distributions=[drawn_from] * count)
+    assert answer.held_length == len(PROMPT) + len(answer.accepted_path)
+
+
 @pytest.mark.parametrize("session", ["nobody's", ""])
 async def test_nothing_is_made_of_a_message_before_its_session_is_found(session):
     """Unless its lists lie in the message as they came, they take 30 times as much."""

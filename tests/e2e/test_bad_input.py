@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from paceline import errors
-from paceline.prefix import prefix_digest
 from paceline.status import decode
 from paceline.v1 import drafter_service_pb2 as drafter_pb
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
@@ -17,6 +16,7 @@ from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 from paceline.v1 import session_service_pb2 as session_pb
 from paceline.v1 import target_service_pb2 as target_pb
 from support.model_servers import DRAFTER, TARGET, ModelClient
+from support.prefix_digest import prefix_digest
 from support.streams import PROMPT, plain
 from support.system import System, simulated_model
 from support.waiting import eventually
@@ -191,13 +191,17 @@ def test_malformed_bytes_are_refused(role, unharmed):
         "target": unharmed.targets,
         "drafter": unharmed.drafters,
     }[role][0]
-    service = f"/paceline.v1.{role.capitalize()}Service"
-    methods = {"orchestrator": ["Generate", "GetSystemInfo"], "target": ["Verify"]}
+    names = {
+        "orchestrator": ["OrchestratorService/Generate", "OrchestratorService/GetSystemInfo"],
+        "target": ["TargetService/Verify", "SessionService/OpenSession"],
+        "drafter": ["DrafterService/Draft", "SessionService/OpenSession"],
+    }
     with grpc.insecure_channel(server.address) as channel:
-        for name in methods.get(role, ["Draft"]) + ["OpenSession"] * (role != "orchestrator"):
-            kind = channel.unary_stream if name in ("Generate", "Draft") else channel.unary_unary
+        for name in names[role]:
+            streams = name.endswith(("Generate", "Draft"))
+            kind = channel.unary_stream if streams else channel.unary_unary
             for content in (b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f", b"\x00"):
-                error = raised_by(kind(f"{service}/{name}"), content)
+                error = raised_by(kind(f"/paceline.v1.{name}"), content)
                 assert type(error) is errors.MalformedRequestError, (name, content)
 
 
@@ -254,9 +258,15 @@ def bad_work(role, call):
             for window, chunk in limits
         ]
     blocks = [[2048], [HUGE], [1] * RESERVED, [1] * 1025]
-    unasked = {"draft_token_ids": [1], "draft_distributions": [CERTAIN]}
-    changes = [*({"draft_token_ids": block} for block in blocks), {"speculation_depth": 65_536}]
-    return [target_pb.VerifyRequest(call=call, **change) for change in (*changes, unasked)]
+    proposals = [
+        *({"token_ids": block} for block in blocks),
+        {"token_ids": [1], "distributions": [CERTAIN]},
+        {"token_ids": [1], "parents": [1]},
+    ]
+    return [
+        target_pb.VerifyRequest(call=call, speculation_depth=65_536),
+        *(target_pb.VerifyRequest(call=call, proposal=proposal) for proposal in proposals),
+    ]
 
 
 @asynccontextmanager

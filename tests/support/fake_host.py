@@ -19,7 +19,6 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline.prefix import prefix_digest
 from paceline.shares import FairShares
 from paceline_engine import fields
 from paceline_engine.calls import (
@@ -36,6 +35,7 @@ from paceline_engine.calls import (
 from paceline_engine.host import HostLimits, HostStatistics
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.proposal import Proposal
+from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline import errors
-from paceline.prefix import prefix_digest
 from paceline.v1 import (
     drafter_service_pb2,
     drafter_service_pb2_grpc,
@@ -38,6 +37,7 @@ from paceline.v1 import (
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
+from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -113,6 +113,7 @@ class FakeModelServer:
         tokenizer: What GetTokenizer streams; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
+        distort: What it does to each answer to Verify or Draft before it goes out.
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
@@ -136,6 +137,7 @@ class FakeModelServer:
     fingerprint: str = ""
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     faults: deque[str] = field(default_factory=deque)
+    distort: Callable[[Any], None] = lambda _: None
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
@@ -405,6 +407,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
         if fault == "wrong_answer":
             response.prefix_length += 1
             response.next_token_id = (response.next_token_id + 1) % EOS
+        fake.distort(response)
         return response
 
 
@@ -424,12 +427,14 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                     if not fake.agrees(len(session.tokens)):
                         token_id = (token_id + 1) % EOS
                     session.tokens.append(token_id)
-                    yield drafter_service_pb2.DraftResponse(
+                    response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - (fault != "wrong_answer"),
                         proposal=proposal_pb2.Proposal(token_ids=[token_id]),
                         timing=timing,
                     )
+                    fake.distort(response)
+                    yield response
         finally:
             await fake.note()
 

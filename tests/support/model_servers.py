@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from paceline.errors import PacelineError
-from paceline.prefix import prefix_digest
 from paceline.status import decode
 from paceline.v1 import (
     drafter_service_pb2,
@@ -29,6 +28,7 @@ from paceline_serving.server_settings import ServerSettings
 from paceline_serving.telemetry import new_registry
 from paceline_serving.transport import pod_channel
 from paceline_target.servicer import ROLE as TARGET
+from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -156,11 +156,13 @@ async def orchestrating(
 
         process = ServerProcess(application, values, registry=registry)
         await process.begin()
-        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
-            stub = OrchestratorServiceStub(channel)
-            address = process.addresses["address"]
-            yield System(drafters, targets, channel, stub, address, made[0])
-        await process.finish()
+        try:
+            async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+                stub = OrchestratorServiceStub(channel)
+                address = process.addresses["address"]
+                yield System(drafters, targets, channel, stub, address, made[0])
+        finally:  # also after a failed assertion: a server left behind hangs at exit
+            await process.finish()
         leftovers = [
             task
             for task in asyncio.all_tasks()

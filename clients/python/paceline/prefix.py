@@ -11,17 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from hashlib import _Hash
 
-__all__ = ["TokenPrefix", "prefix_digest"]
+__all__ = ["TokenPrefix"]
 
 _DIGEST_BYTES = 16
 _CHECKPOINT_TOKENS = 256
 """A digest hashes at most this many tokens again: some microseconds, whatever the length."""
-
-
-def prefix_digest(token_ids: Iterable[int]) -> bytes:
-    """Digest a whole token list; see SessionCall.base_digest in session_service.proto."""
-    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    return hashlib.sha256(_little_endian(tokens)).digest()[:_DIGEST_BYTES]
 
 
 class TokenPrefix:

@@ -6,21 +6,21 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.charts import save_figure
-from paceline_bench.load import (
+from paceline_bench.load.chart import draw
+from paceline_bench.load.streams import (
     Load,
     LoadedSystem,
     decode_plainly,
     measure,
     stream_memories,
 )
-from paceline_bench.load_chart import draw
-from paceline_bench.load_report import findings, scaling_findings, tables
+from paceline_bench.load.tables import findings, scaling_findings, tables
 from paceline_bench.report import load_average, write_json
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
@@ -32,7 +32,7 @@ from paceline_serving.settings import Settings, StringList, option
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from paceline_bench.load import LoadRow
+    from paceline_bench.load.streams import LoadRow
 
 __all__ = ["LoadSettings", "main"]
 
@@ -150,24 +150,26 @@ def main(arguments: Sequence[str]) -> int:
     load_at_start = load_average()
     measured = asyncio.run(_run(settings))
     scaling, rows = (measured.get(name, []) for name in _PARTS)
+    scaling_records, records = ([row.record() for row in each] for each in (scaling, rows))
+    memory = [asdict(each) for each in stream_memories(rows)]
     if scaling:
         print(f"# Scaling: {_scaling_title(settings)}\n")
-        print(tables(scaling), *scaling_findings(scaling), "", sep="\n")
+        print(tables(scaling_records), *scaling_findings(scaling_records), "", sep="\n")
     if rows:
         print(f"# Strategies: {_title(settings)}\n")
-        print(tables(rows), *findings(rows), sep="\n")
+        print(tables(records), *findings(records, memory), sep="\n")
     if settings.json_file is not None:
         write_json(
             settings.json_file,
-            list(map(_record, rows)),
+            records,
             load_at_start=load_at_start,
             system=settings.model_dump(mode="json", exclude={"json_file", "chart"}),
-            memory=[asdict(each) for each in stream_memories(rows)],
+            memory=memory,
             scaling={
                 "target_ms": _SCALING_TARGET_MS,
                 "drafter_ms": _SCALING_DRAFTER_MS,
                 "orchestrator_share": _scaling_share(settings),
-                "rows": list(map(_record, scaling)),
+                "rows": scaling_records,
             },
         )
     if settings.chart is not None:
@@ -268,10 +270,6 @@ async def _measured(
                 else:
                     row = await measure(system, load, expected=expected, plain=plain)
                 yield row
-
-
-def _record(row: LoadRow) -> dict[str, Any]:
-    return {**asdict(row), "limit": row.limit}
 
 
 @asynccontextmanager

@@ -6,15 +6,14 @@ import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
-from paceline_bench.acceptance import common_run
-from paceline_bench.engine_pair import EnginePair, decode, measure_latency, measure_rows
-from paceline_bench.pair import (
+from paceline_bench.pair.acceptance import common_run
+from paceline_bench.pair.contest import (
     Rules,
     contest,
     contest_rounds,
@@ -24,16 +23,11 @@ from paceline_bench.pair import (
     service_ways,
     sharing_ways,
 )
-from paceline_bench.pair_report import (
-    Acceptance,
-    ModelResult,
-    PairResult,
-    json_more,
-    json_rows,
-    report,
-)
+from paceline_bench.pair.engine import EnginePair, decode, measure_latency, measure_rows
+from paceline_bench.pair.results import acceptance_row, all_identical, model_row, way_rows
+from paceline_bench.pair.sharing import measure_sharing
+from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
-from paceline_bench.sharing import measure_sharing
 from paceline_cli.bundled import find_models
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystemConfig
@@ -47,7 +41,9 @@ from paceline_serving.settings import Settings, StringList, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.pair import Contestant, Entry
+    from paceline_bench.pair.acceptance import Block
+    from paceline_bench.pair.contest import Contestant
+    from paceline_bench.report import Row
     from paceline_engine.backends.base import Backend
 
 __all__ = ["PairSettings", "main"]
@@ -71,7 +67,7 @@ _NEAR_TIES = {"float64": 1e-9, "float32": 1e-4, "float16": 0.06, "bfloat16": 0.5
 
 def _check_shape(words: str | None) -> str | None:
     if words is not None:
-        from paceline_bench.random_models import Shape
+        from paceline_bench.pair.random_models import Shape
 
         Shape.parse(words)
     return words
@@ -158,26 +154,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     load_at_start = load_average()
     try:
-        result = _random(settings) if settings.random_target else _Bench(settings).run()
+        content = _random(settings) if settings.random_target else _Bench(settings).run()
     except ModelLoadError as error:
         raise InvalidFieldError.of("model", str(error)) from error
-    print(report(result), end="")
+    print(report(content), end="")
     if settings.json_file is not None:
-        write_json(
-            settings.json_file, json_rows(result), load_at_start=load_at_start, **json_more(result)
-        )
+        write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.pair_chart import draw_pair
+        from paceline_bench.pair.chart import draw_pair
 
-        save_figure(draw_pair(result), settings.chart)
-    return 0 if result.all_identical else 1
+        save_figure(draw_pair(content), settings.chart)
+    return 0 if all_identical(content) else 1
 
 
-def _random(settings: PairSettings) -> PairResult:
-    from paceline_bench.random_models import RandomModel, Shape
+def _random(settings: PairSettings) -> dict[str, Any]:
+    from paceline_bench.pair.random_models import RandomModel, Shape
 
-    def measured(shape: str | None) -> ModelResult:
+    def measured(shape: str | None) -> Row:
         model = RandomModel(
             Shape.parse(str(shape)),
             dtype=settings.dtype,
@@ -187,7 +181,13 @@ def _random(settings: PairSettings) -> PairResult:
         )
         return _measured(model, [_RANDOM_PROMPT] * settings.latency_prompts, settings)
 
-    return PairResult(measured(settings.random_target), measured(settings.random_drafter))
+    return _content(measured(settings.random_target), measured(settings.random_drafter))
+
+
+def _content(target: Row, drafter: Row) -> dict[str, Any]:
+    """Begin what is told and kept: parts that are not measured stay empty."""
+    models = {"target": target, "drafter": drafter}
+    return {"models": models, "rows": [], "sharing": [], "sharing_strategies": []}
 
 
 class _Bench:
@@ -203,7 +203,7 @@ class _Bench:
         self._engine = EnginePair(self._load(self._target), self._load(self._drafter))
         self._texts = self._tokenised(prompts)
 
-    def run(self) -> PairResult:
+    def run(self) -> dict[str, Any]:
         """Do all parts that are wanted."""
         settings, engine = self._settings, self._engine
         texts = _evenly_spaced(self._texts, settings.latency_prompts)
@@ -212,12 +212,12 @@ class _Bench:
             step("target")
             drafter = _measured(engine.drafter, texts, settings)
             step("drafter")
-        result = PairResult(target, drafter)
+        content = _content(target, drafter)
         if "acceptance" in settings.parts:
-            result.acceptance = self._acceptance()
+            content["acceptance"] = self._acceptance()
         if not {*_CONTEST, "sharing"}.isdisjoint(settings.parts):
-            asyncio.run(self._decode(result))
-        return result
+            asyncio.run(self._decode(content))
+        return content
 
     def _load(self, model: str) -> Backend:
         settings = self._settings
@@ -249,23 +249,24 @@ class _Bench:
             )
         return texts
 
-    def _acceptance(self) -> Acceptance:
+    def _acceptance(self) -> Row:
         settings, engine = self._settings, self._engine
         texts = _evenly_spaced(self._texts, settings.acceptance_prompts)
         tokens, lookahead = settings.acceptance_tokens, settings.lookaheads[-1]
-        found = Acceptance(runs=[], tokens=tokens, blocks=[], lookahead=lookahead)
+        runs: list[int] = []
+        blocks: list[Block] = []
         speculative = engine.speculative(lookahead)
         with progress("acceptance", total=len(texts)) as step:
             for number, text in enumerate(texts, 1):
                 # The target's own text, whatever the drafter does.
                 decoded = speculative(text, tokens)
                 drafted = decode(engine.drafter, text, tokens)
-                found.runs.append(common_run(drafted.token_ids, decoded.token_ids))
-                found.blocks.extend(decoded.blocks)
+                runs.append(common_run(drafted.token_ids, decoded.token_ids))
+                blocks.extend(decoded.blocks)
                 step(f"text {number} of {len(texts)}")
-        return found
+        return acceptance_row(runs, blocks, tokens=tokens, lookahead=lookahead)
 
-    async def _decode(self, result: PairResult) -> None:
+    async def _decode(self, content: dict[str, Any]) -> None:
         """Let everybody decode, and measure what sharing the hardware does."""
         parts = self._settings.parts
         async with AsyncExitStack() as stack:
@@ -277,22 +278,22 @@ class _Bench:
             if "services" in parts:
                 ways += service_ways(client, self._settings.lookaheads, pids=pids)
             if ways:
-                result.entries = await self._contest(ways)
+                content["rows"] = await self._contest(ways)
             if "sharing" in parts:
-                result.sharing = await measure_sharing(
+                content["sharing"] = await measure_sharing(
                     client,
                     self._texts[0],
                     most=self._settings.targets,
                     max_tokens=self._settings.contest_tokens,
                 )
                 shared = list(sharing_ways(client, self._settings.targets, pids=pids))
-                result.sharing_entries = await self._contest(shared)
+                content["sharing_strategies"] = await self._contest(shared)
 
     def _local_ways(self) -> list[Contestant]:
         settings = self._settings
         ways: list[Contestant] = []
         if "transformers" in settings.parts:
-            from paceline_bench.peers import LibraryPair
+            from paceline_bench.pair.library import LibraryPair
 
             library = LibraryPair(
                 self._target,
@@ -306,7 +307,7 @@ class _Bench:
             ways += engine_ways(self._engine, settings.lookaheads)
         return ways
 
-    async def _contest(self, ways: Sequence[Contestant]) -> list[Entry]:
+    async def _contest(self, ways: Sequence[Contestant]) -> list[Row]:
         settings = self._settings
         texts = _evenly_spaced(self._texts, settings.contest_prompts)
         rules = Rules(
@@ -316,7 +317,8 @@ class _Bench:
         )
         rounds = contest_rounds(len(texts), repeats=settings.repeats)
         with progress(f"{len(ways)} ways to decode", total=rounds) as step:
-            return await contest(ways, texts, rules=rules, gap=self._engine.gap, on_run=step)
+            entries = await contest(ways, texts, rules=rules, gap=self._engine.gap, on_run=step)
+        return way_rows(entries)
 
     def _system(self) -> LocalSystemConfig:
         settings = self._settings
@@ -334,11 +336,9 @@ class _Bench:
         )
 
 
-def _measured(
-    model: Backend, texts: Sequence[Sequence[int]], settings: PairSettings
-) -> ModelResult:
+def _measured(model: Backend, texts: Sequence[Sequence[int]], settings: PairSettings) -> Row:
     longest = max(texts, key=len)
-    return ModelResult(
+    return model_row(
         model.description,
         measure_latency(model, texts, settings.latency_tokens),
         measure_rows(model, longest, _ROW_COUNTS, repeats=_ROW_REPEATS),

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import chain
+from math import nan
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
-from paceline_bench import table2
-from paceline_bench.echo import summarise_echoes, time_echoes
-from paceline_bench.grid import grid_cells, grid_json, grid_report, measure_cell
 from paceline_bench.node import TABLE2
-from paceline_bench.online import OnlineSystem
 from paceline_bench.report import load_average, write_json
-from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_bench.table2 import measurement as table2
+from paceline_bench.table2.echo import summarise_echoes, time_echoes
+from paceline_bench.table2.grid import grid_cells, measure_cell
+from paceline_bench.table2.grid_tables import grid_report
+from paceline_bench.table2.online import OnlineSystem
+from paceline_bench.table2.results import kept
+from paceline_bench.table2.tables import report
 from paceline_cli.choices import numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
@@ -27,11 +29,11 @@ from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from paceline_bench.grid import CellResult
     from paceline_bench.node import PaperRow, SimulatedNode
-    from paceline_bench.table2 import RowResult
+    from paceline_bench.report import Row
+    from paceline_bench.table2.measurement import RowResult
     from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["Table2Settings", "main"]
@@ -124,17 +126,11 @@ async def _table2(settings: Table2Settings) -> int:
     for row in _chosen(settings):
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
-        _keep(
-            settings.json_file,
-            map(json_rows, results),
-            load_at_start=load_at_start,
-            sweeps=[line for result in results for line in json_sweeps(result)],
-            echoes=[line for result in results for line in json_echoes(result)],
-        )
-    print(report(results), end="")
+        _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
+    print(report(kept(results), max_tokens=settings.max_tokens), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.table2_chart import draw_table2
+        from paceline_bench.table2.chart import draw_table2
 
         save_figure(draw_table2(results), settings.chart)
     return 0 if all(result.identical for result in results) else 1
@@ -166,7 +162,7 @@ async def _grid(settings: Table2Settings) -> int:
     """Measure cell by cell; the targets are the same for all of them."""
     load_at_start = load_average()
     cells = grid_cells(settings.grid)
-    results: list[CellResult] = []
+    rows: list[Row] = []
     targets_only = replace(_config(cells[0].node(target_count=settings.targets)), drafters=0)
     async with running_system(targets_only) as targets:
         more_targets = tuple(f"{it.name}={it.address}" for it in targets.targets)
@@ -177,28 +173,23 @@ async def _grid(settings: Table2Settings) -> int:
                     LocalSystem(config) as system,
                     _online(system, targets, max_tokens=settings.max_tokens) as online,
                 ):
-                    results.append(await measure_cell(online, cell, repeats=settings.repeats))
-                _keep(settings.json_file, map(grid_json, results), load_at_start=load_at_start)
-                step(str(results[-1]))
-    print(grid_report(results), end="")
+                    rows += await measure_cell(online, cell, repeats=settings.repeats)
+                _keep(settings.json_file, rows=rows, load_at_start=load_at_start)
+                ratio = rows[-1].get("over_better", nan)
+                step(f"{cell.name}: {ratio:.3f} of the better of SI and non-SI")
+    print(grid_report(rows), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
-        from paceline_bench.grid_chart import draw_grid
+        from paceline_bench.table2.grid_chart import draw_grid
 
-        save_figure(draw_grid(results), settings.chart)
-    return 0 if all(result.identical for result in results) else 1
+        save_figure(draw_grid(rows), settings.chart)
+    return 0 if all(row["identical"] for row in rows) else 1
 
 
-def _keep(
-    path: Path | None,
-    rows: Iterable[list[dict[str, Any]]],
-    *,
-    load_at_start: float,
-    **more: object,
-) -> None:
+def _keep(path: Path | None, **content: Any) -> None:
     """Write what there is so far: nobody wants to lose an hour."""
     if path is not None:
-        write_json(path, list(chain.from_iterable(rows)), load_at_start=load_at_start, **more)
+        write_json(path, **content)
 
 
 @asynccontextmanager

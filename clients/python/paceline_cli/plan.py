@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from rich.console import Console
 
-from paceline_bench.forecast import forecast, forecast_jobs
-from paceline_bench.forecast_report import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
+from paceline_bench.plan.forecast import forecast, forecast_jobs
+from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.report import write_json
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
@@ -21,7 +21,7 @@ from paceline_serving.settings import Settings, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.forecast import Forecast, ForecastJob
+    from paceline_bench.plan.forecast import Forecast, ForecastJob
 
 __all__ = ["PlanSettings", "main"]
 
@@ -92,7 +92,7 @@ def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
     if settings.chart is not None:
         # Here, because loading it takes most of a second.
         from paceline_bench.charts import save_figure
-        from paceline_bench.forecast_picture import draw_forecast
+        from paceline_bench.plan.picture import draw_forecast
 
         title = _conditions(settings).replace("; ", "\n")
         save_figure(draw_forecast(rows, title=title), settings.chart)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 from rich.console import Console
 
-from paceline_bench.heatmap_report import RATIOS, check_claims, summarise, write_cells
-from paceline_bench.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.parallel import compute_all
 from paceline_bench.report import write_json
-from paceline_bench.table1 import MOMENTS, table1
+from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
+from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
+from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
 from paceline_protocol.task import DispatchPolicy
@@ -22,7 +22,7 @@ from paceline_serving.settings import Settings, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_bench.heatmaps import Cell, Column
+    from paceline_bench.simulate.heatmaps import Cell, Column
 
 __all__ = ["SimulateSettings", "main"]
 
@@ -134,7 +134,7 @@ def _show_figure(name: str, settings: SimulateSettings) -> dict[str, Any]:
 def _draw(cells: Sequence[Cell], picture: Path, *, panels: Sequence[str], title: str) -> None:
     # Here, because loading it takes most of a second.
     from paceline_bench.charts import save_figure
-    from paceline_bench.heatmap_pictures import draw_heatmaps
+    from paceline_bench.simulate.pictures import draw_heatmaps
 
     save_figure(draw_heatmaps(cells, panels=panels, title=title), picture)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.errors import (
     ConnectionLostError,
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from paceline_orchestrator.calls.rpcs import PrefixCall
-    from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
-__all__ = ["CallUnderWay", "Sent"]
+__all__ = ["CallUnderWay", "Caller", "Sent"]
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,30 @@ class Sent:
     rpc: Any
     waiting: Waiting
     at_ns: int
+
+
+class Caller(Protocol):
+    """What a call needs of the session that it is a call of."""
+
+    @property
+    def server(self) -> ModelServer:
+        """Where it is."""
+
+    @property
+    def handle(self) -> str:
+        """Its handle, once it is open; else empty."""
+
+    async def opened(self) -> str:
+        """Wait until it is open, and return its handle."""
+
+    def begin(self, call: CallUnderWay[Any]) -> None:
+        """Note that a call is under way."""
+
+    def end(self, call: CallUnderWay[Any]) -> None:
+        """Note that a call is over; the first time counts."""
+
+    def repair(self, error: SessionError, call: PrefixCall) -> None:
+        """Make good what the server lost, so that the same call can be sent again."""
 
 
 class CallUnderWay(Generic[_T]):
@@ -56,7 +80,7 @@ class CallUnderWay(Generic[_T]):
 
     def __init__(
         self,
-        session: RemoteSession,
+        session: Caller,
         send: Callable[[str], Sent],
         read: Callable[[Sent], Awaitable[_T]],
         *,

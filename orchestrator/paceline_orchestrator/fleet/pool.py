@@ -7,7 +7,6 @@ one target model; the pool picks servers for it, and says when something has cha
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import Counter
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from prometheus_client import Gauge
 
 from paceline.errors import (
-    ConnectionLostError,
     DeadlineError,
     NoTargetError,
     PacelineError,
@@ -27,8 +25,8 @@ from paceline.errors import (
 )
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
-from paceline_orchestrator.fleet.server import NOT_SERVING, ModelServer
-from paceline_orchestrator.fleet.silence import SilenceError
+from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["ServerPool", "count_ready_servers"]
 
 _MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
-_SILENT, _REMOVED = "SILENT", "REMOVED"
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
 _log = logging.getLogger(__name__)
@@ -59,13 +56,6 @@ _log = logging.getLogger(__name__)
 # The health stream is renewed so often, and with it what the server says of its model.
 _WATCH_SECONDS = 60.0
 _RECONNECT_SECONDS = 0.1
-# A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
-_FIRST_PAUSE_SECONDS = 0.5
-_LAST_PAUSE_SECONDS = 10.0
-# Between two probes of a silent server. One that hangs costs the patience of a cold call, so a
-# server is back within some five seconds of being well: a probe that hangs, a pause, one that
-# does not.
-_PROBE_PAUSES_SECONDS = (0.5, 1.0)
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
@@ -95,15 +85,14 @@ class ServerPool:
     ) -> None:
         self._discovery = discovery
         self._open_channel = open_channel
-        self._answers = probe
         self._draw_lot = draw_lot
         self._servers: dict[_Key, ModelServer] = {}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
-        self._probes: dict[ModelServer, asyncio.Task[None]] = {}
         self._listeners: dict[Callable[[], None], Context] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
+        self._pauses = Pauses(self._tasks, answers=probe, tell=self._tell)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -112,8 +101,9 @@ class ServerPool:
 
     async def __aexit__(self, *exception: object) -> None:
         self._following.cancel()
-        for task in (*self._watches.values(), *self._probes.values()):
+        for task in self._watches.values():
             task.cancel()
+        self._pauses.close()
         await self._tasks.__aexit__(None, None, None)
         for server in self._servers.values():
             await server.channel.close(None)
@@ -210,58 +200,16 @@ class ServerPool:
             asyncio.get_running_loop().call_soon(self._call_listeners)
 
     def report_failure(self, server: ModelServer, error: PacelineError) -> None:
-        """Take a server out after a call to it failed: for a while, or until it answers again.
-
-        One that was silent is well by all that can be seen, so it has to compute a token before it
-        gets work.
-        """
-        if isinstance(error, SilenceError):
-            self._take_out(server, _SILENT)
-            self.suspect(server)
-            return
-        server.failure_count += 1
-        if isinstance(error, ConnectionLostError) and server.failure_count == 1:
-            return  # a single call can be refused; of a broken connection health tells at once
-        doublings = min(server.failure_count - 1, 20)
-        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
-        self._take_out(server, error.reason or "CONNECTION_LOST")
-        asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
+        """Take a server out after a call to it failed; see `Pauses`."""
+        self._pauses.after_failure(server, error)
 
     def suspect(self, server: ModelServer) -> None:
         """Ask a server that may be silent for a token; without one it is out until it answers."""
-        if server.health_status != _REMOVED and server not in self._probes:
-            self._probes[server] = self._tasks.create_task(
-                self._probe(server), name=f"pool: probe {server.name}"
-            )
+        self._pauses.probe(server)
 
     def report_success(self, server: ModelServer) -> None:
         """Note that a server does its work: the next failure is a first one."""
         server.failure_count = 0
-
-    def _take_out(self, server: ModelServer, status: str) -> None:
-        if server.pause_status != _SILENT:
-            server.pause_status = status
-        server.pause_count += 1
-        self._tell(server)
-
-    def _resume(self, server: ModelServer, pause_count: int) -> None:
-        if server.pause_count == pause_count and server.pause_status != _SILENT:
-            server.pause_status = ""
-            self._tell(server)
-
-    async def _probe(self, server: ModelServer) -> None:
-        try:
-            first, later = _PROBE_PAUSES_SECONDS
-            for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
-                if await self._answers(server):
-                    break
-                self._take_out(server, _SILENT)
-                await asyncio.sleep(pause_seconds)
-        finally:
-            del self._probes[server]
-        if server.pause_status == _SILENT:
-            server.pause_status = ""
-            self._tell(server)
 
     def _ready(
         self, role: Role, fits: Callable[[ModelFacts], bool], *, tolerated_calls: int = 0
@@ -318,10 +266,9 @@ class ServerPool:
                 continue  # its own watch was faster
             self._watches.pop(key).cancel()
             server = self._servers.pop(key)
-            if server in self._probes:
-                self._probes[server].cancel()
+            self._pauses.forget(server)
             self._refused = {it for it in self._refused if it[0] != server.name}
-            server.health_status = _REMOVED
+            server.health_status = REMOVED
             self._tell(server)
             await server.channel.close(None)
             await asyncio.sleep(0)
@@ -366,7 +313,10 @@ class ServerPool:
     def _call_listeners(self) -> None:
         for listener, context in tuple(self._listeners.items()):
             if listener in self._listeners:  # still, after those before it
-                context.run(listener)
+                try:
+                    context.run(listener)
+                except Exception:  # noqa: BLE001 - one request's trouble is not everybody's
+                    _log.exception("a listener failed")
 
 
 def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.discovery import Endpoint, Role
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["NOT_SERVING", "ModelServer"]
+__all__ = ["NOT_SERVING", "REMOVED", "ModelServer"]
 
 NOT_SERVING = "NOT_SERVING"
 """The health status of a server that can be reached, and says that it takes nothing new."""
+REMOVED = "REMOVED"
+"""That of one which discovery does not name any more."""
 
 
 class ModelServer:

@@ -6,7 +6,6 @@ and the prompt tokenised, whether it fits that model.
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from paceline.errors import (
     InvalidFieldError,
     UnsupportedError,
 )
+from paceline.names import NAME_RULE, is_name
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_orchestrator.front.order import MOST_TARGETS
@@ -32,7 +32,6 @@ _STOP_STRINGS = 4
 _STOP_STRING_BYTES = 64
 _SEED_BITS = 53
 _DEFAULT_MAX_TOKENS = 256
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 _EMPTY = "the prompt is empty, and must be one token or more"
 
@@ -109,8 +108,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ),
     (
         "request_id",
-        "must be at most 64 characters of [A-Za-z0-9._-]",
-        lambda it: bool(_REQUEST_ID.fullmatch(it.request_id)),
+        f"must be {NAME_RULE}",
+        lambda it: is_name(it.request_id),
     ),
 )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.planning.growth import Growth
-from paceline_protocol.methods import Strategy
+from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Order:
     def growth(self) -> Growth | None:
         """How it takes more targets if they come while it runs; None if it does not."""
         if (
-            self.plan.strategy is not Strategy.DISTRIBUTED
+            not METHODS[self.plan.strategy].overlaps
             or self.options.wish.target_count is not None
             or self.options.dispatch is DispatchPolicy.BLOCKS
         ):
@@ -113,16 +113,19 @@ class Order:
     @property
     def drafter_count(self) -> int:
         """Drafters to use at most."""
-        speculates = self.plan.strategy is not Strategy.AUTOREGRESSIVE
-        return self.options.drafter_count if speculates and self._missing else 0
+        drafts = METHODS[self.plan.strategy].drafts
+        return self.options.drafter_count if drafts and self._missing else 0
 
     @property
     def verifier_limit(self) -> int:
         """Targets that it could use if there were as many: one where nothing runs ahead."""
         wish = self.options.wish
-        if Strategy.AUTOREGRESSIVE is self.plan.strategy or wish.strategy is Strategy.SPECULATIVE:
-            return 1
-        return wish.target_count or MOST_TARGETS
+        if wish.strategy is None:
+            # The planner may have chosen SI for want of targets.
+            may_run_ahead = METHODS[self.plan.strategy].drafts
+        else:
+            may_run_ahead = METHODS[wish.strategy].overlaps
+        return (wish.target_count or MOST_TARGETS) if may_run_ahead else 1
 
     def session_spec(self, fingerprint: str, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for.

@@ -40,12 +40,9 @@ __all__ = [
 
 ClientMessage: TypeAlias = pb.GenerateResponse
 
-_STRATEGIES = {
-    pb.STRATEGY_AUTOREGRESSIVE: Strategy.AUTOREGRESSIVE,
-    pb.STRATEGY_SPECULATIVE: Strategy.SPECULATIVE,
-    pb.STRATEGY_DISTRIBUTED: Strategy.DISTRIBUTED,
-}  # the other numbers leave the choice to the planner
-_NUMBER_OF_STRATEGY = {strategy: number for number, strategy in _STRATEGIES.items()}
+_NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
+# The other numbers leave the choice to the planner.
+_STRATEGIES = {int(number): strategy for strategy, number in _NUMBER_OF_STRATEGY.items()}
 _NUMBER_OF_RULE = {
     VerificationRule.EXACT: sampling_pb2.VERIFICATION_RULE_EXACT,
     VerificationRule.REJECTION: sampling_pb2.VERIFICATION_RULE_REJECTION,

@@ -12,12 +12,11 @@ from prometheus_client import Gauge
 from paceline_orchestrator.scaling.demand import Demand, RunningMaximum, desired_verifiers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from prometheus_client import CollectorRegistry
 
     from paceline_orchestrator.scaling.demand import DemandMeter
-    from paceline_orchestrator.scaling.peers import Peers
     from paceline_orchestrator.settings import ScalingSettings
 
 __all__ = ["Autoscaler"]
@@ -35,7 +34,8 @@ class Autoscaler:
         settings: Limits, and for how long a demand that is gone is still served.
         registry: Where metrics are kept.
         replica_id: This process's name among the replicas, in [0, 2^53).
-        peers: The other replicas; None if there are none, or each is to speak for itself.
+        others: Asks what the streams of the other replicas ask; None if there are none, or each is
+            to speak for itself.
 
     Attributes:
         desired: How many verifiers are wanted.
@@ -50,11 +50,11 @@ class Autoscaler:
         settings: ScalingSettings,
         registry: CollectorRegistry,
         replica_id: int,
-        peers: Peers | None = None,
+        others: Callable[[], Awaitable[Demand]] | None = None,
     ) -> None:
         self._meter = meter
         self._settings = settings
-        self._peers = peers
+        self._others = others
         self._maximum = RunningMaximum(settings.scale_down_seconds)
         self._changed = asyncio.Condition()
         self._tasks = asyncio.TaskGroup()
@@ -125,7 +125,7 @@ class Autoscaler:
 
     async def _look(self) -> None:
         own = self.own_demand()
-        others = await self._peers.demand() if self._peers is not None else Demand()
+        others = await self._others() if self._others is not None else Demand()
         everything = Demand.sum((own, others))
         self.desired = self._maximum.push(
             desired_verifiers(

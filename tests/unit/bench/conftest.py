@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline_bench.engine_pair import EnginePair
+from paceline_bench.pair.engine import EnginePair
 from paceline_engine.backends.transformers import TransformersBackend
 from support.tiny_models import TinyPair, tiny_pair
 

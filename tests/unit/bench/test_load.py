@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from paceline import Strategy
-from paceline_bench import load
-from paceline_bench.load import (
+from paceline_bench.load import streams as load
+from paceline_bench.load import tables as words
+from paceline_bench.load.chart import draw
+from paceline_bench.load.streams import (
     Load,
     LoadedSystem,
     LoadRow,
@@ -24,8 +26,6 @@ from paceline_bench.load import (
     served_tokens_per_second,
     stream_memories,
 )
-from paceline_bench.load_chart import draw
-from paceline_bench.load_report import findings, scaling_findings, tables
 from paceline_bench.processes import metered
 
 ROW = LoadRow(
@@ -50,6 +50,19 @@ ROW = LoadRow(
     began_quietly=True,
     identical=True,
 )
+
+
+def tables(rows):
+    return words.tables([row.record() for row in rows])
+
+
+def findings(rows):
+    memory = [asdict(each) for each in stream_memories(rows)]
+    return words.findings([row.record() for row in rows], memory)
+
+
+def scaling_findings(rows):
+    return words.scaling_findings([row.record() for row in rows])
 
 
 def served(*arrivals, stream=0, sent_at=0.0):
@@ -106,14 +119,14 @@ def test_memory_of_a_stream_is_the_slope_of_a_line_through_its_loads():
         StreamMemory(strategy="AUTO", orchestrator_count=1, mib=pytest.approx(0.25)),
         StreamMemory(strategy="AUTO", orchestrator_count=2, mib=None),
     ]
-    assert "Memory of a stream, AUTO, 1 orchestrator: 0.25 MiB" in findings(rows)
+    assert "Memory of a stream: AUTO on 1 orchestrator 0.25 MiB" in findings(rows)
 
 
 @pytest.mark.parametrize("peaks", [(42, 40, 41), (44, 42, 40)], ids=["noise", "falling"])
 def test_memory_that_cannot_be_told_from_noise_is_no_number(peaks):
     rows = with_memory(*zip((1, 8, 64), peaks, strict=True))
     assert [each.mib for each in stream_memories(rows)] == [None]
-    assert "Memory of a stream, AUTO, 1 orchestrator: below what can be measured" in findings(rows)
+    assert "Memory of a stream: AUTO on 1 orchestrator below what can be measured" in findings(rows)
 
 
 def test_two_numbers_of_streams_are_no_measure_of_memory():

@@ -3,7 +3,7 @@ import pytest
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_bench.pair import (
+from paceline_bench.pair.contest import (
     Contestant,
     Entry,
     Group,
@@ -18,7 +18,7 @@ from paceline_bench.pair import (
     service_ways,
     times_as_fast,
 )
-from paceline_bench.peers import LibraryPair
+from paceline_bench.pair.library import LibraryPair
 from support.fake_orchestrator import FakeOrchestrator, serving
 
 RULES = Rules(max_tokens=4, repeats=3, near_tie=0.1)
@@ -55,20 +55,20 @@ async def test_everybody_decodes_every_prompt_and_nobody_is_always_first():
     assert {count for *_, count in log} == {4}
     assert "".join(name for name, *_ in timed) == "abcbca" + "bcacab" + "cababc"
     assert [[len(repeats) for repeats in entry.outcomes] for entry in entries] == [[3, 3]] * 3
-    assert all(entry.verdict == "identical" for entry in entries)
+    assert not any(entry.near_ties or entry.wrong for entry in entries)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "gap", "verdict", "is_identical"),
+    ("tokens", "gap", "near_ties", "wrong"),
     [
-        ((7, 8, 9), 9.0, "identical", True),
-        ((7, 5, 5), 0.05, "identical but for 6 near-ties", True),
-        ((7, 5, 5), 0.2, "6 DIFFERENT", False),
-        ((7, 8), 0.0, "6 DIFFERENT", False),
-        ((7, 8, 9, 1), 0.0, "6 DIFFERENT", False),
+        ((7, 8, 9), 9.0, 0, 0),
+        ((7, 5, 5), 0.05, 6, 0),
+        ((7, 5, 5), 0.2, 0, 6),
+        ((7, 8), 0.0, 0, 6),
+        ((7, 8, 9, 1), 0.0, 0, 6),
     ],
 )
-async def test_texts_are_compared_with_the_first_contestants(tokens, gap, verdict, is_identical):
+async def test_texts_are_compared_with_the_first_contestants(tokens, gap, near_ties, wrong):
     asked = []
 
     def measure(prefix, choices):
@@ -81,7 +81,7 @@ async def test_texts_are_compared_with_the_first_contestants(tokens, gap, verdic
     ]
     plain, other = await contest(ways, PROMPTS, rules=RULES, gap=measure)
     assert plain.is_identical
-    assert (other.verdict, other.is_identical) == (verdict, is_identical)
+    assert (other.near_ties, other.wrong, other.is_identical) == (near_ties, wrong, not wrong)
     assert {choices for _, choices in asked} <= {(5, 8)}
     assert {prefix for prefix, _ in asked} <= {(1, 2, 7), (3, 4, 7)}
 
@@ -150,7 +150,7 @@ async def test_the_library_and_the_engine_agree_on_tiny_models(tiny_pair, engine
     ]
     rules = Rules(max_tokens=16, repeats=1, near_tie=1e-4)
     entries = await contest(ways, [[5, 6, 7], [9, 10]], rules=rules, gap=engine.gap)
-    assert {entry.verdict for entry in entries} == {"identical"}
+    assert {(entry.near_ties, entry.wrong) for entry in entries} == {(0, 0)}
     by_name = {entry.contestant.name: entry for entry in entries}
     assert by_name["bare loop"].tokens_per_forward == by_name["non-SI"].tokens_per_forward == 1
     ours, theirs = by_name["SI, lookahead 4"], by_name["generate, assisted, lookahead 4"]

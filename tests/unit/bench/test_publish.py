@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 import publish
-from paceline_bench.table2_report import BREAKDOWN_HEADINGS
+from paceline_bench.table2.tables import BREAKDOWN_HEADINGS
 
 
 def circumstances(command):
@@ -48,6 +48,8 @@ def load_row(strategy, speed, *, identical=True, limit="", chosen=None):
         "itl_ms": {"p50": 40.2, "p99": 80.0},
         "fairness": 0.987,
         "orchestrator_ms_per_token": 1.126,
+        "memory_before_mib": 40.0,
+        "memory_peak_mib": 41.26,
     }
 
 
@@ -166,6 +168,10 @@ def results():
                 "acceptance": 0.8,
                 "tokens": 24,
             },
+            "memory": [
+                {"strategy": "non-SI", "orchestrator_count": 1, "mib": None},
+                {"strategy": "AUTO", "orchestrator_count": 2, "mib": 0.123},
+            ],
             "rows": [
                 load_row("non-SI", 98.4),
                 load_row("SI", 190.0, limit="machine"),
@@ -240,6 +246,17 @@ def test_table_2_has_a_line_for_each_row(results):
         *("2000", "1.020", "1200", "1.020", "1000", "1.020"),
         *("1.100", "1.19x", "1.25x", "1.47x |"),
     ]
+
+
+def test_the_headline_tells_the_least_and_the_most_that_dsi_gains(results):
+    rows = results["table2"]["rows"]
+    other = {"name": "vicuna/alpaca", "speed_up_over_si": 1.08, "speed_up_over_non_si": 2.5}
+    unequal = table2_row("DSI", 1.0, name="vicuna/mbpp")
+    results["table2"]["rows"] = [*rows, {**rows[2], **other}, unequal]
+    assert publish.BLOCKS["table2-headline"](results) == (
+        "**2.01 to 2.50 times as fast as plain decoding, 1.08 to 1.19 times as fast as ordinary"
+        " speculation**: DSI on 2 rows of Table 2 of the DSI paper."
+    )
 
 
 def test_circumstances_are_told(results):
@@ -328,18 +345,11 @@ def test_a_strategy_that_was_not_loaded_and_a_short_machine_leave_gaps(results):
 
 
 def test_what_a_stream_gets_is_told_of_auto_beside_plain_decoding(results):
-    content = results["load"]
-    assert lines_of("load-streams", results)[2:-1] == [
-        "| 4 | non-SI | 60 / - | 40 / 80 | 0.99 | 1.13 | - |",
-        "| 4 | AUTO | 60 / - | 40 / 80 | 0.99 | 1.13 | - |",
-    ]
-    content["rows"][0].update(memory_before_mib=40.0, memory_peak_mib=41.26)
-    content["memory"] = [
-        {"strategy": "non-SI", "orchestrator_count": 1, "mib": None},
-        {"strategy": "AUTO", "orchestrator_count": 2, "mib": 0.123},
-    ]
     lines = lines_of("load-streams", results)
-    assert lines[2].endswith("| 40.0 / 41.3 |")
+    assert lines[2:4] == [
+        "| 4 | non-SI | 60 / - | 40 / 80 | 0.99 | 1.13 | 40.0 / 41.3 |",
+        "| 4 | AUTO | 60 / - | 40 / 80 | 0.99 | 1.13 | 40.0 / 41.3 |",
+    ]
     assert lines[-1].startswith(
         "Memory of one more stream: non-SI on 1 orchestrator below what can be measured;"
         " AUTO on 2 orchestrators 0.12 MiB. "

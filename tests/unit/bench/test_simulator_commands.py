@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from paceline_bench import table1
-from paceline_bench.heatmaps import Grid
+from paceline_bench.simulate import table1
+from paceline_bench.simulate.heatmaps import Grid
 from paceline_cli.__main__ import main
 
 VICUNA = ("plan", "--target-ms", "37.7", "--drafter-ms", "2.5", "--acceptance", "0.63")

@@ -4,18 +4,20 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
 from paceline import Strategy
-from paceline_bench import table2
 from paceline_bench.charts import save_figure
-from paceline_bench.echo import Echo
-from paceline_bench.ideal import Plan, ideal_schedule
 from paceline_bench.node import TABLE2, SimulatedNode
-from paceline_bench.online import PLAIN, PLANNED, Run, Way, make_prompt
-from paceline_bench.table2_chart import draw_table2
-from paceline_bench.table2_report import json_echoes, json_rows, json_sweeps, report
+from paceline_bench.table2 import measurement as table2
+from paceline_bench.table2.chart import draw_table2
+from paceline_bench.table2.echo import Echo
+from paceline_bench.table2.ideal import Plan, ideal_schedule
+from paceline_bench.table2.online import PLAIN, PLANNED, Run, Way, make_prompt
+from paceline_bench.table2.results import kept
+from paceline_bench.table2.tables import report
 from paceline_protocol.methods import Strategy as Method
 from paceline_protocol.simulation import ServerLatency
 
@@ -135,9 +137,6 @@ def test_ratios_are_taken_prompt_by_prompt(result):
         si / dsi for si, dsi in zip(result.speculative.times, result.planned.times, strict=True)
     ]
     assert result.planned.speed_over(result.speculative) == sorted(expected)[1]
-    assert result.speed_over_better == min(
-        result.planned.speed_over(result.speculative), result.planned.speed_over(result.plain)
-    )
 
 
 def test_the_counts_of_the_simulator_are_those_of_the_runs(result):
@@ -153,7 +152,7 @@ def test_a_sequential_schedule_is_delayed_by_its_calls(result):
 
 
 def test_json_has_a_row_for_each_strategy(result):
-    rows = json.loads(json.dumps(json_rows(result)))
+    rows = json.loads(json.dumps(kept([result])["rows"]))
 
     assert [row["strategy"] for row in rows] == ["non-SI", "SI", "DSI", "DSI (best lookahead)"]
     for row in rows:
@@ -167,31 +166,38 @@ def test_json_has_a_row_for_each_strategy(result):
     assert rows[0]["ideal_ms"] == 40 + 11 * 20
     assert rows[2]["paper_speed_up_over_si"] == 1.47
     assert rows[2]["speed_up_over_si"] == result.planned.speed_over(result.speculative)
-    assert [row["lookaheads"] for row in json_sweeps(result)] == [(2,), (4,), (1,)]
-    assert {echo["sleep_ns"] for echo in json_echoes(result)} == set(OVERHEADS)
+    assert [row["lookaheads"] for row in kept([result])["sweeps"]] == [(2,), (4,), (1,)]
+    assert {echo["sleep_ns"] for echo in kept([result])["echoes"]} == set(OVERHEADS)
+
+
+def reported(results):
+    return report(kept(results), max_tokens=12)
 
 
 def test_the_report_says_what_was_reached_and_what_was_not(result):
-    text = report([result])
+    text = reported([result])
 
     assert f"| {result.planned.speed_over(result.speculative):.2f}x |" in text
+    worst = 1 / min(result.planned.speed_over(it) for it in (result.plain, result.speculative))
+    assert f"- DSI ÷ the better of SI and non-SI: at worst {worst:.3f} (tiny); goal 1.02" in text
+    assert f"| {median(result.distributed.times):.0f} ms (" in text
     assert "DIFFER" not in text
     assert "goal 1.05" in text
     slow = table2.evaluate(ROW, runs_at({PLANNED: 3.0}), echoes=ECHOES)
-    assert "- online ÷ floor: at worst 2.9" in report([slow])
-    assert report([slow]).count("(tiny, DSI); goal 1.05: MISSED") == 1
-    assert report([slow]).count("(tiny); goal 1.02: MISSED") == 1
+    assert "- online ÷ floor: at worst 2.9" in reported([slow])
+    assert reported([slow]).count("(tiny, DSI); goal 1.05: MISSED") == 1
+    assert reported([slow]).count("(tiny); goal 1.02: MISSED") == 1
 
 
 def test_what_took_less_than_its_floor_is_marked():
     slow = dict.fromkeys(PLANS, 1.1)
     as_fast_as_ideal = table2.evaluate(ROW, runs_at(slow | {PLAIN: 1.0}), echoes=ECHOES)
 
-    text = report([as_fast_as_ideal])
+    text = reported([as_fast_as_ideal])
 
-    assert re.search(r"\| tiny \| non-SI .*\| 0\.98\d\* \|", text)
+    assert re.search(r"\| tiny \| non-SI .*\| 0\.98\d\\\* \|", text)
     assert text.count("*") == 2  # the mark, and what it means
-    assert "*" not in report([table2.evaluate(ROW, runs_at(slow), echoes=ECHOES)])
+    assert "*" not in reported([table2.evaluate(ROW, runs_at(slow), echoes=ECHOES)])
 
 
 def test_runs_that_began_on_a_busy_orchestrator_are_told():
@@ -199,19 +205,19 @@ def test_runs_that_began_on_a_busy_orchestrator_are_told():
     runs.by_way[SI_4][1] = replace(runs.by_way[SI_4][1], began_quietly=False)
     result = table2.evaluate(ROW, runs, echoes=ECHOES)
 
-    assert "computed behind an earlier request: 1 runs" in report([result])
-    assert [row["restless_runs"] for row in json_sweeps(result)] == [0, 1, 0]
+    assert "computed behind an earlier request: 1 runs" in reported([result])
+    assert [row["restless_runs"] for row in kept([result])["sweeps"]] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("way", [SI_4, PLANNED])
 def test_without_equal_outputs_there_is_no_speed_up(way):
     result = table2.evaluate(ROW, spoilt(runs_at({}), way), echoes=ECHOES)
-    text = report([result])
+    text = reported([result])
 
     assert not result.identical
     assert "x |" not in text.replace("1.47x |", "")
     assert "AN OUTPUT DIFFERED" in text
-    assert not any("speed_up_over_si" in row for row in json_rows(result))
+    assert not any("speed_up_over_si" in row for row in kept([result])["rows"])
 
 
 def test_an_output_that_only_the_simulator_disagrees_with_is_not_identical():

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paceline.prefix import prefix_digest
 from paceline_engine.backends.base import Backend, Interrupt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import PrefixCall, SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.proposal import Proposal, SparseDistribution
+from support.prefix_digest import prefix_digest
 from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import InternalError
 from paceline_engine.calls import SamplingParameters
-from paceline_engine.noise import Purpose, gumbel, noise_bits
+from paceline_engine.noise import Purpose, noise_bits
 from paceline_engine.sampling import (
     add_noise,
     choose_tokens,
@@ -16,6 +16,7 @@ from paceline_engine.sampling import (
     largest,
     token_logprobs,
 )
+from support.gumbel import gumbel
 
 
 def survivors(logits: list[float], **parameters: float) -> set[int]:

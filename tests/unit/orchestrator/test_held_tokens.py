@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.prefix import prefix_digest
 from paceline_orchestrator.calls.held_tokens import HeldTokens
+from support.prefix_digest import prefix_digest
 
 FINAL = tuple(range(100, 130))
 GUESSES = st.lists(st.integers(0, 2), max_size=4)

@@ -116,7 +116,7 @@ async def test_the_model_is_still_known_when_its_last_target_has_died():
 
 
 async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(monkeypatch):
-    monkeypatch.setattr("paceline_orchestrator.fleet.pool._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("paceline_orchestrator.fleet.pauses._FIRST_PAUSE_SECONDS", 0.01)
     async with a_pool(FakeModelServer("target")) as pool:
         await pool.wait_for_model(10)
         server = pool.servers[0]
@@ -134,7 +134,7 @@ async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_to
     role, monkeypatch
 ):
     monkeypatch.setattr("paceline_orchestrator.calls.probe._PROBE_SECONDS", 0.3)
-    monkeypatch.setattr("paceline_orchestrator.fleet.pool._PROBE_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("paceline_orchestrator.fleet.pauses._PROBE_PAUSES_SECONDS", (0.01, 0.01))
     fake = FakeModelServer(role)
     async with a_pool(fake, *([FakeModelServer("target")] if role == "drafter" else [])) as pool:
         await until(pool, lambda: pool.servers and all(it.ready for it in pool.servers))

@@ -254,10 +254,17 @@ async def cancel_its_task(call):
 
 
 async def cancel_the_reading_task(call):
-    waiting = asyncio.ensure_future(read(call))
-    await asyncio.sleep(0.001)
-    waiting.cancel()
-    await end_of(waiting)
+    """After the first message: before it a cancel loses what waits for the headers."""
+    has_begun = asyncio.Event()
+
+    async def follow():
+        async for _ in call:
+            has_begun.set()
+
+    reading = asyncio.ensure_future(follow())
+    await has_begun.wait()
+    reading.cancel()
+    await end_of(reading)
 
 
 async def leave_in_the_middle(call):

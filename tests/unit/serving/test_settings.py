@@ -5,7 +5,6 @@ import pytest
 from paceline_model_server.settings import ModelServerSettings
 from paceline_serving.command_line import parse
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import to_arguments
 
 
 def read(*arguments: str, environment: dict[str, str] | None = None) -> ServerSettings:
@@ -126,14 +125,6 @@ def test_variables_that_kubernetes_makes_of_service_names_are_no_mistakes():
         "PACELINE_TARGET_PORT_50051_TCP_ADDR": "10.0.0.1",
     }
     assert read(environment=environment) == read()
-
-
-def test_settings_turn_into_the_flags_that_make_them():
-    arguments = ["--drain-seconds=3.0", "--reflection", "--log-format=text"]
-    settings = read(*arguments)
-    assert sorted(to_arguments(settings)) == sorted(arguments)
-    assert read(*to_arguments(settings)) == settings
-    assert to_arguments(read()) == []
 
 
 @pytest.mark.parametrize("settings_class", [ServerSettings, ModelServerSettings])

@@ -58,7 +58,8 @@ class SamplingParameters(_message.Message):
     """How the next token is chosen from the target's logits.
 
     The filters run in the order temperature, top-k, top-p, min-p. The token at position t is then a
-    pure function of the logits, these parameters, the seed and t: see docs/protocol.md, "Sampling".
+    pure function of the logits, these parameters, the seed and t: see
+    docs/protocol.md, "Sampling".
     """
 
     DESCRIPTOR: _descriptor.Descriptor

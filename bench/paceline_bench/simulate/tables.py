@@ -1,0 +1,74 @@
+"""What the pages say of `paceline simulate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_bench.report import markdown_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_bench.report import Results, Row
+
+__all__ = ["simulate"]
+
+
+def simulate(results: Results) -> str:
+    """What the paper claims of its heat maps, held against ours."""
+    content, served = results["simulate"], results["simulate-served"]
+    rows = [*content["rows"], *served["rows"]]
+    names = {"figure2": "Figure 2", "figure7": "Figure 7"}
+    as_served = {"blocks": "", "work_conserving": ", as served"}
+    headings = [names[row["figure"]] + as_served[row["dispatch"]] for row in rows]
+    lines = [
+        ["SI is slower than non-SI below the diagonal", *map(_below_diagonal, rows)],
+        *(
+            [f"DSI is never slower than {name}", *(_never_slower(row[key]) for row in rows)]
+            for name, key in (("non-SI", "over_non_si"), ("SI", "over_si"))
+        ),
+        ["DSI over the better of the two: up to 1.6x", *map(_largest_gain, rows)],
+        ["by the luck of the repeats", *map(_drawn_gain, rows)],
+        ["cells", *(f"{row['cell_count']:,}" for row in rows)],
+    ]
+    commands = " and ".join(f"`{each['circumstances']['command']}`" for each in (content, served))
+    table1 = "exactly" if content["table1_is_exact"] else "NOT exactly"
+    return (
+        f"{commands}, {content['circumstances']['date']}. Table 1 is reproduced {table1}.\n\n"
+        + markdown_table(("claim of the paper", *headings), lines)
+    )
+
+
+def _below_diagonal(row: Row) -> str:
+    count = row["si_slower_elsewhere_count"]
+    others = f"{count:,}" if count else "no"
+    return (
+        f"in {row['si_slower_below_count']:,} of those {row['below_count']:,} cells,"
+        f" {others} others"
+    )
+
+
+def _never_slower(found: Row) -> str:
+    if not found["slower_count"]:
+        return "holds"
+    cells = "1 cell" if found["slower_count"] == 1 else f"{found['slower_count']:,} cells"
+    place = _at(found["worst_place"])
+    return f"but for {cells}, by {found['worst_loss']:.1%} at most ({place})"
+
+
+def _largest_gain(row: Row) -> str:
+    if row["lookahead"] is not None:
+        return "-"  # SI is not at its best there
+    found = row["over_both"]
+    place = _at(found["best_place"])
+    return f"{found['best_ratio']:.2f}x ({place}), {found['mean_ratio']:.2f}x on average"
+
+
+def _drawn_gain(row: Row) -> str:
+    if row["lookahead"] is not None:
+        return "-"
+    return f"{row['drawn_best_ratio']:.2f}x ({_at(row['drawn_best_place'])})"
+
+
+def _at(place: Sequence[float]) -> str:
+    return f"drafter {place[0]:.2f}, acceptance {place[1]:.2f}"

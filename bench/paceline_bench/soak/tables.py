@@ -1,0 +1,136 @@
+"""What a soak has found, as a table in Markdown and as a line for the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from paceline_bench.report import circumstances, table
+from paceline_bench.soak.rounds import growth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from paceline_bench.soak.rounds import Growth, Reading, Soak
+
+    _Process = tuple[str, Sequence[Reading]]
+
+__all__ = ["LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "soak_table"]
+
+LOG_MARK = "<!-- soaks: new lines go above this one -->"
+"""Where a log has its list of soaks."""
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soaked:
+    """What a soak has found.
+
+    Attributes:
+        plan: What was asked for.
+        readings: By process, after the warm-up and after each round.
+        wrong_count: Outputs that were not plain decoding's.
+        limit: The most bytes by which the orchestrator may grow with each request.
+    """
+
+    plan: Soak
+    readings: dict[str, list[Reading]]
+    wrong_count: int
+    limit: float
+
+    @property
+    def orchestrator(self) -> Growth:
+        """How the orchestrator grew."""
+        return growth(self.readings["orchestrator"])
+
+    @property
+    def held(self) -> bool:
+        """Whether the orchestrator stayed within its limit, and every output was right."""
+        return self.orchestrator.bytes_per_request <= self.limit and not self.wrong_count
+
+
+def soak_table(soaked: Soaked) -> str:
+    """Lay out what each process held after the warm-up, and at the end."""
+    return table(soaked.readings.items(), _COLUMNS)
+
+
+def log_line(soaked: Soaked) -> str:
+    """Say in one line of a list what came of it."""
+    plan = soaked.plan
+    slopes = ", ".join(
+        f"{name} {_slope(growth(readings))}" for name, readings in soaked.readings.items()
+    )
+    wrong = f", {soaked.wrong_count} outputs WRONG" if soaked.wrong_count else ""
+    return (
+        f"- {circumstances()['date']}: {plan.request_count:,} requests after "
+        f"{plan.warm_up_count:,}, {plan.max_tokens} tokens each, {plan.leaving_share:.0%} left "
+        f"early, seed {plan.seed}; bytes a request: {slopes}; goal for the orchestrator "
+        f"{soaked.limit:g}: {'met' if soaked.held else 'MISSED'}{wrong}"
+    )
+
+
+def add_to_log(line: str, log: Path) -> None:
+    """Put a line at the end of a log's list of soaks.
+
+    Raises:
+        ValueError: The log has no such list.
+    """
+    text = log.read_text()
+    if LOG_MARK not in text:
+        raise ValueError(f"{log} has no line {LOG_MARK!r}")
+    log.write_text(text.replace(LOG_MARK, f"{line}\n{LOG_MARK}", 1))
+
+
+def record(soaked: Soaked) -> list[dict[str, Any]]:
+    """Return a row for each process, for JSON."""
+    return [
+        {
+            "process": name,
+            "own_bytes_per_request": growth(readings).bytes_per_request,
+            "own_error": growth(readings).error,
+            "resident_bytes_per_request": growth(readings, resident=True).bytes_per_request,
+            "readings": [_plain(it) for it in readings],
+        }
+        for name, readings in soaked.readings.items()
+    ]
+
+
+def _plain(reading: Reading) -> dict[str, int | None]:
+    return {
+        "requests": reading.request_count,
+        "own_bytes": reading.own_bytes,
+        "resident_bytes": reading.resident_bytes,
+        "descriptors": reading.descriptor_count,
+        "threads": reading.thread_count,
+        "tasks": reading.task_count,
+        "sessions": reading.session_count,
+    }
+
+
+def _slope(grown: Growth) -> str:
+    return f"{grown.bytes_per_request:+.0f} ± {grown.error:.0f}"
+
+
+def _change(name: str) -> Callable[[_Process], str]:
+    def said(process: _Process) -> str:
+        first, last = (getattr(process[1][at], name) for at in (0, -1))
+        if first is None or last is None:
+            return "none"
+        return str(last) if first == last else f"{first} to {last}"
+
+    return said
+
+
+_COLUMNS: dict[str, Callable[[_Process], str]] = {
+    "process": itemgetter(0),
+    "MiB": lambda process: " to ".join(f"{process[1][at].own_bytes / _MIB:.1f}" for at in (0, -1)),
+    "bytes a request": lambda process: _slope(growth(process[1])),
+    "the same, of RSS": lambda process: _slope(growth(process[1], resident=True)),
+    "descriptors": _change("descriptor_count"),
+    "threads": _change("thread_count"),
+    "tasks": _change("task_count"),
+    "sessions": _change("session_count"),
+}

@@ -1,0 +1,336 @@
+"""Table 2 of the DSI paper, online: every strategy on a row's node, beside its ideal and its floor.
+
+A run's ideal is the simulated schedule of the same request (ideal.py). Its floor is that schedule
+with the overhead of a bare gRPC call (echo.py), for the same time of sleep, charged once to each
+call on the schedule's critical path. A draft is one call, however many tokens it streams: only its
+first token waits for the request to arrive, the others come at the drafter's pace. Nothing else is
+charged: not the client's own call, and not the opening of sessions. Where calls take longer, a path
+other than the ideal one may become the critical one; the floor does not follow, so if anything it
+is too low. Beside it stands `delayed`: the simulator with that overhead on every call.
+
+Each repeat has a prompt of its own, which all strategies continue in turn. Ratios are taken prompt
+by prompt, so the luck of the prompts is not in them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from paceline import Strategy
+from paceline_bench.table2.ideal import ideal_schedule
+from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical, make_prompt
+from paceline_bench.table2.trace import mean_breakdown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from paceline_bench.node import PaperRow, SimulatedNode
+    from paceline_bench.table2.echo import Echo
+    from paceline_bench.table2.ideal import Plan, Schedule
+    from paceline_bench.table2.online import OnlineSystem, Run
+    from paceline_bench.table2.trace import Breakdown, Restart, Trace
+    from paceline_protocol.simulation import ServerLatency
+
+__all__ = [
+    "Measured",
+    "RowResult",
+    "RowRuns",
+    "evaluate",
+    "floor_ns",
+    "measure_row",
+    "sleeps_ns",
+    "ways",
+]
+
+_TRACED_PROMPTS = 5
+
+
+@dataclass(slots=True)
+class RowRuns:
+    """The runs on a row's node.
+
+    Attributes:
+        by_way: The timed ones: of each way one for each prompt, in the same order.
+        traces: Further ones, taken apart: non-SI, the best SI, and DSI as planned.
+    """
+
+    by_way: dict[Way, list[Run]] = field(default_factory=dict)
+    traces: dict[Way, list[tuple[Run, Trace]]] = field(default_factory=dict)
+
+    def best(self, strategy: Strategy) -> Way:
+        """Return a strategy's fastest way: the median over the prompts, in units of non-SI's time.
+
+        A prompt that takes long, or a run that was disturbed, so counts no more than another.
+        """
+        own = (way for way in self.by_way if way.strategy is strategy)
+        return min(own, key=lambda way: statistics.median(self._over_plain(way)))
+
+    def is_identical(self, way: Way) -> bool:
+        """Whether every output of a way is plain decoding's for the same prompt."""
+        own = [*self.by_way[way], *(run for run, _ in self.traces.get(way, ()))]
+        return is_identical(own, self.by_way[PLAIN])
+
+    def _over_plain(self, way: Way) -> Iterable[float]:
+        both = zip(self.by_way[way], self.by_way[PLAIN], strict=True)
+        return (run.elapsed_ns / plain.elapsed_ns for run, plain in both)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One way to decode, on one row. Times are in ms, one for each prompt.
+
+    Attributes:
+        way: The way.
+        lookaheads: Those in use, ascending: several if the planner changed its mind.
+        target_counts: How many targets were in use, likewise.
+        times: Online.
+        ideals: What the simulator takes for the same request.
+        floors: The ideals with the bare calls' overhead.
+        delayed: What the simulator takes if every call has the bare overhead: the critical path may
+            become another one.
+        tokens_per_run: Tokens of each output.
+        identical: Whether every output was plain decoding's, online and in the simulator.
+        drafted: Draft tokens received, in all runs together.
+        accepted: Draft tokens accepted.
+        ideal_accepted: The same in the simulator.
+        cpu_ms_per_token: What the orchestrator computed.
+        restless_runs: Runs that began while the orchestrator still computed behind an earlier one.
+        calls_on_path: Calls on the ideal's critical path, on average.
+        breakdown: Where the time of the traced runs went; None where none was traced.
+        restarts: What rejections cost in them.
+    """
+
+    way: Way
+    lookaheads: tuple[int, ...]
+    target_counts: tuple[int, ...]
+    times: tuple[float, ...]
+    ideals: tuple[float, ...]
+    floors: tuple[float, ...]
+    delayed: tuple[float, ...]
+    tokens_per_run: int
+    identical: bool
+    drafted: int
+    accepted: int
+    ideal_accepted: int
+    cpu_ms_per_token: float
+    restless_runs: int
+    calls_on_path: float
+    breakdown: Breakdown | None
+    restarts: tuple[Restart, ...]
+
+    @property
+    def over_floor(self) -> tuple[float, ...]:
+        """Online over floor, prompt by prompt."""
+        return _ratios(self.times, self.floors)
+
+    @property
+    def over_ideal(self) -> tuple[float, ...]:
+        """Online over ideal, prompt by prompt."""
+        return _ratios(self.times, self.ideals)
+
+    def speed_over(self, other: Measured) -> float:
+        """How many times as fast as another way: the median over the prompts."""
+        return statistics.median(_ratios(other.times, self.times))
+
+    def ideal_speed_over(self, other: Measured) -> float:
+        """The same of the ideals."""
+        return statistics.median(_ratios(other.ideals, self.ideals))
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What was measured on one row.
+
+    Attributes:
+        row: The row.
+        echoes: The bare calls, by sleep in ns.
+        plain: Non-SI.
+        speculative: SI at its best lookahead.
+        planned: DSI as the planner chose.
+        distributed: DSI at its best lookahead, the planner's included.
+        swept: Every lookahead that was tried, of SI and DSI.
+    """
+
+    row: PaperRow
+    echoes: Mapping[int, Echo]
+    plain: Measured
+    speculative: Measured
+    planned: Measured
+    distributed: Measured
+    swept: tuple[Measured, ...]
+
+    def __str__(self) -> str:
+        times = (
+            f"{each.way.strategy_name} {statistics.median(each.times):.0f} ms"
+            for each in self.headline
+        )
+        return f"{self.row.name}: {', '.join(times)}"
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of each run."""
+        return self.plain.tokens_per_run
+
+    @property
+    def headline(self) -> tuple[Measured, Measured, Measured]:
+        """Non-SI, SI at its best, DSI as planned."""
+        return self.plain, self.speculative, self.planned
+
+    @property
+    def identical(self) -> bool:
+        """Whether every output was plain decoding's."""
+        return all(each.identical for each in (*self.headline, *self.swept))
+
+    @property
+    def one_way_ns(self) -> int:
+        """A bare call's way to a server that has just been idle for a target's forward."""
+        return self.echoes[int(self.row.node.target.step)].one_way_ns
+
+
+def ways(si_lookaheads: Iterable[int], dsi_lookaheads: Iterable[int]) -> list[Way]:
+    """List what is measured on a row, in the order of a repeat."""
+    return [
+        PLAIN,
+        *(Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads),
+        PLANNED,
+        *(Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads),
+    ]
+
+
+def sleeps_ns(node: SimulatedNode) -> set[int]:
+    """Return the sleeps for which a bare call must be measured: those of the node's forwards."""
+    return {int(it) for model in (node.target, node.drafter) for it in (model.first, model.step)}
+
+
+async def measure_row(
+    system: OnlineSystem,
+    ways: Sequence[Way],
+    *,
+    repeats: int,
+    on_repeat: Callable[[str], None],
+) -> RowRuns:
+    """Time every way once for each prompt, in turn, so that a disturbance hits all alike."""
+    runs = RowRuns(await system.alternate(ways, repeats=repeats, on_repeat=on_repeat))
+    for way in (PLAIN, runs.best(Strategy.SPECULATIVE), PLANNED):
+        runs.traces[way] = []
+        for index in range(min(repeats, _TRACED_PROMPTS)):
+            runs.traces[way].append(await system.trace(way, make_prompt(f"repeat {index}")))
+    return runs
+
+
+def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> RowResult:
+    """Compare a row's runs with their ideals and floors.
+
+    Cost: some 20 ms of simulation for each plan and prompt.
+    """
+    measured = _Evaluation(row.node, runs, echoes).measured
+    by_way = {way: measured(way) for way in runs.by_way}
+    return RowResult(
+        row=row,
+        echoes=echoes,
+        plain=by_way[PLAIN],
+        speculative=by_way[runs.best(Strategy.SPECULATIVE)],
+        planned=by_way[PLANNED],
+        distributed=by_way[runs.best(Strategy.DISTRIBUTED)],
+        swept=tuple(each for way, each in by_way.items() if way.lookahead is not None),
+    )
+
+
+def floor_ns(schedule: Schedule, echoes: Mapping[int, Echo]) -> int:
+    """Charge each call on the critical path the overhead of a bare one that sleeps as long.
+
+    Args:
+        schedule: The ideal one.
+        echoes: The bare calls, by sleep in ns.
+    """
+    overheads = (echoes[call.first_ns].overhead_ns for call in schedule.critical_path)
+    return schedule.total_ns + sum(overheads)
+
+
+class _Evaluation:
+    """Compares the runs of one row."""
+
+    def __init__(self, node: SimulatedNode, runs: RowRuns, echoes: Mapping[int, Echo]) -> None:
+        self._node = node
+        self._runs = runs
+        self._echoes = echoes
+        self._delayed_node = replace(
+            node,
+            target=self._with_calls(node.target),
+            drafter=self._with_calls(node.drafter),
+        )
+        self._schedule = cache(self._simulated)
+
+    def measured(self, way: Way) -> Measured:
+        runs = self._runs.by_way[way]
+        schedules = [self._ideal(run) for run in runs]
+        tokens = sum(len(run.token_ids) for run in runs)
+        return Measured(
+            way=way,
+            lookaheads=tuple(sorted({run.plan.lookahead for run in runs})),
+            target_counts=tuple(sorted({run.plan.target_count for run in runs})),
+            times=tuple(run.elapsed_ns / 1e6 for run in runs),
+            ideals=tuple(ideal.total_ns / 1e6 for ideal in schedules),
+            floors=tuple(floor_ns(ideal, self._echoes) / 1e6 for ideal in schedules),
+            delayed=tuple(self._delayed(run).total_ns / 1e6 for run in runs),
+            tokens_per_run=len(runs[0].token_ids),
+            identical=self._runs.is_identical(way) and self._is_as_simulated(way),
+            drafted=sum(run.drafted_count for run in runs),
+            accepted=sum(run.accepted_count for run in runs),
+            ideal_accepted=sum(sum(ideal.result.accepted) for ideal in schedules),
+            cpu_ms_per_token=1e3 * sum(run.cpu_seconds for run in runs) / tokens,
+            restless_runs=sum(not run.began_quietly for run in runs),
+            calls_on_path=statistics.mean(len(ideal.critical_path) for ideal in schedules),
+            breakdown=self._breakdown(way),
+            restarts=self._restarts(way),
+        )
+
+    def _is_as_simulated(self, way: Way) -> bool:
+        return all(
+            list(run.token_ids) == self._ideal(run).result.token_ids
+            for run in self._runs.by_way[way]
+        )
+
+    def _ideal(self, run: Run) -> Schedule:
+        return self._schedule(self._node, run.plan, run.prompt, len(run.token_ids))
+
+    def _delayed(self, run: Run) -> Schedule:
+        return self._schedule(self._delayed_node, run.plan, run.prompt, len(run.token_ids))
+
+    def _simulated(
+        self, node: SimulatedNode, plan: Plan, prompt: tuple[int, ...], max_tokens: int
+    ) -> Schedule:
+        return ideal_schedule(node, plan, prompt=prompt, max_tokens=max_tokens)
+
+    def _with_calls(self, latency: ServerLatency) -> ServerLatency:
+        return replace(latency, call=self._echoes[int(latency.step)].overhead_ns)
+
+    def _breakdown(self, way: Way) -> Breakdown | None:
+        traces = self._runs.traces.get(way)
+        if not traces:
+            return None
+        return mean_breakdown(
+            [
+                trace.breakdown(
+                    self._node, ideal_ns=ideal.total_ns, floor_ns=floor_ns(ideal, self._echoes)
+                )
+                for ideal, trace in ((self._ideal(run), trace) for run, trace in traces)
+            ]
+        )
+
+    def _restarts(self, way: Way) -> tuple[Restart, ...]:
+        if way.strategy is not Strategy.DISTRIBUTED:
+            return ()
+        back_ns = self._echoes[int(self._node.target.step)].back_ns
+        return tuple(
+            restart
+            for _, trace in self._runs.traces.get(way, ())
+            for restart in trace.restarts(back_ns=back_ns)
+        )
+
+
+def _ratios(times: Iterable[float], references: Iterable[float]) -> tuple[float, ...]:
+    return tuple(time / reference for time, reference in zip(times, references, strict=True))

@@ -1,0 +1,216 @@
+"""Requests to a running system, timed or taken apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import urllib.request
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from paceline import Strategy
+from paceline.request import GenerateOptions
+from paceline_bench.processes import quiet
+from paceline_bench.table2.ideal import Plan
+from paceline_bench.table2.trace import Trace
+from paceline_protocol import methods as protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from paceline import AsyncClient, Started, TimelineEvent
+
+__all__ = [
+    "PLAIN",
+    "PLANNED",
+    "PROMPT_TOKENS",
+    "OnlineSystem",
+    "Run",
+    "Way",
+    "is_identical",
+    "make_prompt",
+]
+
+PROMPT_TOKENS = 128
+# The planner learns the acceptance rate from each request, and thinks it over behind the last one.
+_WARM_UPS = 4
+_FIRST_FILL_TOKEN, _VOCABULARY = 256, 2048  # of the simulated backend
+_PAGE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to ask for a generation: the strategy, and the lookahead unless the planner chooses."""
+
+    strategy: Strategy
+    lookahead: int | None = None
+
+    @property
+    def strategy_name(self) -> str:
+        """What the paper calls it."""
+        return self.strategy.abbreviation
+
+    def __str__(self) -> str:
+        if self.lookahead is None:
+            return self.strategy_name
+        return f"{self.strategy_name}, lookahead {self.lookahead}"
+
+
+PLAIN = Way(Strategy.AUTOREGRESSIVE)
+PLANNED = Way(Strategy.DISTRIBUTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One request.
+
+    Attributes:
+        prompt: What it continued.
+        token_ids: The output.
+        plan: How it was decoded.
+        elapsed_ns: On the client's clock, from sending the request to its last message. There is
+            no tokenising in it: the prompt is token ids.
+        cpu_seconds: What the orchestrator's process computed meanwhile.
+        drafted_count: Draft tokens received.
+        accepted_count: Draft tokens that became output.
+        began_quietly: False if the orchestrator still computed behind an earlier request, however
+            long it was waited for.
+    """
+
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    plan: Plan
+    elapsed_ns: int
+    cpu_seconds: float
+    drafted_count: int
+    accepted_count: int
+    began_quietly: bool
+
+
+class OnlineSystem:
+    """A system that serves a simulated node, asked one request at a time.
+
+    Args:
+        client: Connected to its orchestrator.
+        orchestrator_pid: The orchestrator's process.
+        metrics_addresses: Where the model servers show their last calls, by name.
+        max_tokens: Tokens of each request.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        orchestrator_pid: int,
+        metrics_addresses: Mapping[str, str],
+        max_tokens: int,
+    ) -> None:
+        self._client = client
+        self._orchestrator = psutil.Process(orchestrator_pid)
+        self._metrics_addresses = metrics_addresses
+        self._max_tokens = max_tokens
+        self._broadcasts: dict[Way, bool] = {}
+
+    async def alternate(
+        self, ways: Sequence[Way], *, repeats: int, on_repeat: Callable[[str], None]
+    ) -> dict[Way, list[Run]]:
+        """Time every way once for each prompt, in turn, so that a disturbance hits all alike.
+
+        Before that, a trace of each way shows whether its prompts go to all targets, which an
+        answer does not tell and the ideal depends on.
+        """
+        for index in range(_WARM_UPS):
+            await self._run(PLANNED, make_prompt(f"warm-up {index}"))
+        for way in ways:
+            traced, _ = await self.trace(way, make_prompt("broadcast"))
+            self._broadcasts[way] = traced.plan.broadcast_prefill
+        runs: dict[Way, list[Run]] = {way: [] for way in ways}
+        for index in range(repeats):
+            for way in ways:
+                run, _ = await self._run(way, make_prompt(f"repeat {index}"))
+                runs[way].append(run)
+            on_repeat(f"repeat {index + 1} of {repeats}")
+        return runs
+
+    async def trace(self, way: Way, prompt: Sequence[int]) -> tuple[Run, Trace]:
+        """Take a request apart. Noting everything makes it a little slower than others."""
+        began_ns = time.monotonic_ns()
+        run, timeline = await self._run(way, prompt, include_timeline=True)
+        records = await asyncio.to_thread(self._records, began_ns)
+        trace = Trace(timeline, records, elapsed_ns=run.elapsed_ns)
+        plan = replace(run.plan, broadcast_prefill=trace.prefill_count > 1)
+        return replace(run, plan=plan), trace
+
+    async def _run(
+        self, way: Way, prompt: Sequence[int], *, include_timeline: bool = False
+    ) -> tuple[Run, Sequence[TimelineEvent]]:
+        # Behind an answer sessions are closed, and the planner thinks it over.
+        began_quietly = await quiet([self._orchestrator.pid])
+        options = GenerateOptions(
+            strategy=way.strategy,
+            max_tokens=self._max_tokens,
+            ignore_eos=True,
+            include_timeline=include_timeline,
+        )
+        if way.lookahead is not None:
+            options["lookahead"] = way.lookahead
+        generation = self._client.generate(prompt, **options)
+        cpu_seconds = self._cpu_seconds()
+        started_ns = time.perf_counter_ns()
+        completion = await generation.collect()
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        cpu_seconds = self._cpu_seconds() - cpu_seconds
+        statistics = completion.finished.statistics
+        run = Run(
+            prompt=tuple(prompt),
+            token_ids=completion.token_ids,
+            plan=self._plan(way, completion.started),
+            elapsed_ns=elapsed_ns,
+            cpu_seconds=cpu_seconds,
+            drafted_count=statistics.drafted_token_count,
+            accepted_count=statistics.accepted_token_count,
+            began_quietly=began_quietly,
+        )
+        return run, completion.finished.timeline
+
+    def _plan(self, way: Way, started: Started) -> Plan:
+        return Plan(
+            strategy=protocol.Strategy(started.strategy.value),
+            lookahead=started.lookahead,
+            target_count=started.target_count,
+            broadcast_prefill=self._broadcasts.get(way, False),
+        )
+
+    def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:
+        """Fetch what the model servers noted of the calls that began since then."""
+        return {
+            name: [call for call in _page(address) if call["start_ns"] >= since_ns]
+            for name, address in self._metrics_addresses.items()
+        }
+
+    def _cpu_seconds(self) -> float:
+        times = self._orchestrator.cpu_times()
+        return times.user + times.system
+
+
+def is_identical(runs: Iterable[Run], plain: Iterable[Run]) -> bool:
+    """Whether every output is plain decoding's for the same prompt."""
+    expected = {run.prompt: run.token_ids for run in plain}
+    return all(run.token_ids == expected[run.prompt] for run in runs)
+
+
+def make_prompt(name: str) -> tuple[int, ...]:
+    """Make a prompt that depends on its name alone."""
+    source = random.Random(name)  # noqa: S311  no secret
+    return tuple(source.choices(range(_FIRST_FILL_TOKEN, _VOCABULARY), k=PROMPT_TOKENS))
+
+
+def _page(address: str) -> list[dict[str, Any]]:
+    url = f"http://{address}/debug/calls"
+    with urllib.request.urlopen(url, timeout=_PAGE_SECONDS) as page:
+        calls: list[dict[str, Any]] = json.load(page)
+    return calls

@@ -1,0 +1,106 @@
+"""Who gets no work for a while, though health says that it is well."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+from paceline.errors import ConnectionLostError, PacelineError
+from paceline_orchestrator.fleet.server import REMOVED
+from paceline_orchestrator.fleet.silence import SilenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from paceline_orchestrator.fleet.server import ModelServer
+
+__all__ = ["Pauses"]
+
+_SILENT = "SILENT"
+# A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
+_FIRST_PAUSE_SECONDS = 0.5
+_LAST_PAUSE_SECONDS = 10.0
+# Between two probes of a silent server. One that hangs costs the patience of a cold call, so a
+# server is back within some five seconds of being well: a probe that hangs, a pause, one that
+# does not.
+_PROBE_PAUSES_SECONDS = (0.5, 1.0)
+
+
+class Pauses:
+    """Takes servers out after failures, and lets them come back: after a time, or when they answer.
+
+    One that was silent is well by all that can be seen, so it has to compute a token before it gets
+    work.
+
+    Args:
+        tasks: Probes run here.
+        answers: Asks a server for a token, and tells whether it came.
+        tell: Told of each server whose pause has begun or ended.
+    """
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        *,
+        answers: Callable[[ModelServer], Awaitable[bool]],
+        tell: Callable[[ModelServer], None],
+    ) -> None:
+        self._tasks = tasks
+        self._answers = answers
+        self._tell = tell
+        self._probes: dict[ModelServer, asyncio.Task[None]] = {}
+
+    def after_failure(self, server: ModelServer, error: PacelineError) -> None:
+        """Take a server out after a call to it failed: for a while, or until it answers again."""
+        if isinstance(error, SilenceError):
+            self._take_out(server, _SILENT)
+            self.probe(server)
+            return
+        server.failure_count += 1
+        if isinstance(error, ConnectionLostError) and server.failure_count == 1:
+            return  # a single call can be refused; of a broken connection health tells at once
+        doublings = min(server.failure_count - 1, 20)
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
+        self._take_out(server, error.reason or "CONNECTION_LOST")
+        asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
+
+    def probe(self, server: ModelServer) -> None:
+        """Ask a server for a token; without one it is out until it answers."""
+        if server.health_status != REMOVED and server not in self._probes:
+            probe = self._tasks.create_task(self._probe(server), name=f"pool: probe {server.name}")
+            self._probes[server] = probe
+            # Not at the task's own end: one that is cancelled at once never begins.
+            probe.add_done_callback(lambda _: self._probes.pop(server, None))
+
+    def forget(self, server: ModelServer) -> None:
+        """Ask a server nothing more."""
+        if server in self._probes:
+            self._probes[server].cancel()
+
+    def close(self) -> None:
+        """Ask nobody anything more."""
+        for task in self._probes.values():
+            task.cancel()
+
+    def _take_out(self, server: ModelServer, status: str) -> None:
+        if server.pause_status != _SILENT:
+            server.pause_status = status
+        server.pause_count += 1
+        self._tell(server)
+
+    def _resume(self, server: ModelServer, pause_count: int) -> None:
+        if server.pause_count == pause_count and server.pause_status != _SILENT:
+            server.pause_status = ""
+            self._tell(server)
+
+    async def _probe(self, server: ModelServer) -> None:
+        first, later = _PROBE_PAUSES_SECONDS
+        for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
+            if await self._answers(server):
+                break
+            self._take_out(server, _SILENT)
+            await asyncio.sleep(pause_seconds)
+        if server.pause_status == _SILENT:
+            server.pause_status = ""
+            self._tell(server)

@@ -1,0 +1,11 @@
+"""Noise bits as a standard Gumbel variable, one at a time; see paceline_engine/noise.py."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["gumbel"]
+
+
+def gumbel(bits: int) -> float:
+    return -math.log(-math.log(bits * 2.0**-53))

@@ -1,0 +1,197 @@
+"""`paceline plan`: its numbers, and what it concludes from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline_bench.node import SimulatedNode
+from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
+from paceline_bench.plan.picture import draw_forecast
+from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_protocol.methods import Strategy
+from paceline_protocol.simulation import ServerLatency
+
+MS = 1_000_000
+
+
+def node(
+    *,
+    target: float = 40,
+    drafter: float = 4,
+    acceptance: float = 0.8,
+    targets: int = 2,
+    first: float | None = None,
+    call: int = 0,
+) -> SimulatedNode:
+    return SimulatedNode(
+        target=ServerLatency(int((first or target) * MS), int(target * MS), call=call * MS),
+        drafter=ServerLatency(int(drafter * MS), int(drafter * MS), call=call * MS),
+        acceptance_rate=acceptance,
+        target_count=targets,
+    )
+
+
+def forecasts(of: SimulatedNode, *, tokens: int = 20, repeats: int = 8) -> list[Forecast]:
+    return [forecast(job) for job in forecast_jobs(of, token_count=tokens, repeats=repeats)]
+
+
+def row(strategy: Strategy, targets: int, milliseconds: float, *, spread: float = 0) -> Forecast:
+    times = (milliseconds - spread, milliseconds, milliseconds + spread)
+    lookahead = 0 if strategy is Strategy.AUTOREGRESSIVE else 3
+    return Forecast(strategy, targets, lookahead, tuple(time * MS for time in times))
+
+
+def rows(plain: float, si: float, *dsi: float) -> list[Forecast]:
+    return [
+        row(Strategy.AUTOREGRESSIVE, 1, plain),
+        row(Strategy.SPECULATIVE, 1, si),
+        *(row(Strategy.DISTRIBUTED, count, each) for count, each in enumerate(dsi, 1)),
+    ]
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def test_plain_decoding_takes_a_forward_for_each_token_and_the_prompts():
+    plain = forecasts(node(first=100))[0]
+    assert (plain.mean_ns, plain.error_ns) == ((100 + 19 * 40) * MS, 0)
+
+
+def test_with_every_draft_token_right_dsi_drafts_and_verifies_once_more():
+    distributed = forecasts(node(acceptance=1, targets=10))[-1]
+    assert distributed.mean_ns == (19 * 4 + 40) * MS
+
+
+def test_a_call_is_paid_with_each_forward_of_plain_decoding():
+    assert forecasts(node(call=1))[0].mean_ns == 20 * 41 * MS
+
+
+def test_there_is_a_row_for_each_number_of_targets_that_can_differ():
+    """At a tenth of the target's latency ten targets are all that Equation 1 can use."""
+    jobs = forecast_jobs(node(targets=64), token_count=20, repeats=1)
+    counts = [job.target_count for job in jobs if job.strategy is Strategy.DISTRIBUTED]
+    assert counts == [1, 2, 3, 4, 5, 6, 7, 8, 10]
+
+
+def test_without_a_gpu_for_a_second_model_there_is_no_dsi():
+    jobs = forecast_jobs(node(targets=0), token_count=20, repeats=1)
+    assert [job.strategy for job in jobs] == [Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE]
+
+
+def test_dsi_gains_from_a_second_target_and_never_loses_to_plain_decoding():
+    plain, _, one, two = forecasts(node(acceptance=0.6))
+    gain, error = two.gain_over(one)
+    assert gain > 5 * error
+    assert two.mean_ns < one.mean_ns < plain.mean_ns
+
+
+def test_a_drafter_slower_than_the_target_is_no_use_and_no_harm():
+    plain, speculative, distributed = forecasts(node(drafter=60))
+    assert speculative.mean_ns > plain.mean_ns
+    assert distributed.mean_ns <= plain.mean_ns
+
+
+@pytest.mark.parametrize(
+    ("strategy", "targets", "lookahead", "milliseconds"),
+    [
+        pytest.param(Strategy.SPECULATIVE, 1, 4, 992, id="SI"),
+        pytest.param(Strategy.DISTRIBUTED, 2, 4, 884, id="DSI-SP2"),
+        pytest.param(Strategy.DISTRIBUTED, 3, 3, 843, id="DSI-SP3"),
+    ],
+)
+def test_vicuna_comes_to_its_exact_expectation(strategy, targets, lookahead, milliseconds):
+    """Vicuna-13B and -68M on CNN-DM, 50 tokens, no prefill: figures of an independent code."""
+    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
+    found = forecast(ForecastJob(vicuna, strategy, targets, token_count=50, repeats=3))
+    assert found.lookahead == lookahead
+    assert found.mean_ns / MS == pytest.approx(milliseconds, abs=1)
+
+
+def test_the_luck_of_the_draws_is_taken_out():
+    """So few generations say what many do, also where the prompt's forward takes longer."""
+    slow_prompt = node(target=20, drafter=3, first=100)
+    few, more = (
+        forecast(ForecastJob(slow_prompt, Strategy.DISTRIBUTED, 2, token_count=30, repeats=repeats))
+        for repeats in (5, 60)
+    )
+    assert more.error_ns < 0.01 * more.mean_ns
+    assert few.mean_ns == pytest.approx(more.mean_ns, rel=0.05)
+
+
+def test_a_method_of_which_nothing_is_known_exactly_is_simulated_with_every_lookahead(monkeypatch):
+    monkeypatch.setattr("paceline_bench.plan.forecast._EXPECTATIONS", {})
+    vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
+    found = forecast(ForecastJob(vicuna, Strategy.SPECULATIVE, 1, token_count=50, repeats=20))
+    assert 3 <= found.lookahead <= 6
+    assert found.mean_ns / MS == pytest.approx(992, rel=0.1)
+    assert found.error_ns > 0
+
+
+# --- what is said of them ---------------------------------------------------------------------
+
+
+def test_the_fewest_gpus_that_come_near_the_fastest_are_recommended():
+    take, fastest = conclusions(rows(1000, 600, 700, 500, 495), node(targets=3))
+    assert take == (
+        "Take DSI on 2 targets with lookahead 3 (3 GPUs): 2.00 times as fast as plain decoding,"
+        " 1.20 times as fast as SI."
+    )
+    assert fastest.startswith("The fastest is DSI on 3 targets with lookahead 3 (4 GPUs), by 1.0%")
+
+
+def test_it_says_when_si_is_enough():
+    take, reason = conclusions(rows(1000, 500, 600), node(targets=1))
+    assert take == "Take SI with lookahead 3 (1 GPU): 2.00 times as fast as plain decoding."
+    assert reason == "DSI needs a second target to beat SI."
+
+
+def test_it_says_when_speculation_does_not_pay_and_why():
+    nothing, reason = conclusions(
+        rows(1000, 1200, 1000), node(drafter=20, acceptance=0.1, targets=1)
+    )
+    assert nothing == "Speculation does not pay here: decode plainly."
+    assert reason == (
+        "SI is slower than plain decoding: its acceptance rate of 10% is below the drafter's"
+        " latency, 50% of the target's."
+    )
+
+
+def test_the_table_has_times_speed_ups_and_marginal_gains():
+    listed = rows(1000, 500)
+    listed += [row(Strategy.DISTRIBUTED, count, ms, spread=9) for count, ms in ((1, 400), (2, 300))]
+    assert table_rows(listed) == [
+        ("non-SI", "1", "-", "1000", "1.00x", ""),
+        ("SI", "1", "3", "500", "2.00x", ""),
+        ("DSI on 1 target", "2", "3", "400 ± 5", "2.50x", ""),
+        ("DSI on 2 targets", "3", "3", "300 ± 5", "3.33x", "+25.0%"),
+    ]
+
+
+def test_the_gain_of_several_targets_is_told_for_each():
+    listed = rows(1000, 500)
+    listed += [row(Strategy.DISTRIBUTED, count, ms) for count, ms in ((8, 400), (12, 320))]
+    assert HEADINGS[-1] == "gain per target"
+    assert [line[-1] for line in table_rows(listed)] == ["", "", "", "+5.0%"]
+
+
+def test_json_rows_are_in_ms():
+    assert json_rows(rows(1000, 500))[1] == {
+        "strategy": "SI",
+        "gpu_count": 1,
+        "target_count": 1,
+        "lookahead": 3,
+        "mean_ms": 500.0,
+        "error_ms": 0.0,
+        "speed_up": 2.0,
+        "gain_per_target": None,
+    }
+    assert json_rows(rows(1000, 500, 400, 300))[3]["gain_per_target"] == pytest.approx(0.25)
+
+
+def test_the_picture_has_dsi_over_the_number_of_targets():
+    (axes,) = draw_forecast(rows(1000, 500, 400, 300), title="t").axes
+    (line,) = (it for it in axes.lines if len(it.get_xdata()) == 2 and it.get_marker() == "o")
+    assert list(line.get_xdata()) == [1, 2]
+    assert list(line.get_ydata()) == pytest.approx([400, 300])
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:2] == ["non-SI", "SI, lookahead 3"]
