@@ -426,6 +426,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             response.logprobs.extend(logprob_of(said[:end]) for end in ends)
         if fault == "wrong_answer":
             response.prefix_length += 1
+            response.next_token_id = (response.next_token_id + 1) % EOS
         fake.distort(response)
         return response
 
