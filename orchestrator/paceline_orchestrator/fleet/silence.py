@@ -143,15 +143,15 @@ class SilenceWatch:
             self._look_at(min(it.due_at for it in patient))
 
     async def _inquire(self, waiting: Waiting) -> None:
-        asked = waiting.rpc, waiting.heard_at
+        heard_at = waiting.heard_at
         try:
             is_in_sight = await waiting.is_in_sight()
         finally:
             self._inquiries.pop(waiting, None)
         if is_in_sight:
             waiting.heard_at = asyncio.get_running_loop().time()
-        if is_in_sight or asked != (waiting.rpc, waiting.heard_at):
-            self._look_at(waiting.due_at)  # it was answered meanwhile, or a newer one has its place
+        if is_in_sight or waiting.heard_at != heard_at:  # or it was answered meanwhile
+            self._look_at(waiting.due_at)
         else:
             self._waiting.discard(waiting)
             waiting.is_given_up = True
