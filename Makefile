@@ -20,7 +20,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full chaos lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients
 
 help: ## list the targets
@@ -49,6 +49,9 @@ test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full
 
 CHAOS_TOKENS ?= 100000
+
+mutants: install ## seed each bug of tests/mutants, and see a test die of it (an hour; ONLY=PATTERN for some)
+	$(BIN)/python tests/mutants/run.py --only='$(ONLY)'
 
 chaos: install ## every fault by chance, under 100,000 tokens of mixed streams (SEED=..., CHAOS_TOKENS=...)
 	$(BIN)/python -m pytest tests/fault/test_chaos.py -s --chaos-seed=$(or $(SEED),$(shell echo $$RANDOM)) \

@@ -21,7 +21,8 @@ from paceline_bench.pair.tables import (
     pair_sharing,
     pair_summary,
 )
-from paceline_bench.simulate.pages import plan, simulate
+from paceline_bench.plan.tables import plan
+from paceline_bench.simulate.tables import simulate
 from paceline_bench.table2.grid_tables import grid
 from paceline_bench.table2.tables import (
     table2,

@@ -26,6 +26,7 @@ from support.fake_models import (
     FakeModelServer,
     byte_tokenizer,
     continuation,
+    logprob_of,
     next_token,
     serving,
 )
@@ -34,6 +35,7 @@ from support.waiting import until as soon
 
 STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
 STEP = 0.002
+SAMPLING = sampling_pb2.SamplingParameters
 
 
 def a_drafter(**settings):
@@ -469,6 +471,49 @@ async def test_a_stop_string_cuts_the_text_and_ends_the_generation(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
+async def test_a_character_that_the_limit_cuts_is_sent_for_what_it_is(strategy, max_tokens):
+    character = byte_tokenizer().encode("🚴").ids
+
+    def cycling(text):
+        return character[(len(text) - len(PROMPT)) % len(character)]
+
+    models = targets(2, token_after=cycling)
+    async with orchestrating(drafters=[a_drafter(token_after=cycling)], targets=models) as system:
+        received = await system.generate(strategy=strategy, lookahead=2, max_tokens=max_tokens)
+        assert received.token_ids == (character * 2)[:max_tokens]
+        assert received.text == text_of(received.token_ids)
+        assert received.finished.completion_token_count == max_tokens
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_the_beginning_of_a_stop_string_at_the_end_of_the_text_is_sent(strategy):
+    whole = continuation(PROMPT, 24)
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        for begun in (1, 3):
+            stop = text_of(whole)[-begun:] + "?"
+            received = await system.generate(strategy=strategy, stop_strings=[stop])
+            assert received.token_ids == whole
+            assert received.text == text_of(whole)
+            assert received.finished.finish_reason == pb.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_was_held_back_is_sent_before_an_end_of_text_token(strategy):
+    text = continuation(PROMPT, 9)
+
+    def ending(prefix):
+        return EOS if len(prefix) == len(PROMPT) + 9 else next_token(prefix)
+
+    models = targets(2, token_after=ending)
+    async with orchestrating(drafters=[a_drafter(token_after=ending)], targets=models) as system:
+        stop = text_of(text)[-2:] + "?"
+        received = await system.generate(strategy=strategy, stop_strings=[stop])
+        assert received.token_ids == [*text, EOS]
+        assert received.text == text_of(text)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_an_end_of_text_token_ends_the_generation_without_text(strategy):
     end = len(PROMPT) + 9
 
@@ -531,20 +576,50 @@ async def test_a_generation_received_to_its_last_token_resumes_to_its_end():
         assert not system.targets[0].opened
 
 
-async def test_the_seed_is_told_and_passed_on():
-    async with orchestrating(targets=targets(1)) as system:
-        chosen = await system.generate(max_tokens=1)
-        assert chosen.started.seed < 2**53
-        given = await system.generate(max_tokens=1, seed=7)
-        assert given.started.seed == 7
-
-
-async def test_logprobs_come_with_every_token_on_request():
+@pytest.mark.parametrize("seed", [None, 0, 7, 2**53 - 1])
+async def test_the_seed_is_told_and_passed_on(seed):
+    asked = {} if seed is None else {"seed": seed}
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
-        for strategy in STRATEGIES:
-            received = await system.generate(strategy=strategy, logprobs=True)
-            assert all(len(it.logprobs) == len(it.token_ids) for it in received.chunks)
-        without = await system.generate()
+        received = await system.generate(strategy=pb.STRATEGY_DISTRIBUTED, **asked)
+        told = received.started.seed
+        specs = [spec for model in system.models for spec in model.specs]
+        assert len(specs) == 3
+        assert {spec.seed for spec in specs} == {told}
+        assert told < 2**53
+        assert seed in (None, told)
+
+
+async def test_seeds_that_are_chosen_differ():
+    async with orchestrating(targets=targets(1)) as system:
+        chosen = [(await system.generate(max_tokens=1)).started.seed for _ in range(3)]
+        assert len(set(chosen)) == 3
+
+
+async def test_how_tokens_are_chosen_is_passed_on_unread():
+    sampling = SAMPLING(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    rule = sampling_pb2.VERIFICATION_RULE_REJECTION
+    models = targets(1, rules=(sampling_pb2.VERIFICATION_RULE_EXACT, rule))
+    async with orchestrating(targets=models) as system:
+        received = await system.generate(sampling=sampling, verification_rule=rule)
+        assert received.started.promise == received.finished.promise == rule
+        greedy = await system.generate(verification_rule=rule)
+        assert greedy.started.promise == sampling_pb2.VERIFICATION_RULE_EXACT
+        assert [spec.verification_rule for spec in models[0].specs] == [rule, 1]
+        assert models[0].specs[0].sampling == sampling
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_each_token_has_its_own_logprob_on_request(strategy):
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        received = await system.generate(strategy=strategy, logprobs=True)
+        text = list(PROMPT)
+        for chunk in received.chunks:
+            assert len(chunk.logprobs) == len(chunk.token_ids)
+            for token_id, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True):
+                text.append(token_id)
+                assert logprob == pytest.approx(logprob_of(text))
+        assert text == [*PROMPT, *continuation(PROMPT, 24)]
+        without = await system.generate(strategy=strategy)
         assert not any(it.logprobs for it in without.chunks)
 
 
@@ -558,7 +633,6 @@ async def test_special_tokens_in_a_prompt_are_text_unless_asked_otherwise():
 
 # --- what is refused --------------------------------------------------------------------------
 
-SAMPLING = sampling_pb2.SamplingParameters
 BAD_REQUESTS = [
     ("prompt", {"token_ids": None}),
     ("text", {"text": ""}),

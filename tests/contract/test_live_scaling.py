@@ -14,6 +14,7 @@ from support.fake_models import FakeModelServer, continuation
 from support.orchestrating import PROMPT, orchestrating
 from support.waiting import until
 
+STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
 TERMINATING = Availability.TERMINATING
 # More than any of these tests waits for; each ends its streams itself.
 ENDLESS = 3000
@@ -56,11 +57,13 @@ class Stream:
         self._call = system.call(**request)
         self._reading = asyncio.create_task(self._read())
         self.token_ids = []
-        self.finished = None
+        self.started = self.finished = None
 
     async def _read(self):
         async for message in self._call:
             self.token_ids += message.chunk.token_ids
+            if message.HasField("started"):
+                self.started = message.started
             if message.HasField("finished"):
                 self.finished = message.finished
 
@@ -116,20 +119,40 @@ async def test_a_new_target_serves_a_running_stream():
         await stream.end()
 
 
-async def test_a_stream_that_asked_for_a_number_of_targets_takes_no_more():
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"target_count": 1}, {"dispatch_policy": pb.DISPATCH_POLICY_BLOCKS}],
+    ids=["nothing", "target_count", "blocks"],
+)
+async def test_a_stream_that_asked_for_what_cannot_grow_takes_no_more_targets(asked):
     targets = [a_target() for _ in range(2)]
     async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
-        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, target_count=1, lookahead=1)
-        free = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, lookahead=1)
+        stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, lookahead=1, **asked)
         await stream.more()
         cluster.add(targets[1])
-        await until(lambda: len(targets[1].calls) > 5, what="the other stream uses it")
-        await stream.more()
-        await free.end()
+        await until(lambda: _is_ready(system, targets[1]), what="it is known")
+        await stream.more(50)
+        assert bool(targets[1].specs) == (not asked)
         await stream.end()
 
 
-@pytest.mark.parametrize("strategy", [1, 2, 3])
+@pytest.mark.parametrize("lookahead", [None, 4])
+async def test_more_targets_shorten_the_blocks_unless_their_length_was_asked_for(lookahead):
+    targets = [a_target() for _ in range(3)]
+    asked = {} if lookahead is None else {"lookahead": lookahead}
+    drafters = [FakeModelServer("drafter", latency_seconds=0.002)]
+    async with a_system(targets=targets, drafters=drafters) as (system, cluster):
+        stream = Stream(
+            system, strategy=pb.STRATEGY_DISTRIBUTED, max_tokens=400, stream_timeline=False, **asked
+        )
+        await stream.more()
+        cluster.add(*targets)
+        await until(lambda: stream.finished, what="it is decoded")
+        before, after = stream.started.lookahead, stream.finished.lookahead
+        assert after == lookahead if lookahead else after <= before
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_session_that_opens_at_a_target_about_to_end_moves_on(strategy):
     first, second, third = (a_target() for _ in range(3))
     servers = {"targets": [first, second, third], "drafters": [a_drafter()]}
@@ -161,7 +184,7 @@ async def test_a_server_that_is_removed_in_mid_stream_ends_nothing_else(role):
     targets, drafters = [a_target() for _ in range(2)], [a_drafter() for _ in range(2)]
     async with a_system(targets=targets, drafters=drafters) as (system, cluster):
         cluster.add(*targets)
-        streams = [Stream(system, strategy=strategy) for strategy in (1, 2, 3) * 2]
+        streams = [Stream(system, strategy=strategy) for strategy in STRATEGIES * 2]
         for stream in streams:
             await stream.more()
         cluster.remove({"target": targets, "drafter": drafters}[role][0])
@@ -184,12 +207,12 @@ async def test_streams_that_share_a_target_divide_over_a_new_one(strategy):
         )
         for stream in streams:
             await stream.more()
-        assert not targets[0].cancelled
+        assert not targets[0].cut_short
         for stream in streams:
             await stream.end()
 
 
-@pytest.mark.parametrize("strategy", [1, 2, 3])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("by_health", [False, True])
 async def test_sessions_leave_a_target_that_is_about_to_end(strategy, by_health):
     targets = [a_target() for _ in range(2)]
@@ -203,7 +226,7 @@ async def test_sessions_leave_a_target_that_is_about_to_end(strategy, by_health)
         else:
             cluster.mark(targets[0], TERMINATING)
         await until(lambda: not targets[0].sessions, what="its session is closed")
-        calls, faults = len(targets[0].calls), len(targets[0].cancelled)
+        calls, faults = len(targets[0].calls), len(targets[0].cut_short)
         await stream.more()
         assert len(targets[0].calls) == calls, "it gets nothing new"
         assert not faults or strategy == pb.STRATEGY_DISTRIBUTED, "it finished what it had"
@@ -222,7 +245,7 @@ async def test_a_verification_under_way_at_a_target_that_leaves_is_finished_and_
         answered = len(slow.calls)
         cluster.mark(slow, TERMINATING)
         await until(lambda: not slow.sessions, what="its session is closed")
-        assert not slow.cancelled
+        assert not slow.cut_short
         assert len(slow.calls) == answered, "it gets nothing new"
         await stream.end()
 
@@ -237,7 +260,7 @@ async def test_the_last_target_is_left_only_for_another():
         cluster.add(targets[1])
         await until(lambda: not targets[0].sessions, what="the session has moved")
         await stream.more()
-        assert not targets[0].cancelled
+        assert not targets[0].cut_short
         await stream.end()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from paceline_bench.soak.report import LOG_MARK
+from paceline_bench.soak.tables import LOG_MARK
 from paceline_cli.__main__ import main
 
 REQUESTS = 60

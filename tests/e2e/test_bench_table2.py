@@ -89,25 +89,3 @@ def test_a_grid_is_measured_cell_by_cell(tmp_path):
     assert all(row["identical"] for row in rows)
     assert {row["drafter"] for row in rows} == {0.05, 1.0}
     assert ran.stdout.count("\n| 0% |") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--rows", "11"), "--rows: there are 10 rows"),
-        (("--rows", "gpt"), "there is no row 'gpt'; there are vicuna-13b/cnn-dm"),
-        (("--si-lookaheads", "0-3"), "--si-lookaheads: '0-3' is not within 1 to 64"),
-        (("--dsi-lookaheads", "few"), "'few' is no number and no range"),
-        (("--grid", "1"), "--grid: a grid has two or more of each"),
-        (("--grid", "2", "--rows", "3"), "so --rows does not go with it"),
-        (("--grid", "2", "--si-lookaheads", "1"), "so --si-lookaheads does not go with it"),
-        (("--grid", "2", "--dsi-lookaheads", "1"), "so --dsi-lookaheads does not go with it"),
-        (("--chart", "t.pdf"), "--chart: must end in .svg or .png"),
-    ],
-)
-def test_a_wrong_option_is_one_line(arguments, words):
-    ran = bench(*arguments)
-
-    assert ran.returncode == 2
-    assert words in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1

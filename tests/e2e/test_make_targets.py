@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline_bench.soak.report import LOG_MARK
+from paceline_bench.soak.tables import LOG_MARK
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,6 +12,8 @@ TOKENS = 400
 SPECULATING = ["speculative", "distributed"]
 # Time enough for whatever is lost to be noticed and survived, on a busy machine.
 PATIENCE_SECONDS = 60.0
+# A stream may end before a drafter that it does not wait for is found out.
+ATTEMPTS = 4
 
 
 def begin(client, strategy):
@@ -67,11 +69,15 @@ def test_a_frozen_target_costs_no_token(strategy, whole, text):
 
 @pytest.mark.parametrize("strategy", SPECULATING)
 def test_a_frozen_drafter_costs_no_token(strategy, whole, text):
-    with whole.client() as client:
-        generation = begin(client, strategy)
-        done = disturbed(generation, lambda: at_work(whole.drafters).freeze(), after=20)
-    assert done.token_ids == text
-    assert count(done, "drafter_lost", "deadline") >= 1
+    for _ in range(ATTEMPTS):
+        with whole.client() as client:
+            generation = begin(client, strategy)
+            done = disturbed(generation, lambda: at_work(whole.drafters).freeze(), after=20)
+        assert done.token_ids == text
+        if count(done, "drafter_lost", "deadline"):
+            return
+        whole.mend()
+    pytest.fail(f"in none of {ATTEMPTS} streams was it found out")
 
 
 @pytest.mark.parametrize("strategy", SPECULATING)

@@ -48,6 +48,7 @@ __all__ = [
     "FakeModelServer",
     "byte_tokenizer",
     "continuation",
+    "logprob_of",
     "next_token",
     "serving",
 ]
@@ -63,6 +64,11 @@ def next_token(text: Sequence[int]) -> int:
     recent = struct.pack(f"<{len(text[-4:])}I", *text[-4:])
     letter = 97 + zlib.crc32(recent, len(text)) % 26
     return byte_tokenizer().token_to_id(chr(letter))
+
+
+def logprob_of(text: Sequence[int]) -> float:
+    """Return what a target says of a text's last token: another number for each text."""
+    return -1.0 - zlib.crc32(struct.pack(f"<{len(text)}I", *text)) / 2**32
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
@@ -109,10 +115,12 @@ class FakeModelServer:
         token_after: The model.
         stalls: Whether a target never answers about a prefix.
         eos_ids: Tokens that end a text.
+        rules: The verification rules that it says it knows; it decides by equality all the same.
         fingerprint: The model's.
         tokenizer: What GetTokenizer streams; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
+        distort: What it does to each answer to Verify or Draft before it goes out.
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
@@ -122,7 +130,8 @@ class FakeModelServer:
         opened: Sessions opened.
         closed: Sessions closed.
         calls: Verify and Draft requests, in the order of their arrival.
-        cancelled: Calls that ended by a cancel or were superseded.
+        cancelled: Calls that ended by a cancel: somebody told the server to stop.
+        superseded: Calls that a newer one of their session ended.
         running: Verify and Draft calls running now.
         renewed: Leases renewed.
     """
@@ -133,9 +142,11 @@ class FakeModelServer:
     token_after: Callable[[Sequence[int]], int] = next_token
     stalls: Callable[[Sequence[int]], bool] = lambda _: False
     eos_ids: tuple[int, ...] = (EOS,)
+    rules: tuple[int, ...] = (sampling_pb2.VERIFICATION_RULE_EXACT,)
     fingerprint: str = ""
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     faults: deque[str] = field(default_factory=deque)
+    distort: Callable[[Any], None] = lambda _: None
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,6 +159,7 @@ class FakeModelServer:
     running: int = 0
     calls: list[Any] = field(default_factory=list)
     cancelled: list[Any] = field(default_factory=list)
+    superseded: list[Any] = field(default_factory=list)
     sessions: dict[str, _Session] = field(default_factory=dict)
     address: str = ""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -182,6 +194,11 @@ class FakeModelServer:
             target_service_pb2_grpc.add_TargetServiceServicer_to_server(_Target(self), server)
 
     @property
+    def cut_short(self) -> list[Any]:
+        """Calls that ended without an answer, for whatever reason."""
+        return self.cancelled + self.superseded
+
+    @property
     def forward_ns(self) -> int:
         """What a forward is said to take."""
         return round(self.latency_seconds * 1e9)
@@ -195,7 +212,7 @@ class FakeModelServer:
             vocabulary_size=VOCABULARY_SIZE,
             eos_token_ids=self.eos_ids,
             context_length=_CONTEXT_LENGTH,
-            verification_rules=[sampling_pb2.VERIFICATION_RULE_EXACT],
+            verification_rules=self.rules,
             role=model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}"),
         )
 
@@ -280,8 +297,11 @@ class FakeModelServer:
             assert len(prefix) <= session.limit_length, "longer than it may grow"
             session.tokens = prefix if self.role == "drafter" else base
             yield session, fault
-        except (asyncio.CancelledError, GeneratorExit, errors.SupersededError):
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request)
+            raise
+        except errors.SupersededError:
+            self.superseded.append(request)
             raise
         finally:
             self.running -= 1
@@ -401,9 +421,13 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             timing=timing,
         )
         if request.logprobs:
-            response.logprobs.extend(-float(index) for index in range(accepted + 1))
+            said = [*prefix, *block[:accepted], response.next_token_id]
+            ends = range(len(prefix) + 1, len(said) + 1)
+            response.logprobs.extend(logprob_of(said[:end]) for end in ends)
         if fault == "wrong_answer":
             response.prefix_length += 1
+            response.next_token_id = (response.next_token_id + 1) % EOS
+        fake.distort(response)
         return response
 
 
@@ -423,12 +447,14 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                     if not fake.agrees(len(session.tokens)):
                         token_id = (token_id + 1) % EOS
                     session.tokens.append(token_id)
-                    yield drafter_service_pb2.DraftResponse(
+                    response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=len(session.tokens) - (fault != "wrong_answer"),
                         proposal=proposal_pb2.Proposal(token_ids=[token_id]),
                         timing=timing,
                     )
+                    fake.distort(response)
+                    yield response
         finally:
             await fake.note()
 

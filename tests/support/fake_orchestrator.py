@@ -46,11 +46,13 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     peers: list[str] = field(default_factory=list)  # the connection that each request came by
+    seconds: list[float] = field(default_factory=list)  # that each request had left
     address: str = ""
 
     async def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
         self.peers.append(context.peer())
+        self.seconds.append(context.time_remaining())
         leg = self.script.pop(0) if self.script else Leg()
         try:
             async for response in self._answer(request, leg):

@@ -42,6 +42,13 @@ _FALLBACKS = {
     "OVERLOADED": "session_refused",
     "DEADLINE": "deadline",
 }
+# What alone makes a server say that it does not hold what it was relied on to hold.
+_CAUSES = {
+    "SESSION_NOT_FOUND": ("lose sessions", "die", "drain"),
+    "PREFIX_NOT_HELD": ("lose tokens",),
+    "PREFIX_MISMATCH": ("tamper",),
+    "STALE_CALL": ("nothing",),
+}
 _NO_FAILURES = {"answered", "withdrawn", "SUPERSEDED", "STALE_CALL"}
 
 
@@ -144,6 +151,13 @@ class History:
         for it in self.records:
             if not it.end:
                 yield f"never ended: {self._line(it)}"
+            causes = _CAUSES.get(it.end)
+            if (
+                causes
+                and it.withdrawn_at is None
+                and not any(it.server in self._struck_by(cause) for cause in causes)
+            ):
+                yield f"without a reason: {self._line(it)}"
             if it.arrived_at is not None and not it.left:
                 yield f"its server never heard that nobody waits: {self._line(it)}"
         for model in self.models.values():
@@ -170,7 +184,7 @@ class History:
             for older, newer in pairwise(calls):
                 if older.request.call.sequence >= newer.request.call.sequence:
                     yield f"not after the one before it: {self._line(newer)}"
-                ends = max(older.ended_at or 0.0, older.withdrawn_at or 0.0)
+                ends = _end_of_work(older)
                 is_promoted = older.method == "Verify" and _asks_the_same(older, newer)
                 if ends > newer.sent_at + COURTESY_SECONDS + INSTANT and not is_promoted:
                     yield f"goes on beside its successor: {self._line(older)}"
@@ -180,7 +194,7 @@ class History:
             for call in self._work_of(number):
                 wrong_at = min(self._known_wrong_at(call, number), stream.ended or 0.0)
                 latest = max(call.sent_at, wrong_at) + COURTESY_SECONDS + INSTANT
-                if (call.ended_at or 0.0) > latest:
+                if _end_of_work(call) > latest:
                     yield (
                         f"of no use from {self._since_began(wrong_at)} on, and not withdrawn:"
                         f" {self._line(call)}"
@@ -292,7 +306,7 @@ class History:
             most[kind] += 1
             was_wanted = call.end != "withdrawn" and call.withdrawn_at is None
             if call.method in WORK and was_wanted and call.server not in left:
-                least[kind] += kind not in {"session_lost", "prefix_resent"}
+                least[kind] += 1
         speculates = wish.strategy != pb.STRATEGY_AUTOREGRESSIVE
         if speculates and not self.scenario.drafter_count:
             least["no_drafter"] += 1
@@ -378,6 +392,12 @@ class History:
 def _opened(opening: CallRecord) -> str:
     """Return the session that was opened; empty if the client never heard of one."""
     return opening.messages[0][1].grant.session_id if opening.messages else ""
+
+
+def _end_of_work(call: CallRecord) -> float:
+    """Return when it was withdrawn, or its server had answered: the answer may be on its way."""
+    known = [it for it in (call.ended_at, call.left_at) if it is not None]
+    return min(known, default=0.0) if call.left == "answered" else call.ended_at or 0.0
 
 
 def _was_dropped(call: CallRecord) -> bool:

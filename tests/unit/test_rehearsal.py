@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from paceline_orchestrator.planning import rehearsal
 from paceline_orchestrator.planning.rehearsal import (
     VERIFICATION,
     Setting,
@@ -30,6 +31,13 @@ def test_a_call_costs_its_time_once_and_a_draft_pays_it_for_all_its_tokens():
     result = simulate(method, oracle, targets=[target], drafters=[drafter])
     # 4 tokens in each of two rounds; in the third the target's own, without a draft.
     assert result.total_time == 2 * ((5 + 3 * 1) + (2 + 10)) + (2 + 10)
+
+
+def test_a_rehearsal_lets_others_have_the_interpreter_again_and_again(monkeypatch):
+    released = []
+    monkeypatch.setattr(rehearsal.time, "sleep", released.append)
+    times = rehearse(Setting(drafter_step=1000, call=0, target_count=3), lookahead=2)
+    assert len(released) > len(times)
 
 
 def test_with_many_targets_and_a_sure_drafter_dsi_is_as_quick_as_the_drafter():

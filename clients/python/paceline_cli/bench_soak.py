@@ -11,8 +11,8 @@ from pydantic import Field
 
 from paceline import AsyncClient
 from paceline_bench.report import load_average, write_json
-from paceline_bench.soak.report import Soaked, add_to_log, log_line, record, table
 from paceline_bench.soak.rounds import Soak, Watched, references, soak
+from paceline_bench.soak.tables import Soaked, add_to_log, log_line, record, soak_table
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     load_at_start = load_average()
     soaked = asyncio.run(_run(settings))
     line = log_line(soaked)
-    print(table(soaked), line, sep="\n")
+    print(soak_table(soaked), line, sep="\n")
     if settings.json_file is not None:
         write_json(
             settings.json_file,

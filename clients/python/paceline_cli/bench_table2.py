@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import nan
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -174,7 +175,8 @@ async def _grid(settings: Table2Settings) -> int:
                 ):
                     rows += await measure_cell(online, cell, repeats=settings.repeats)
                 _keep(settings.json_file, rows=rows, load_at_start=load_at_start)
-                step(cell.name)
+                ratio = rows[-1].get("over_better", nan)
+                step(f"{cell.name}: {ratio:.3f} of the better of SI and non-SI")
     print(grid_report(rows), end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure

@@ -11,7 +11,7 @@ from rich.console import Console
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
-from paceline_bench.plan.report import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
 from paceline_bench.report import write_json
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table

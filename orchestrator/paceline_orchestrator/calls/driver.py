@@ -127,7 +127,8 @@ class Driver:
         self._assembling: asyncio.TimerHandle | None = None
         self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
-        self._failure: PacelineError | None = None
+        self._failure: Exception | None = None
+        self._is_closing = False
 
     async def run(self) -> None:
         """Run the method to its end, which `conclude` has been told of unless this raises.
@@ -145,7 +146,8 @@ class Driver:
                     with self._pool.listening(self._refill):
                         await self._work()
                 finally:
-                    # Nobody listens any more: what is found out now begins nothing new here.
+                    # What is found out now begins nothing new here.
+                    self._is_closing = True
                     renewing.cancel()
                     self._calls.close()
         except TimeoutError:
@@ -190,7 +192,7 @@ class Driver:
 
     @property
     def _is_over(self) -> bool:
-        return self._finish is not None or self._failure is not None
+        return self._is_closing or self._finish is not None or self._failure is not None
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified):
@@ -225,8 +227,8 @@ class Driver:
                 self._finish = commands[-1]
             for command in commands:
                 self._obey(command)
-        except PacelineError as error:
-            self._failure = error
+        except Exception as error:  # noqa: BLE001 - whoever runs the request hears of it
+            self._fail(error)
 
     def _deliver_final(self) -> None:
         while self._final:
@@ -306,7 +308,7 @@ class Driver:
             return False  # nothing is to be decoded
         return not (capacity.targets and self._crew.is_assembled)
 
-    def _fail(self, failure: PacelineError) -> None:
+    def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
         self._assembled.set()
         self._turned.set()

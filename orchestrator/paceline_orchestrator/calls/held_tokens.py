@@ -47,19 +47,19 @@ class HeldTokens:
         return len(self._tokens), self._tokens.digest()
 
     def believe(
-        self, prefix: Sequence[int], block: Sequence[int] = (), *, final_length: int
+        self, prefix: Sequence[int], accepted: Sequence[int] = (), *, final_length: int
     ) -> None:
         """Take the answer to the call begun last as proof that the session holds what it asked for.
 
         Args:
             prefix: The prefix of that call.
-            block: What the call appended to it.
+            accepted: What the server accepted of what the call proposed, and so holds too.
             final_length: How many tokens of the prefix can never change again.
         """
         self._tokens.extend(prefix[len(self._tokens) :])
-        self._tokens.extend(block)
+        self._tokens.extend(accepted)
         self._settled_length = max(self._settled_length, min(final_length, len(prefix)))
-        self._assumed = [*prefix[self._settled_length :], *block]
+        self._assumed = [*prefix[self._settled_length :], *accepted]
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take streamed tokens as proof that the session holds them too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from paceline_orchestrator.calls.rpcs import (
     send_verify,
 )
 from paceline_orchestrator.calls.statistics import Fallback
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class _Draft:
     """What a draft was asked for, and how many tokens it has found so far."""
 
     prefix: Sequence[int]
+    max_tokens: int
     chunk_tokens: int
     final_length: int
     report: Callable[[Drafted], None]
@@ -164,7 +166,7 @@ class RemoteSession:
             judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
             self.server.silence.heard(sent.waiting)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
-            if not self._is_verdict(judged, sent.call, proposal):
+            if not self._is_verdict(judged, sent.call, proposal, logprobs=logprobs):
                 raise InternalError(f"{self.server.name} answered what it was not asked")
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
@@ -191,7 +193,7 @@ class RemoteSession:
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        draft = _Draft(prefix, chunk_tokens, final_length, report)
+        draft = _Draft(prefix, max_tokens, chunk_tokens, final_length, report)
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
@@ -314,12 +316,11 @@ class RemoteSession:
                 self._take_drafted(draft, drafted, sent.call)
 
     def _take_drafted(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> None:
-        is_first, length = not draft.found_count, len(draft.prefix) + draft.found_count
-        token_ids = drafted.proposal.token_ids
-        if (drafted.sequence, drafted.start_length) != (call.sequence, length) or not (
-            drafted.proposal.is_chain and all(map(self._is_token, token_ids))
-        ):
+        is_first, token_ids = not draft.found_count, drafted.proposal.token_ids
+        if not self._is_next(draft, drafted, call):
             raise InternalError(f"{self.server.name} answered what it was not asked")
+        if drafted.proposal.parents:  # those of a chain say nothing
+            drafted = replace(drafted, proposal=replace(drafted.proposal, parents=()))
         self.server.latency.observe(
             drafted.timing, elapsed_ns=drafted.elapsed_ns, is_first=is_first
         )
@@ -330,7 +331,24 @@ class RemoteSession:
         draft.found_count += len(token_ids)
         draft.report(drafted)
 
-    def _is_verdict(self, judged: Judged, call: PrefixCall, proposal: Proposal) -> bool:
+    def _is_next(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> bool:
+        """Whether a message goes on with this draft: a chain of tokens within its window."""
+        length = len(draft.prefix) + draft.found_count
+        proposal = drafted.proposal
+        token_count = len(proposal)
+        # Parents refer to all that the call has found: in a chain, each to the token before.
+        chain = tuple(range(draft.found_count, draft.found_count + token_count))
+        return (
+            (drafted.sequence, drafted.start_length) == (call.sequence, length)
+            and 0 < token_count <= draft.max_tokens - draft.found_count
+            and proposal.parents in ((), chain)
+            and len(proposal.distributions) == (token_count if self._is_rejection else 0)
+            and all(map(self._is_token, proposal.token_ids))
+        )
+
+    def _is_verdict(
+        self, judged: Judged, call: PrefixCall, proposal: Proposal, *, logprobs: bool
+    ) -> bool:
         """Whether an answer is one to this call: on its prefix, along a path of its proposal."""
         prefix_length = call.base_length + len(call.token_ids)
         path = judged.accepted_path
@@ -338,8 +356,13 @@ class RemoteSession:
             (judged.sequence, judged.prefix_length) == (call.sequence, prefix_length)
             and len(path) <= len(proposal)
             and path == tuple(range(len(path)))  # a chain was proposed
+            and len(judged.logprobs) == (len(path) + 1 if logprobs else 0)
             and self._is_token(judged.next_token)
         )
+
+    @property
+    def _is_rejection(self) -> bool:
+        return self._spec.rule is VerificationRule.REJECTION
 
     def _is_token(self, token_id: int) -> bool:
         facts = self.server.facts

@@ -68,9 +68,10 @@ class Pauses:
     def probe(self, server: ModelServer) -> None:
         """Ask a server for a token; without one it is out until it answers."""
         if server.health_status != REMOVED and server not in self._probes:
-            self._probes[server] = self._tasks.create_task(
-                self._probe(server), name=f"pool: probe {server.name}"
-            )
+            probe = self._tasks.create_task(self._probe(server), name=f"pool: probe {server.name}")
+            self._probes[server] = probe
+            # Not at the task's own end: one that is cancelled at once never begins.
+            probe.add_done_callback(lambda _: self._probes.pop(server, None))
 
     def forget(self, server: ModelServer) -> None:
         """Ask a server nothing more."""
@@ -94,15 +95,12 @@ class Pauses:
             self._tell(server)
 
     async def _probe(self, server: ModelServer) -> None:
-        try:
-            first, later = _PROBE_PAUSES_SECONDS
-            for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
-                if await self._answers(server):
-                    break
-                self._take_out(server, _SILENT)
-                await asyncio.sleep(pause_seconds)
-        finally:
-            del self._probes[server]
+        first, later = _PROBE_PAUSES_SECONDS
+        for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
+            if await self._answers(server):
+                break
+            self._take_out(server, _SILENT)
+            await asyncio.sleep(pause_seconds)
         if server.pause_status == _SILENT:
             server.pause_status = ""
             self._tell(server)

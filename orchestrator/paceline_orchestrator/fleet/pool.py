@@ -313,7 +313,10 @@ class ServerPool:
     def _call_listeners(self) -> None:
         for listener, context in tuple(self._listeners.items()):
             if listener in self._listeners:  # still, after those before it
-                context.run(listener)
+                try:
+                    context.run(listener)
+                except Exception:  # noqa: BLE001 - one request's trouble is not everybody's
+                    _log.exception("a listener failed")
 
 
 def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:

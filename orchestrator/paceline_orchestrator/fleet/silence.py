@@ -82,6 +82,7 @@ class SilenceWatch:
         if instead_of is not None and instead_of in self._waiting:
             waiting = instead_of
             waiting.rpc, waiting.patience_seconds = rpc, patience_seconds
+            waiting.is_in_sight = is_in_sight
         else:
             now = asyncio.get_running_loop().time()
             waiting = Waiting(rpc, patience_seconds, now, is_in_sight)
@@ -142,10 +143,14 @@ class SilenceWatch:
             self._look_at(min(it.due_at for it in patient))
 
     async def _inquire(self, waiting: Waiting) -> None:
-        is_in_sight = await waiting.is_in_sight()
-        self._inquiries.pop(waiting, None)
+        heard_at = waiting.heard_at
+        try:
+            is_in_sight = await waiting.is_in_sight()
+        finally:
+            self._inquiries.pop(waiting, None)
         if is_in_sight:
             waiting.heard_at = asyncio.get_running_loop().time()
+        if is_in_sight or waiting.heard_at != heard_at:  # or it was answered meanwhile
             self._look_at(waiting.due_at)
         else:
             self._waiting.discard(waiting)

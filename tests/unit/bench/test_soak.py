@@ -12,7 +12,6 @@ from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import pytest
 
 from paceline import Strategy
-from paceline_bench.soak.report import LOG_MARK, Soaked, add_to_log, log_line, record, table
 from paceline_bench.soak.rounds import (
     Reading,
     Soak,
@@ -23,6 +22,7 @@ from paceline_bench.soak.rounds import (
     requests,
     soak,
 )
+from paceline_bench.soak.tables import LOG_MARK, Soaked, add_to_log, log_line, record, soak_table
 
 PLAN = Soak(
     request_count=5,
@@ -191,7 +191,7 @@ def test_the_table_tells_what_has_changed():
     found = soaked(10)
     last = replace(found.readings["orchestrator"][-1], thread_count=16)
     found.readings["orchestrator"][-1] = last
-    line = table(found).splitlines()[2]
+    line = soak_table(found).splitlines()[2]
     assert line == "| orchestrator | 40.0 to 40.0 | +10 ± 0 | +0 ± 0 | 19 | 14 to 16 | 22 | none |"
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -177,6 +178,9 @@ def test_the_report_says_what_was_reached_and_what_was_not(result):
     text = reported([result])
 
     assert f"| {result.planned.speed_over(result.speculative):.2f}x |" in text
+    worst = 1 / min(result.planned.speed_over(it) for it in (result.plain, result.speculative))
+    assert f"- DSI ÷ the better of SI and non-SI: at worst {worst:.3f} (tiny); goal 1.02" in text
+    assert f"| {median(result.distributed.times):.0f} ms (" in text
     assert "DIFFER" not in text
     assert "goal 1.05" in text
     slow = table2.evaluate(ROW, runs_at({PLANNED: 3.0}), echoes=ECHOES)

@@ -162,6 +162,13 @@ async def test_a_broken_stream_is_resumed_by_itself(client, fake):
     assert [len(request.resume_token_ids) for request in fake.requests] == [0, 2, 2, 3]
 
 
+async def test_a_resumption_has_the_time_that_is_left(client, fake):
+    fake.script = [Leg(chunks=2, error=errors.DrainingError("away", retry_after_seconds=0.3))]
+    assert await client.generate("x", resume_attempts=1).text() == WHOLE_TEXT
+    first, second = fake.seconds
+    assert second < first - 0.25
+
+
 async def test_the_error_is_raised_when_the_attempts_are_used_up(client, fake):
     again = errors.DrainingError("draining", retry_after_seconds=0.01)
     fake.script = [Leg(chunks=1, error=again), Leg(chunks=1, error=again)]

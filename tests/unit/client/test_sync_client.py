@@ -46,15 +46,14 @@ async def test_break_cancels_the_call(in_thread, fake):
     fake.script = [Leg(chunks=2, hangs=True)]
 
     def leave(client):
-        stream = client.generate("x")
-        for _ in stream:
+        held = client.generate("x")
+        for _ in held:
             break
-        return stream  # held, so that only the break can have cancelled it
+        # Held, and its client open, so that only the break can have cancelled it.
+        eventually(fake.cancelled.is_set, what="the server hears of it", within_seconds=20)
+        assert held.finished is None
 
-    held = await in_thread(leave)
-    async with asyncio.timeout(10):
-        await fake.cancelled.wait()
-    assert held.finished is None
+    await in_thread(leave)
 
 
 async def test_a_left_generation_goes_on_where_it_was(in_thread):
@@ -73,6 +72,36 @@ async def test_a_left_generation_goes_on_where_it_was(in_thread):
 async def test_a_broken_stream_is_resumed_by_itself(in_thread, fake):
     fake.script = [Leg(chunks=2, error=errors.DrainingError("away", retry_after_seconds=0.01))]
     assert await in_thread(lambda c: c.generate("x", resume_attempts=1).text()) == WHOLE_TEXT
+
+
+async def test_a_resumption_has_the_time_that_is_left(in_thread, fake):
+    away = errors.DrainingError("away", retry_after_seconds=0.3)
+    fake.script = [Leg(chunks=2, error=away)]
+    assert await in_thread(lambda c: c.generate("x", resume_attempts=1).text()) == WHOLE_TEXT
+    first, second = fake.seconds
+    assert second < first - 0.25
+
+
+async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake):
+    fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
+
+    def use(client):
+        stream, ended = client.generate("x", timeout=1000, resume_attempts=1), []
+
+        def read():
+            with suppress(errors.ClientCancelledError):
+                ended.append(stream.text())
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        eventually(lambda: stream._call and stream._call.done(), what="it waits to go on")
+        stream.close()
+        reader.join(20)
+        assert not reader.is_alive()
+        assert ended == []
+
+    await in_thread(use)
+    assert len(fake.requests) == 1
 
 
 async def test_errors_are_typed(in_thread, fake):
@@ -117,7 +146,12 @@ async def test_a_refused_request_connects_anew(in_thread, fake):
     def use(client):
         chunks = iter(client.generate("x"))
         next(chunks)
-        return client.generate("y").text(), [chunk.position for chunk in chunks]
+        other = client.generate("y").text()
+        wires = client._connection._wires
+        assert [wire.is_left for wire in wires] == [True, False]
+        rest = [chunk.position for chunk in chunks]
+        assert [wire.is_left for wire in wires] == [False], "the other one is closed"
+        return other, rest
 
     assert await in_thread(use) == (WHOLE_TEXT, [4, 5, 6, 7])
     one, refused, other = fake.peers

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -749,7 +750,8 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_and_leaves_no_threa
     host = ModelHost(lambda: load_backend(LoadOptions(backend="none")))
     with pytest.raises(ModelLoadError, match="simulated, transformers"):
         await host.start()
-    assert not host._worker._thread.is_alive() or host._worker._thread.join(5) is None
+    host._worker._thread.join(30)
+    assert not host._worker._thread.is_alive()
 
 
 class Remembering(SimulatedBackend):
@@ -885,10 +887,32 @@ async def test_a_lost_device_is_told_and_ends_the_service():
 
 async def test_forwards_and_draft_tokens_are_counted():
     async with running(instant()) as host:
-        await host.verify(asked(opened(host)), chain(ORACLE[:2]))
+        await host.verify(asked(opened(host)), chain([*ORACLE[:2], 0]))
         statistics = host.statistics()
-        assert (statistics.forwards, statistics.rows) == (1, 5)
-        assert (statistics.judged_tokens, statistics.accepted_tokens) == (2, 2)
+        assert (statistics.forwards, statistics.rows) == (1, 6)
+        assert (statistics.judged_tokens, statistics.accepted_tokens) == (3, 2)
+        assert (statistics.verify_calls, statistics.draft_calls) == (1, 0)
+        await drafted(host, asked(opened(host)), max_tokens=7, chunk_tokens=2)
+        statistics = host.statistics()
+        assert (statistics.verify_calls, statistics.draft_calls) == (1, 1)
+        assert (statistics.draft_tokens, statistics.judged_tokens) == (7, 3)
+
+
+async def test_a_call_is_told_how_long_it_waited_and_how_long_it_was_computed():
+    gate = Gate()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        first = verifying(group, host, asked(opened(host)))
+        await entered(gate)
+        second = verifying(group, host, asked(opened(host)))
+        await until(lambda: host.statistics().queue_length == 1)
+        queued_ns = time.monotonic_ns()
+        await until(lambda: time.monotonic_ns() > queued_ns)
+        least_ns = time.monotonic_ns() - queued_ns
+        gate.open.set()
+        assert (await first).timing.forward_ns > least_ns
+        timing = (await second).timing
+        assert timing.queue_ns > least_ns
+        assert timing.forward_ns > 0
 
 
 def test_the_limits_of_the_tests_are_quick():

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from paceline import prefix as module
 from paceline.prefix import TokenPrefix
 from support.prefix_digest import prefix_digest
 
@@ -10,6 +11,8 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=700)
 
 
 @given(st.lists(st.one_of(TOKENS, st.floats(0, 1)), max_size=8), st.floats(0, 1))
+# Beyond checkpoints that a truncation must forget: random lists are seldom so long.
+@example([[0] * 600, 0.4, [1] * 600], 1.0)
 def test_growing_and_shrinking_gives_the_digest_that_the_proto_names(changes, share):
     prefix, model = TokenPrefix(), []
     for change in changes:
@@ -24,3 +27,26 @@ def test_growing_and_shrinking_gives_the_digest_that_the_proto_names(changes, sh
         assert prefix.tokens().tolist() == model
         assert prefix.digest() == prefix_digest(model)
         assert prefix.digest(length) == prefix_digest(model[:length])
+
+
+def test_what_follows_a_cut_is_digested_whatever_was_there_before():
+    prefix = TokenPrefix(range(600))
+    prefix.truncate(100)
+    prefix.extend(range(1000, 1600))
+    assert prefix.digest() == prefix_digest([*range(100), *range(1000, 1600)])
+
+
+def test_a_digest_hashes_few_tokens_again_however_long_the_text_is(monkeypatch):
+    prefix, hashed = TokenPrefix(range(10_000)), []
+
+    def watched(tokens):
+        hashed.append(len(tokens))
+        return little_endian(tokens)
+
+    little_endian = module._little_endian
+    monkeypatch.setattr(module, "_little_endian", watched)
+    prefix.digest()
+    prefix.truncate(9_000)
+    prefix.extend([7])
+    prefix.digest()
+    assert sum(hashed) < 3 * 256

@@ -51,15 +51,36 @@ class StopAtLayer(Interrupt):
         return self._left < 0
 
 
-@pytest.fixture(scope="module", params=["fused", "library"])
+@pytest.fixture(scope="module", params=["fused", "library", "library, without logits_to_keep"])
 def either(request, tiny_pair):
-    """The target, computed in both ways."""
+    """The target, computed in each way that models are."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "library":
+        if request.param != "fused":
             patch.setattr("paceline_engine.backends.transformers.can_fuse", lambda _: False)
         backend = TransformersBackend(str(tiny_pair.target))
     assert isinstance(backend.decoder, FusedLlama) == (request.param == "fused")
+    if request.param.startswith("library"):
+        assert backend.decoder._scores_last_rows
+        backend.decoder._scores_last_rows = request.param == "library"
     return backend
+
+
+def test_only_the_rows_that_are_asked_for_are_scored(tiny_pair, monkeypatch):
+    monkeypatch.setattr("paceline_engine.backends.transformers.can_fuse", lambda _: False)
+    backend, scored = TransformersBackend(str(tiny_pair.target)), []
+    backend.model.lm_head.register_forward_pre_hook(
+        lambda _, arguments: scored.append(arguments[0].shape[-2])
+    )
+    ModelText(backend, SPEC).judge(PROMPT, [1, 2])
+    assert scored == [3]
+
+
+def test_a_text_that_grows_token_by_token_moves_its_keys_a_few_times_only(either):
+    model, capacities = ModelText(either, SPEC), set()
+    for length in range(1, 400):
+        model.draft([7] * length)
+        capacities.add(model.cache._state.text_layers[0].keys.shape[-2])
+    assert len(capacities) <= 4, "64 tokens, doubled up to 512"
 
 
 def text(*token_ids: int) -> array[int]:

@@ -297,6 +297,25 @@ async def test_a_forward_is_overdue_when_its_patience_is_over_and_until_it_ends(
         assert worker.overdue_ns == 0
 
 
+async def test_the_time_in_the_queue_makes_no_forward_overdue():
+    now = 0
+    async with working(clock_ns=lambda: now) as worker:
+        blocker = await blocked(worker)
+        entered, let_go, outlet = threading.Event(), threading.Event(), Outlet()
+
+        def hang(_):
+            entered.set()
+            let_go.wait()
+
+        worker.submit(item(hang, patience_ns=100), outlet=outlet)
+        now = 10**6
+        blocker.let_go.set()
+        await until(entered.is_set)
+        assert worker.overdue_ns == 0
+        let_go.set()
+        await anext(outlet)
+
+
 async def test_a_lost_device_ends_every_job_and_is_told_once():
     told = []
     async with working(on_device_lost=told.append) as worker:

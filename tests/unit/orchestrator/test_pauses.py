@@ -124,6 +124,33 @@ async def test_a_pause_lasts_until_the_end_of_the_newest_one():
         assert await system.until(lambda: server.ready) == pytest.approx(1.0, abs=INSTANT)
 
 
+def hold_its_sessions(model):
+    model.link.hold("OpenSession")
+
+
+def refuse_sessions(model):
+    model.open_error = errors.CacheExhaustedError("full", retry_after_seconds=30)
+
+
+def refuse_calls(model):
+    model.is_full = True
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"), [(hold_its_sessions, 2.0), (refuse_sessions, 0.0), (refuse_calls, 0.0)]
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@virtually
+async def test_where_another_target_is_free_a_request_goes_there_at_once(fault, seconds, strategy):
+    unfit, free = targets(2)
+    fault(unfit)
+    async with virtual_system(*drafters(1), unfit, free) as system:
+        stream = await system.generate(strategy=strategy, lookahead=1, target_count=1)
+        first = stream.arrivals[0][0] - stream.began
+        assert first == pytest.approx(seconds, abs=2 * STEP_SECONDS + HOPS_SECONDS)
+        assert sum(stream.fallbacks.values()) == 1
+
+
 # --- giving up ---------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
+from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.methods import Strategy
 from support.waiting import until
@@ -91,6 +92,50 @@ def test_a_wait_for_a_worthless_forward_is_no_other_request():
 def test_what_a_request_asks_for_is_not_explained():
     plan = a_plan(a_planning([a_server(30)]), strategy=Strategy.SPECULATIVE, lookahead=3)
     assert (plan.strategy, plan.lookahead, plan.note) == (Strategy.SPECULATIVE, 3, "")
+
+
+def test_draft_tokens_that_arrive_late_are_worth_as_little_as_slow_ones():
+    late = a_server(3)
+    for _ in range(80):
+        timing = Timing(forward_ns=3 * MS, forward_count=1, row_count=1)
+        late.latency.observe(timing, elapsed_ns=43 * MS, is_first=False)
+    targets = [a_server(30) for _ in range(7)]
+    assert a_plan(a_planning(targets)).strategy is Strategy.DISTRIBUTED
+    assert a_plan(a_planning(targets, drafter=late)).strategy is Strategy.AUTOREGRESSIVE
+
+
+def test_the_way_to_a_target_is_what_was_measured():
+    far = a_server(30)
+    timing = Timing(forward_ns=30 * MS, forward_count=1, row_count=1)
+    far.latency.observe(timing, elapsed_ns=80 * MS)
+    assert a_plan(a_planning([far])).plain_token_ns == (30 + 50) * MS
+
+
+@pytest.mark.parametrize(("prompt_length", "is_broadcast"), [(5, False), (500, True)])
+def test_a_long_prompt_goes_to_all_targets_at_once(prompt_length, is_broadcast):
+    targets = [a_server(30) for _ in range(7)]
+    for target in targets:
+        target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
+    plan = a_planning(targets).plan(Wish(), None, prompt_length=prompt_length)
+    assert plan.target_count > 1
+    assert plan.broadcast_prefill == is_broadcast
+
+
+def test_what_drafts_were_worth_long_ago_is_forgotten():
+    planning = a_planning([a_server(30)])
+    planning.learn(**took(accepted=10_000))
+    for _ in range(20):
+        planning.learn(**took(rejected=1000))
+    assert planning._acceptance_rate.value < 0.05
+
+
+@pytest.mark.parametrize(("target_count", "lookahead"), [(1, 4), (2, 4), (3, 4), (5, 2), (10, 1)])
+def test_more_targets_take_shorter_blocks_and_never_longer_ones_than_planned(
+    target_count, lookahead
+):
+    times = {"target_ns": 100, "drafter_ns": 10}
+    assert Growth(4, is_fixed=False).lookahead_with(target_count, **times) == lookahead
+    assert Growth(4, is_fixed=True).lookahead_with(target_count, **times) == 4
 
 
 def test_verdicts_change_what_a_drafter_is_worth():

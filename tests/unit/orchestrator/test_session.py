@@ -19,7 +19,7 @@ from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
-from support.fake_models import FakeModelServer, continuation, serving
+from support.fake_models import VOCABULARY_SIZE, FakeModelServer, continuation, serving
 
 TEXT = (1, 2, 3, 4)
 
@@ -153,7 +153,7 @@ async def test_a_newer_call_supersedes_one_whose_cancel_has_not_landed():
             stale.cancel()
             judged = await verify(session, (*TEXT, 7))
         assert judged.next_token == continuation((*TEXT, 7), 1)[0]
-        await fake.until(lambda it: len(it.cancelled) == 1)
+        await fake.until(lambda it: len(it.cut_short) == 1)
 
 
 async def test_what_nobody_wants_any_more_is_not_repaired():
@@ -263,3 +263,56 @@ async def test_a_refused_session_says_why():
         with pytest.raises(errors.CacheExhaustedError) as caught:
             await verify(session, TEXT)
         assert caught.value.retry_after_seconds == 3
+
+
+@pytest.mark.parametrize(
+    "distort",
+    [
+        pytest.param(lambda it: it.logprobs.append(-1.0), id="a log probability too many"),
+        pytest.param(lambda it: it.ClearField("logprobs"), id="no log probabilities"),
+        pytest.param(lambda it: it.accepted_path.append(7), id="a path beyond the proposal"),
+        pytest.param(lambda it: it.accepted_path.__setitem__(0, 1), id="a path that skips"),
+        pytest.param(lambda it: setattr(it, "next_token_id", VOCABULARY_SIZE), id="no token"),
+        pytest.param(lambda it: setattr(it, "sequence", 99), id="another call"),
+    ],
+)
+async def test_a_verdict_that_fits_no_call_is_none(distort):
+    fake = FakeModelServer("target")
+    fake.distort = distort
+    async with a_session(fake) as session:
+        proposal = Proposal(tuple(continuation(TEXT, 2)))
+        with pytest.raises(errors.InternalError, match="not asked"):
+            await session.verify(TEXT, proposal, logprobs=True, final_length=len(TEXT))
+
+
+@pytest.mark.parametrize(
+    "distort",
+    [
+        pytest.param(lambda it: it.proposal.ClearField("token_ids"), id="no token"),
+        pytest.param(lambda it: it.proposal.token_ids.extend([1] * 9), id="beyond the window"),
+        pytest.param(lambda it: it.proposal.parents.append(5), id="a parent to come"),
+        pytest.param(
+            lambda it: it.start_length > len(TEXT) and it.proposal.parents.append(0), id="a sibling"
+        ),
+        pytest.param(
+            lambda it: it.proposal.distributions.add(token_ids=[1], probabilities=[1.0]),
+            id="a distribution under EXACT",
+        ),
+        pytest.param(lambda it: it.proposal.token_ids.__setitem__(0, VOCABULARY_SIZE), id="no id"),
+    ],
+)
+async def test_draft_tokens_that_fit_no_draft_are_none(distort):
+    fake = FakeModelServer("drafter")
+    fake.distort = distort
+    async with a_session(fake) as session:
+        with pytest.raises(errors.InternalError, match="not asked"):
+            await session.draft(TEXT, max_tokens=4, final_length=len(TEXT), report=lambda _: None)
+
+
+async def test_a_chain_may_spell_out_its_parents():
+    fake = FakeModelServer("drafter")
+    found = []
+    fake.distort = lambda it: it.proposal.parents.append(it.start_length - len(TEXT))
+    async with a_session(fake) as session:
+        await session.draft(TEXT, max_tokens=4, final_length=len(TEXT), report=found.append)
+    assert [it.proposal.parents for it in found] == [()] * 4

@@ -1,12 +1,17 @@
-"""What a failed RPC of a model server means to the orchestrator."""
+"""What a model server says, and what a failed RPC of it means, to the orchestrator."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from paceline import errors
-from paceline_orchestrator.fleet.wire import answer
+from paceline.v1 import model_service_pb2, sampling_pb2
+from paceline.v1.session_service_pb2 import CallTiming
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.wire import ModelFacts, Timing, answer, fetch_facts, read_timing
 
 
 async def failed(code):
@@ -25,3 +30,47 @@ async def failed(code):
 async def test_a_status_without_details_is_what_it_means_between_servers(code, error):
     with pytest.raises(error):
         await answer(failed(code))
+
+
+async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
+    info = model_service_pb2.GetModelInfoResponse(
+        model_name="name",
+        fingerprint="fingerprint",
+        tokenizer_fingerprint="tokenizer",
+        vocabulary_size=1,
+        eos_token_ids=[2, 3],
+        context_length=4,
+        verification_rules=[
+            sampling_pb2.VERIFICATION_RULE_EXACT,
+            sampling_pb2.VERIFICATION_RULE_REJECTION,
+        ],
+        forward_latencies=[{"rows": 5, "median_ns": 6}, {"rows": 7, "median_ns": 8}],
+        prefill_fixed_ns=9,
+        prefill_ns_per_token=10,
+        role=model_service_pb2.MODEL_ROLE_TARGET,
+    )
+
+    async def say():
+        return info
+
+    models = SimpleNamespace(GetModelInfo=lambda *_, **__: say())
+    assert await fetch_facts(models) == ModelFacts(
+        model_name="name",
+        fingerprint="fingerprint",
+        tokenizer_fingerprint="tokenizer",
+        vocabulary_size=1,
+        eos_token_ids=frozenset({2, 3}),
+        context_length=4,
+        rejection_sampling=True,
+        forward_latencies=((5, 6), (7, 8)),
+        prefill_fixed_ns=9,
+        prefill_ns_per_token=10,
+        role=Role.TARGET,
+    )
+    del info.verification_rules[1:]
+    assert not (await fetch_facts(models)).rejection_sampling
+
+
+def test_where_a_calls_time_went_is_read_as_it_says_it():
+    timing = CallTiming(queue_ns=1, forward_ns=2, forward_count=3, row_count=4)
+    assert read_timing(timing) == Timing(queue_ns=1, forward_ns=2, forward_count=3, row_count=4)

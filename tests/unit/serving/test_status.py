@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -23,6 +26,15 @@ def sent(error: errors.PacelineError) -> grpc.aio.AioRpcError:
 def test_every_reason_of_the_proto_has_a_class_and_every_class_a_reason():
     names = {name.removeprefix("ERROR_REASON_") for name in ErrorReason.DESCRIPTOR.values_by_name}
     assert set(errors.error_classes()) == names - {"UNSPECIFIED"}
+
+
+def test_every_reason_has_the_code_that_the_proto_says():
+    proto = Path(__file__).parents[3] / "protos" / "paceline" / "v1" / "error_reason.proto"
+    # Each has a comment before it, whose first word is the code.
+    first = r"(?<=[;{])\n +// ([A-Z_]+)\. "
+    said = re.findall(first + r"(?:.*\n)(?: +//.*\n)* +ERROR_REASON_(\w+) = ", proto.read_text())
+    codes = {reason: each.code for reason, each in errors.error_classes().items()}
+    assert {reason: code for code, reason in said} == codes
 
 
 @pytest.mark.parametrize("reason", sorted(errors.error_classes()))

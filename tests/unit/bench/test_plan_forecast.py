@@ -7,7 +7,7 @@ import pytest
 from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
-from paceline_bench.plan.report import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
 from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.words import counted
+from paceline_bench.report import table, times
 from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_bench.node import SimulatedNode
     from paceline_bench.plan.forecast import Forecast
+    from paceline_bench.report import Results, Row
 
-__all__ = ["HEADINGS", "conclusions", "json_rows", "table_rows"]
+__all__ = ["HEADINGS", "conclusions", "json_rows", "plan", "table_rows"]
 
 HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "gain per target")
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
@@ -58,7 +60,7 @@ def conclusions(rows: Sequence[Forecast], node: SimulatedNode) -> list[str]:
     return lines
 
 
-def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
+def json_rows(rows: Sequence[Forecast]) -> list[Row]:
     """Return a row for each forecast; times in ms."""
     return [
         {
@@ -73,6 +75,25 @@ def json_rows(rows: Sequence[Forecast]) -> list[dict[str, Any]]:
         }
         for index, row in enumerate(rows)
     ]
+
+
+def plan(results: Results) -> str:
+    """What one more target is worth, by an example: for the pages."""
+    content = results["plan"]
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: (
+            f"DSI, {counted(row['target_count'], 'target')}"
+            if row["strategy"] == "DSI"
+            else row["strategy"]
+        ),
+        "lookahead": lambda row: str(row["lookahead"] or "-"),
+        "ms": lambda row: f"{row['mean_ms']:.0f} ± {row['error_ms']:.0f}",
+        "speed-up": lambda row: times(row["speed_up"]),
+        "gain per target": lambda row: (
+            "-" if row["gain_per_target"] is None else f"{row['gain_per_target']:+.1%}"
+        ),
+    }
+    return f"`{content['circumstances']['command']}`\n\n{table(content['rows'], columns)}"
 
 
 def _name(row: Forecast) -> str:

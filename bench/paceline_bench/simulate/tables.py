@@ -1,18 +1,17 @@
-"""What the pages say of `paceline simulate` and `paceline plan`."""
+"""What the pages say of `paceline simulate`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.words import counted
-from paceline_bench.report import markdown_table, times
+from paceline_bench.report import markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.report import Results, Row
 
-__all__ = ["plan", "simulate"]
+__all__ = ["simulate"]
 
 
 def simulate(results: Results) -> str:
@@ -73,22 +72,3 @@ def _drawn_gain(row: Row) -> str:
 
 def _at(place: Sequence[float]) -> str:
     return f"drafter {place[0]:.2f}, acceptance {place[1]:.2f}"
-
-
-def plan(results: Results) -> str:
-    """What one more target is worth, by an example."""
-    content = results["plan"]
-    lines = [
-        [
-            row["strategy"]
-            if row["strategy"] != "DSI"
-            else f"DSI, {counted(row['target_count'], 'target')}",
-            str(row["lookahead"] or "-"),
-            f"{row['mean_ms']:.0f} ± {row['error_ms']:.0f}",
-            times(row["speed_up"]),
-            "-" if row["gain_per_target"] is None else f"{row['gain_per_target']:+.1%}",
-        ]
-        for row in content["rows"]
-    ]
-    headings = ("", "lookahead", "ms", "speed-up", "gain per target")
-    return f"`{content['circumstances']['command']}`\n\n{markdown_table(headings, lines)}"

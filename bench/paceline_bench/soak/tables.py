@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.report import circumstances, markdown_table
+from paceline_bench.report import circumstances, table
 from paceline_bench.soak.rounds import growth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from paceline_bench.soak.rounds import Growth, Reading, Soak
 
-__all__ = ["LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "table"]
+    _Process = tuple[str, Sequence[Reading]]
+
+__all__ = ["LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "soak_table"]
 
 LOG_MARK = "<!-- soaks: new lines go above this one -->"
 """Where a log has its list of soaks."""
 
 _MIB = 1 << 20
-_HEADINGS = (
-    "process",
-    "MiB",
-    "bytes a request",
-    "the same, of RSS",
-    "descriptors",
-    "threads",
-    "tasks",
-    "sessions",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +52,9 @@ class Soaked:
         return self.orchestrator.bytes_per_request <= self.limit and not self.wrong_count
 
 
-def table(soaked: Soaked) -> str:
+def soak_table(soaked: Soaked) -> str:
     """Lay out what each process held after the warm-up, and at the end."""
-    return markdown_table(_HEADINGS, [_cells(*each) for each in soaked.readings.items()])
+    return table(soaked.readings.items(), _COLUMNS)
 
 
 def log_line(soaked: Soaked) -> str:
@@ -117,25 +110,27 @@ def _plain(reading: Reading) -> dict[str, int | None]:
     }
 
 
-def _cells(name: str, readings: Sequence[Reading]) -> list[str]:
-    first, last = readings[0], readings[-1]
-    return [
-        name,
-        f"{first.own_bytes / _MIB:.1f} to {last.own_bytes / _MIB:.1f}",
-        _slope(growth(readings)),
-        _slope(growth(readings, resident=True)),
-        _change(first.descriptor_count, last.descriptor_count),
-        _change(first.thread_count, last.thread_count),
-        _change(first.task_count, last.task_count),
-        _change(first.session_count, last.session_count),
-    ]
-
-
 def _slope(grown: Growth) -> str:
     return f"{grown.bytes_per_request:+.0f} ± {grown.error:.0f}"
 
 
-def _change(first: int | None, last: int | None) -> str:
-    if first is None or last is None:
-        return "none"
-    return str(last) if first == last else f"{first} to {last}"
+def _change(name: str) -> Callable[[_Process], str]:
+    def said(process: _Process) -> str:
+        first, last = (getattr(process[1][at], name) for at in (0, -1))
+        if first is None or last is None:
+            return "none"
+        return str(last) if first == last else f"{first} to {last}"
+
+    return said
+
+
+_COLUMNS: dict[str, Callable[[_Process], str]] = {
+    "process": itemgetter(0),
+    "MiB": lambda process: " to ".join(f"{process[1][at].own_bytes / _MIB:.1f}" for at in (0, -1)),
+    "bytes a request": lambda process: _slope(growth(process[1])),
+    "the same, of RSS": lambda process: _slope(growth(process[1], resident=True)),
+    "descriptors": _change("descriptor_count"),
+    "threads": _change("thread_count"),
+    "tasks": _change("task_count"),
+    "sessions": _change("session_count"),
+}

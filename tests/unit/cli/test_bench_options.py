@@ -1,0 +1,94 @@
+"""What the benchmarks understand, and what they refuse in one line before anything is started."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from paceline_cli import bench_load, bench_pair, bench_soak, bench_table2
+from paceline_cli.__main__ import main
+from paceline_serving.command_line import parse
+
+BENCHMARKS = {
+    "load": (bench_load.LoadSettings, bench_load._EXAMPLES),
+    "pair": (bench_pair.PairSettings, bench_pair._EXAMPLES),
+    "soak": (bench_soak.SoakSettings, bench_soak._EXAMPLES),
+    "table2": (bench_table2.Table2Settings, bench_table2._EXAMPLES),
+}
+EXAMPLES = [line for _, examples in BENCHMARKS.values() for line in examples.splitlines() if line]
+
+
+def read(line):
+    """Parse a benchmark's name and its options."""
+    name, *options = shlex.split(line)
+    return parse(BENCHMARKS[name][0], options, program="it", environment={})
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_are_understood(line):
+    command, *_ = line.split("    ")
+    assert command.startswith("paceline bench ")
+    read(command.removeprefix("paceline bench ").replace("~", "/home"))
+
+
+def test_streams_go_from_one_to_sixty_four_with_every_strategy():
+    settings = read("load")
+    assert settings.streams == (1, 2, 4, 8, 16, 32, 64)
+    assert settings.strategies == ("non-si", "si", "dsi", "auto")
+    assert settings.orchestrators == (1, 2)
+    assert settings.parts == ("scaling", "strategies")
+
+
+def test_a_small_load_can_be_asked_for():
+    settings = read("load --streams 1,4-5,16 --tokens 32 --strategies auto --json a.json")
+    assert settings.streams == (1, 4, 5, 16)
+    assert (settings.tokens, settings.strategies) == (32, ("auto",))
+    assert settings.json_file.name == "a.json"
+
+
+def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
+    settings = read("soak")
+    assert (settings.requests, settings.limit_bytes) == (50_000, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("load --streams 0", "--streams: '0' is not within 1 to 512"),
+        ("load --streams 8-2", "--streams: '8-2' goes down; write it as 2-8"),
+        ("load --streams 1,x", "--streams: 'x' is no number and no range"),
+        ("load --strategies fast", "no strategy 'fast'; there are non-si, si, dsi, auto"),
+        ("load --parts pair", "there is no part 'pair'; there are scaling, strategies"),
+        ("load --parts ,", "--parts: name at least one of scaling, strategies"),
+        ("load --chart load.xyz", "must end in .svg or .png"),
+        ("load --stream 1", "did you mean --streams?"),
+        ("pair --parts acceptance,speed", "no part 'speed'; there are acceptance, "),
+        ("pair --lookaheads 2,0", "--lookaheads: '0' is not within 1 to 32"),
+        ("pair --lookaheads 99", "--lookaheads: '99' is not within 1 to 32"),
+        ("pair --chart pair.xyz", "must end in .svg or .png"),
+        ("pair --random-target 40", "'40' is not LAYERSxWIDTH, such as 40x5120"),
+        ("pair --random-target 4x128", "--random-target and --random-drafter go together"),
+        ("pair --dtype int8", "--dtype: "),
+        ("pair --target 1", "did you mean"),
+        ("soak --requests 2", "--requests: Input should be greater than or equal to 10"),
+        ("soak --leaving 2", "--leaving: Input should be less than or equal to 1"),
+        ("soak --request 1", "did you mean --requests?"),
+        ("table2 --rows 11", "--rows: there are 10 rows"),
+        ("table2 --rows gpt", "there is no row 'gpt'; there are vicuna-13b/cnn-dm"),
+        ("table2 --si-lookaheads 0-3", "--si-lookaheads: '0-3' is not within 1 to 64"),
+        ("table2 --dsi-lookaheads few", "'few' is no number and no range"),
+        ("table2 --grid 1", "--grid: a grid has two or more of each"),
+        ("table2 --grid 2 --rows 3", "so --rows does not go with it"),
+        ("table2 --grid 2 --si-lookaheads 1", "so --si-lookaheads does not go with it"),
+        ("table2 --grid 2 --dsi-lookaheads 1", "so --dsi-lookaheads does not go with it"),
+        ("table2 --chart t.pdf", "--chart: must end in .svg or .png"),
+    ],
+)
+def test_what_cannot_be_is_one_line(capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *options.split()])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

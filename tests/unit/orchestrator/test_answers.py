@@ -1,0 +1,204 @@
+"""What servers answer is checked before it is believed, and learnt from."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from paceline import errors
+from paceline.v1.drafter_service_pb2 import DraftResponse
+from paceline.v1.target_service_pb2 import VerifyResponse
+from paceline_orchestrator.calls.deadline import Deadline, patience_seconds
+from paceline_orchestrator.calls.keeper import Opening
+from paceline_orchestrator.calls.rpcs import SessionSpec
+from paceline_orchestrator.calls.session import RemoteSession
+from paceline_orchestrator.fleet.latency import ObservedLatency
+from paceline_protocol.proposal import Proposal
+
+TEXT = (1, 2, 3, 4)
+SIZE = 10
+MS = 1_000_000
+TIMING = {"forward_count": 1, "forward_ns": 5 * MS, "row_count": 1}
+
+
+class Messages:
+    """A draft's answers."""
+
+    def __init__(self, *messages):
+        self._messages = messages
+
+    async def __aiter__(self):
+        for message in self._messages:
+            yield DraftResponse(**message)
+
+    def cancel(self):
+        pass
+
+
+class Silence:
+    """Remembers how long each answer may take."""
+
+    def __init__(self):
+        self.patience, self.heard_count = [], 0
+
+    def begin(self, _rpc, *, patience_seconds, is_in_sight, instead_of=None):
+        self.patience.append(patience_seconds)
+        self.is_in_sight = is_in_sight
+        return SimpleNamespace(is_given_up=False)
+
+    def heard(self, _waiting, *, patience_seconds=None):
+        self.heard_count += 1
+        if patience_seconds is not None:
+            self.patience.append(patience_seconds)
+
+    def end(self, _waiting, *, rpc):
+        pass
+
+
+def a_server(*, verdict=None, drafts=(), live_sequence=0):
+    """A server that answers each call with this."""
+
+    async def judge():
+        return VerifyResponse(**verdict)
+
+    async def renew():
+        return SimpleNamespace(live_sequence=live_sequence)
+
+    return SimpleNamespace(
+        name="it",
+        facts=SimpleNamespace(vocabulary_size=SIZE),
+        target=SimpleNamespace(Verify=lambda *_, **__: judge()),
+        drafter=SimpleNamespace(Draft=lambda *_, **__: Messages(*drafts)),
+        sessions=SimpleNamespace(RenewSession=lambda *_, **__: renew()),
+        latency=ObservedLatency(clock=lambda: 0.0),
+        silence=Silence(),
+        session_count=0,
+        call_count=0,
+    )
+
+
+def a_session(server):
+    opening = asyncio.get_running_loop().create_future()
+    opening.set_result(Opening(session_id="it"))
+    return RemoteSession(
+        server,
+        SessionSpec(fingerprint="it", reserve_length=9),
+        keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
+        deadline=Deadline.after(60),
+        note_repair=lambda _: None,
+    )
+
+
+async def verified(server, *, block=(5, 6)):
+    return await a_session(server).verify(TEXT, Proposal(block), final_length=4)
+
+
+async def drafted(server, *, reported=None):
+    told = [] if reported is None else reported
+    await a_session(server).draft(
+        TEXT,
+        max_tokens=4,
+        final_length=4,
+        report=lambda it: told.extend(it.proposal.token_ids),
+    )
+    return told
+
+
+RIGHT = {"sequence": 1, "prefix_length": 4, "accepted_path": [0], "next_token_id": 9}
+
+
+async def test_a_verdict_on_what_was_asked_is_believed():
+    judged = await verified(a_server(verdict={**RIGHT, "timing": TIMING}))
+    assert (judged.accepted_path, judged.next_token) == ((0,), 9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sequence": 2},
+        {"sequence": 0},
+        {"prefix_length": 5},
+        {"accepted_path": [0, 1, 2]},
+        {"accepted_path": [1]},
+        {"accepted_path": [1, 0]},
+        {"next_token_id": SIZE},
+        {"next_token_id": 2**32 - 1},
+    ],
+    ids=str,
+)
+async def test_a_verdict_on_something_else_is_an_error(wrong):
+    with pytest.raises(errors.InternalError, match="not asked"):
+        await verified(a_server(verdict={**RIGHT, **wrong}))
+
+
+def draft(start_length, *token_ids, sequence=1, **more):
+    return {
+        "sequence": sequence,
+        "start_length": start_length,
+        "proposal": {"token_ids": token_ids, **more},
+        "timing": TIMING,
+    }
+
+
+async def test_draft_tokens_that_follow_on_the_text_are_reported():
+    server = a_server(drafts=[draft(4, 7), draft(5, 8, 9)])
+    assert await drafted(server) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        draft(5, 8, sequence=2),
+        draft(4, 8),
+        draft(6, 8),
+        draft(5, SIZE),
+        draft(5, 8, 2**32 - 1),
+        draft(5, 8, 9, parents=[0, 0]),
+    ],
+    ids=str,
+)
+async def test_draft_tokens_of_something_else_are_an_error_and_those_before_stand(wrong):
+    reported = []
+    with pytest.raises(errors.InternalError, match="not asked"):
+        await drafted(a_server(drafts=[draft(4, 7), wrong]), reported=reported)
+    assert reported == [7]
+
+
+async def test_what_calls_take_is_learnt_from_both_kinds_of_answers():
+    target = a_server(verdict={**RIGHT, "timing": TIMING})
+    drafter = a_server(drafts=[draft(4, 7), draft(5, 8)])
+    await verified(target)
+    await drafted(drafter)
+    for server in (target, drafter):
+        assert server.latency.step_ns == 5 * MS
+        assert server.latency.call_ns is not None
+
+
+async def test_of_a_stream_the_first_message_alone_tells_what_a_call_takes():
+    observed = []
+    server = a_server(drafts=[draft(4, 7), draft(5, 8), draft(6, 9)])
+    server.latency.observe = lambda _timing, *, elapsed_ns, is_first: observed.append(is_first)
+    await drafted(server)
+    assert observed == [True, False, False]
+
+
+async def test_a_prompt_may_take_what_it_takes_and_a_server_that_says_nothing_a_while():
+    unknown = a_server(verdict=RIGHT)
+    await verified(unknown)
+    assert unknown.silence.patience == [patience_seconds(None)]
+    known = a_server(verdict=RIGHT)
+    known.latency.adopt(((1, MS),), prefill_fixed_ns=0, prefill_ns_per_token=100 * MS)
+    await verified(known)
+    # Four tokens of the prompt and two of the block.
+    assert known.silence.patience == [patience_seconds(600 * MS, is_cold=True)] == [2.4]
+
+
+@pytest.mark.parametrize(("live_sequence", "is_in_sight"), [(1, True), (0, False), (2, True)])
+async def test_a_server_that_is_late_is_asked_whether_it_has_the_call_or_a_newer_one(
+    live_sequence, is_in_sight
+):
+    server = a_server(verdict=RIGHT, live_sequence=live_sequence)
+    await verified(server)
+    assert await server.silence.is_in_sight() is is_in_sight
