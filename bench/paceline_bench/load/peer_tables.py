@@ -23,10 +23,11 @@ Tokens/s: of all texts together, from the first request to the last token. Ratio
 its own with 1 stream, to the library's faster way, to our engine without services.
 TTFT: time to first token. ITL: inter-token latency, the time between two messages of a stream
 divided over the tokens of the later one, for each of these tokens. Gap: that time as it is, which
-the simulated form calls ITL. CPU: ms for each token, of the orchestrator, and of this process,
-which is the client of the services and has the model of the others. No p99 is told of fewer than
-100 measurements.
+the simulated form calls ITL. CPU: ms for each token, of the orchestrator, of what has the models,
+and of the client; it tells most where others use the machine. No p99 is told of fewer than 100
+measurements.
 """
+_CPU = ("orchestrator_ms_per_token", "model_ms_per_token", "client_ms_per_token")
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "who": lambda row: f"{row['group']}: {row['name']}",
     "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
@@ -36,7 +37,9 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "TTFT p50 / p99": percentile_words("ttft_ms"),
     "ITL p50 / p99": percentile_words("itl_ms", digits=1),
     "gap p50 / p99": percentile_words("gap_ms", digits=1),
-    "CPU": lambda row: f"{_ms(row['orchestrator_ms_per_token'])} / {_ms(row['own_ms_per_token'])}",
+    "CPU": lambda row: " / ".join(
+        "-" if row[name] is None else f"{row[name]:.2f}" for name in _CPU
+    ),
     "decoded with": lambda row: chosen_words(row) if row["group"] == Group.SERVICES.value else "-",
     "output": lambda row: (
         f"{row['different']} of {row['text_count']} DIFFER" if row["different"] else "identical"
@@ -65,7 +68,3 @@ def peer_findings(rows: Sequence[Row]) -> list[str]:
     if different:
         lines.append(f"Of the library's {texts} texts {different} differ, which rounding may do.")
     return lines
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -7,6 +7,7 @@ whatever else the machine does hits all alike. Ratios are those of a round; told
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_bench.load.streams import Load, Served, offer, percentiles
 from paceline_bench.pair.contest import Group
-from paceline_bench.processes import metered, quiet
+from paceline_bench.processes import cpu_seconds, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,14 +67,14 @@ class Run:
     Attributes:
         served: Every text.
         orchestrator_seconds: CPU time of the orchestrator.
+        servers_seconds: CPU time of the model servers.
         own_seconds: CPU time of this process: of the client, or of the model if it is here.
-        machine_load: Share of all cores that was busy.
     """
 
     served: list[Served]
     orchestrator_seconds: float
+    servers_seconds: float
     own_seconds: float
-    machine_load: float
 
     @property
     def token_count(self) -> int:
@@ -144,7 +145,7 @@ async def measure_peers(
     *,
     rounds: int,
     orchestrator_pid: int,
-    server_pids: Sequence[int],
+    model_pids: Sequence[int],
     on_run: Callable[[str], None] = lambda _: None,
 ) -> list[Entry]:
     """Give every load to every peer, in turn.
@@ -154,7 +155,7 @@ async def measure_peers(
         loads: What is asked for; each with another number of streams.
         rounds: How often.
         orchestrator_pid: The orchestrator's process.
-        server_pids: All processes that may still have work of the load before.
+        model_pids: The model servers'.
         on_run: Told of each run.
 
     Returns:
@@ -163,16 +164,17 @@ async def measure_peers(
     Raises:
         PacelineError: A request failed.
     """
+    pids = (orchestrator_pid, os.getpid(), *model_pids)
     entries = [[Entry(peer, load.stream_count) for peer in peers] for load in loads]
     for turn in range(rounds):
         for load, own in zip(loads, entries, strict=True):
             for entry in (*own[turn % len(own) :], *own[: turn % len(own)]):
-                await quiet(server_pids)
                 with entry.peer.ready():
-                    async with metered([orchestrator_pid]) as usage:
-                        served = await entry.peer.serve(load)
-                (cpu_seconds,) = usage.cpu_seconds
-                run = Run(served, cpu_seconds, usage.own_seconds, usage.machine_load)
+                    await quiet(pids)  # the load before may still be worked on
+                    before = cpu_seconds(pids)
+                    served = await entry.peer.serve(load)
+                spent = [now - then for now, then in zip(cpu_seconds(pids), before, strict=True)]
+                run = Run(served, spent[0], sum(spent[2:]), spent[1])
                 entry.runs.append(run)
                 who = f"{load.stream_count} x {entry.peer.group.value}, {entry.peer.name}"
                 on_run(f"round {turn + 1}, {who}: {run.tokens_per_second:.0f} tokens/s")
@@ -193,6 +195,10 @@ def _row(entry: Entry, entries: Sequence[Entry], expected: Mapping[Prompt, tuple
     group, served = entry.peer.group, [each for run in entry.runs for each in run.served]
     different = sum(each.token_ids != expected[each.prompt] for each in served)
     is_service, token_count = group is Group.SERVICES, sum(run.token_count for run in entry.runs)
+    orchestrator_ms, servers_ms, own_ms = (
+        1e3 * sum(getattr(run, f"{who}_seconds") for run in entry.runs) / token_count
+        for who in ("orchestrator", "servers", "own")
+    )
     beside = [it for it in entries if it.stream_count == entry.stream_count]
     library = [it for it in beside if it.peer.group is Group.LIBRARY]
     alone = [it for it in entries if it.peer is entry.peer and it.stream_count == 1]
@@ -213,13 +219,9 @@ def _row(entry: Entry, entries: Sequence[Entry], expected: Mapping[Prompt, tuple
         "ttft_ms": asdict(percentiles([1e3 * each.ttft_seconds for each in served])),
         "itl_ms": asdict(percentiles([1e3 * it for each in served for it in each.token_seconds])),
         "gap_ms": asdict(percentiles([1e3 * it for each in served for it in each.itl_seconds])),
-        "orchestrator_ms_per_token": (
-            1e3 * sum(run.orchestrator_seconds for run in entry.runs) / token_count
-            if is_service
-            else None
-        ),
-        "own_ms_per_token": 1e3 * sum(run.own_seconds for run in entry.runs) / token_count,
-        "machine_load": median(run.machine_load for run in entry.runs),
+        "orchestrator_ms_per_token": orchestrator_ms if is_service else None,
+        "model_ms_per_token": servers_ms if is_service else own_ms,
+        "client_ms_per_token": own_ms if is_service else None,
         "chosen": dict(Counter(each.strategy.abbreviation for each in served)),
         "different": different,
         # Other shapes add in another order: what the library makes of a near-tie is its own.

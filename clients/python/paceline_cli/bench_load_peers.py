@@ -94,9 +94,11 @@ async def _measured(
         AsyncClient(system.orchestrator_address) as client,
     ):
         peers = [*_services(settings, client), *_local(settings, bundled, engine)]
-        pids = [server.pid for server in system.servers]
         measure = partial(
-            measure_peers, peers, orchestrator_pid=system.orchestrator.pid, server_pids=pids
+            measure_peers,
+            peers,
+            orchestrator_pid=system.orchestrator.pid,
+            model_pids=[server.pid for server in (*system.targets, *system.drafters)],
         )
         with progress("the reference and a warm-up", total=len(peers)) as step:
             await warm_up([client], max_tokens=settings.tokens)
