@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,8 @@ from paceline_bench.load.peers import (
 )
 from paceline_bench.load.streams import Load, Served
 from paceline_bench.pair.contest import Group
+from paceline_cli import bench_load_peers
+from paceline_cli.__main__ import main
 
 A, B = (1, 2), (3, 4)
 EXPECTED = {A: (5, 6), B: (7, 8)}
@@ -47,7 +50,8 @@ def test_prompts_are_windows_of_one_length_over_all_texts():
 
 
 def test_a_runs_speed_is_that_of_all_its_texts_from_the_first_request_to_the_last_token():
-    assert run_of(text(seconds=1), text(B, seconds=2)).tokens_per_second == 4 / 4
+    late = replace(text(B), sent_at=12.0)  # and so from 10 to 14
+    assert run_of(text(seconds=1), late).tokens_per_second == 4 / 4
 
 
 async def test_whoever_is_in_this_process_gets_as_many_texts_at_once_as_there_would_be_streams():
@@ -102,6 +106,17 @@ async def test_each_round_begins_with_another_one(never_waiting):
     ]
 
 
+async def test_each_process_has_its_own_cpu_time(never_waiting, monkeypatch):
+    looks = iter([[1, 1, 1, 1], [2, 11, 101, 1001]])
+    monkeypatch.setattr(module, "cpu_seconds", lambda _pids: next(looks))
+    peer = local_peer(Group.ENGINE, "it", lambda prompts, _: [text(it) for it in prompts])
+    (entry,) = await measure_peers(
+        [peer], [asked(2)], rounds=1, orchestrator_pid=5, model_pids=[6, 7]
+    )
+    (run,) = entry.runs
+    assert (run.orchestrator_seconds, run.own_seconds, run.servers_seconds) == (1, 10, 1100)
+
+
 def entries_of(*described):
     """Give entries of one text in each round: group, name, streams, seconds for each token."""
     peers = {}
@@ -118,6 +133,7 @@ def entries_of(*described):
 def test_ratios_are_the_medians_of_the_rounds():
     rows = peer_rows(
         entries_of(
+            (Group.SERVICES, "non-SI", 1, (1, 1, 1)),
             (Group.SERVICES, "SI", 1, (8, 8, 8)),
             (Group.SERVICES, "SI", 4, (2, 4, 8)),
             (Group.ENGINE, "non-SI", 4, (1, 8, 8)),
@@ -129,12 +145,13 @@ def test_ratios_are_the_medians_of_the_rounds():
     ratios = [(row["to_one_stream"], row["to_library"], row["to_engine"]) for row in rows]
     assert ratios == [
         (1, None, None),
+        (1, None, None),
         (2, 0.5, 1),  # continuous batching is the faster one, by its median
         (None, 0.25, None),
         (None, None, None),
         (None, None, None),
     ]
-    assert rows[1]["tokens_per_second"] == 0.25
+    assert rows[2]["tokens_per_second"] == 0.25
 
 
 def test_a_row_counts_what_all_rounds_cost():
@@ -165,6 +182,17 @@ def test_only_the_library_may_differ(group):
         is_right = token_ids == EXPECTED[A]
         assert row["different"] == (0 if is_right else 1)
         assert row["identical"] == (is_right or group is Group.LIBRARY)
+
+
+@pytest.mark.parametrize(
+    ("group", "code"), [(Group.SERVICES, 1), (Group.ENGINE, 1), (Group.LIBRARY, 0)]
+)
+def test_the_exit_code_is_that_of_our_own_outputs(monkeypatch, group, code):
+    async def measured(*_):
+        return [*rows_with(Group.SERVICES, (5, 6)), *rows_with(group, (5, 9))]
+
+    monkeypatch.setattr(bench_load_peers, "_measured", measured)
+    assert main(["bench", "load", "--backend=transformers"]) == code
 
 
 def test_what_differs_is_told():
