@@ -124,6 +124,8 @@ class FakeModelServer:
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
+        answers: Set while Verify and Draft answer. A call that waits for it is in sight, and only a
+            cancel ends it, also where a newer one of its session comes.
         specs: What sessions were opened for.
         waiting: Sessions that wait to be opened.
         refused: Sessions refused with `open_error`.
@@ -150,6 +152,7 @@ class FakeModelServer:
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
     specs: list[session_service_pb2.SessionSpec] = field(default_factory=list)
     waiting: int = 0
     refused: int = 0
@@ -169,6 +172,7 @@ class FakeModelServer:
     def __post_init__(self) -> None:
         self.fingerprint = self.fingerprint or f"{self.role}-model"
         self.opens.set()
+        self.answers.set()
 
     async def start(self) -> None:
         """Listen, on the same port as before if there was one."""
@@ -264,10 +268,13 @@ class FakeModelServer:
             session.superseded.set()
 
     def renew(self, session_id: str) -> int:
-        """Count a renewal, and return the session's call that is in sight: none ever is."""
-        self._session(session_id)
+        """Count a renewal, and return the session's call that is in sight, or 0.
+
+        One is only while it waits for `answers`: whatever else is late hangs.
+        """
+        session = self._session(session_id)
         self.renewed += 1
-        return 0
+        return 0 if self.answers.is_set() else session.sequence
 
     @contextmanager
     def call(self, request: Any) -> Iterator[tuple[_Session, str]]:
@@ -403,6 +410,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                     rows=len(request.call.token_ids) + len(block),
                     depth=request.speculation_depth,
                 )
+                await fake.answers.wait()
                 accepted = 0
                 while accepted < len(block) and block[accepted] == fake.token_after(
                     prefix + block[:accepted]
@@ -443,6 +451,7 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                 for count in range(request.max_tokens):
                     rows = 1 if count else max(1, len(request.call.token_ids))
                     timing = await fake.forward(superseded, fault, rows=rows)
+                    await fake.answers.wait()
                     token_id = fake.token_after(session.tokens)
                     if not fake.agrees(len(session.tokens)):
                         token_id = (token_id + 1) % EOS
