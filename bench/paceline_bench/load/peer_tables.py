@@ -63,6 +63,12 @@ def peer_findings(rows: Sequence[Row]) -> list[str]:
         if wrong
         else "Every output of the services and the engine was identical to plain decoding."
     ]
+    if failed := [row for row in rows if row["failures"]]:
+        lines.append(
+            "Runs in which a request failed, which were done again: "
+            + ", ".join(f"{row['name']} x {row['stream_count']}" for row in failed)
+            + f" ({failed[0]['failures'][0]})"
+        )
     library = [row for row in rows if row["group"] == Group.LIBRARY.value]
     different, texts = (sum(row[it] for row in library) for it in ("different", "text_count"))
     if different:

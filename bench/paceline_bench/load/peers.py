@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from statistics import median
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from paceline.errors import TryAgainError
 from paceline_bench.load.streams import Load, Served, offer, percentiles
 from paceline_bench.pair.contest import Group
 from paceline_bench.processes import cpu_seconds, quiet
@@ -33,11 +35,15 @@ __all__ = [
     "Run",
     "Together",
     "cut_prompts",
+    "insist",
     "local_peer",
     "measure_peers",
     "peer_rows",
     "service_peer",
 ]
+
+_T = TypeVar("_T")
+_ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 
 Together: TypeAlias = Callable[[Sequence[tuple[int, ...]], int], list[Served]]
 """Continues prompts, all at once, by so many tokens."""
@@ -90,11 +96,17 @@ class Run:
 
 @dataclass(slots=True)
 class Entry:
-    """A peer, a number of texts at once, and what came of it in each round."""
+    """A peer, a number of texts at once, and what came of it.
+
+    Attributes:
+        runs: One of each round.
+        failures: Why runs ended early; each was done again.
+    """
 
     peer: Peer
     stream_count: int
     runs: list[Run] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
@@ -162,23 +174,43 @@ async def measure_peers(
         For each load an entry for each peer.
 
     Raises:
-        PacelineError: A request failed.
+        PacelineError: A request failed, for good or again and again.
     """
     pids = (orchestrator_pid, os.getpid(), *model_pids)
     entries = [[Entry(peer, load.stream_count) for peer in peers] for load in loads]
     for turn in range(rounds):
         for load, own in zip(loads, entries, strict=True):
             for entry in (*own[turn % len(own) :], *own[: turn % len(own)]):
-                with entry.peer.ready():
-                    await quiet(pids)  # the load before may still be worked on
-                    before = cpu_seconds(pids)
-                    served = await entry.peer.serve(load)
-                spent = [now - then for now, then in zip(cpu_seconds(pids), before, strict=True)]
-                run = Run(served, spent[0], sum(spent[2:]), spent[1])
+                run = await insist(partial(_run, entry.peer, load, pids), entry.failures.append)
                 entry.runs.append(run)
                 who = f"{load.stream_count} x {entry.peer.group.value}, {entry.peer.name}"
                 on_run(f"round {turn + 1}, {who}: {run.tokens_per_second:.0f} tokens/s")
     return [entry for own in entries for entry in own]
+
+
+async def insist(attempt: Callable[[], Awaitable[_T]], on_failure: Callable[[str], None]) -> _T:
+    """Make an attempt again if a request should be: one target that is starved is soon missed.
+
+    Raises:
+        PacelineError: A request failed for good, or some in each attempt.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except TryAgainError as error:
+            on_failure(str(error))
+            await asyncio.sleep(error.retry_after_seconds or _PAUSE_SECONDS)
+    return await attempt()
+
+
+async def _run(peer: Peer, load: Load, pids: Sequence[int]) -> Run:
+    """Measure; the processes are the orchestrator's, this one, and the model servers'."""
+    with peer.ready():
+        await quiet(pids)  # the load before may still be worked on
+        before = cpu_seconds(pids)
+        served = await peer.serve(load)
+    front, own, *models = (now - then for now, then in zip(cpu_seconds(pids), before, strict=True))
+    return Run(served, front, sum(models), own)
 
 
 def peer_rows(entries: Sequence[Entry], expected: Mapping[Prompt, tuple[int, ...]]) -> list[Row]:
@@ -223,6 +255,7 @@ def _row(entry: Entry, entries: Sequence[Entry], expected: Mapping[Prompt, tuple
         "model_ms_per_token": servers_ms if is_service else own_ms,
         "client_ms_per_token": own_ms if is_service else None,
         "chosen": dict(Counter(each.strategy.abbreviation for each in served)),
+        "failures": entry.failures,
         "different": different,
         # Other shapes add in another order: what the library makes of a near-tie is its own.
         "identical": not different or group is Group.LIBRARY,

@@ -14,6 +14,7 @@ from paceline_bench.load.peer_chart import draw_peers
 from paceline_bench.load.peer_tables import peer_findings, peer_tables
 from paceline_bench.load.peers import (
     cut_prompts,
+    insist,
     local_peer,
     measure_peers,
     peer_rows,
@@ -102,7 +103,8 @@ async def _measured(
         )
         with progress("the reference and a warm-up", total=len(peers)) as step:
             await warm_up([client], max_tokens=settings.tokens)
-            expected = await decode_plainly(client, prompts, max_tokens=settings.tokens)
+            plainly = partial(decode_plainly, client, prompts, max_tokens=settings.tokens)
+            expected = await insist(plainly, step)
             await measure(loads[:1], rounds=1, on_run=step)
         total = settings.rounds * len(loads) * len(peers)
         with progress("loading", total=total) as step:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline import Strategy
+from paceline.errors import NoTargetError
 from paceline_bench.load import peers as module
 from paceline_bench.load.peer_chart import draw_peers
 from paceline_bench.load.peer_tables import peer_findings, peer_tables
@@ -17,6 +18,7 @@ from paceline_bench.load.peers import (
     Peer,
     Run,
     cut_prompts,
+    insist,
     local_peer,
     measure_peers,
     peer_rows,
@@ -115,6 +117,36 @@ async def test_each_process_has_its_own_cpu_time(never_waiting, monkeypatch):
     )
     (run,) = entry.runs
     assert (run.orchestrator_seconds, run.own_seconds, run.servers_seconds) == (1, 10, 1100)
+
+
+async def test_a_run_in_which_a_request_failed_is_done_again_and_told(never_waiting):
+    errors = [NoTargetError("none is left", retry_after_seconds=0.001)] * 2
+
+    async def serve(_load):
+        if errors:
+            raise errors.pop()
+        return [text()]
+
+    peer = Peer(Group.SERVICES, "SI", serve)
+    (entry,) = await measure_peers(
+        [peer], [asked(2)], rounds=1, orchestrator_pid=os.getpid(), model_pids=[]
+    )
+    assert (len(entry.runs), entry.failures) == (1, ["none is left"] * 2)
+    assert peer_findings(peer_rows([entry], EXPECTED))[1] == (
+        "Runs in which a request failed, which were done again: SI x 2 (none is left)"
+    )
+
+
+async def test_what_fails_again_and_again_ends_it():
+    tries = []
+
+    async def attempt():
+        tries.append(1)
+        raise NoTargetError("none is left", retry_after_seconds=0.001)
+
+    with pytest.raises(NoTargetError):
+        await insist(attempt, lambda _: None)
+    assert len(tries) == 5
 
 
 def entries_of(*described):
