@@ -302,7 +302,10 @@ async def test_a_target_whose_session_does_not_open_holds_up_nothing(strategy, m
 
 async def test_a_session_reserves_in_steps_and_says_how_far_it_may_grow():
     async with orchestrating(targets=targets(1)) as system:
-        await system.generate(max_tokens=2000, timeout=60)
+        call = system.call(max_tokens=2000)
+        await system.targets[0].until(lambda it: it.calls)
+        call.cancel()
+        await system.settled()
         (spec,) = system.targets[0].specs
         assert spec.limit_length == len(PROMPT) + 2000
         assert len(PROMPT) < spec.reserve_length < len(PROMPT) + 1000
