@@ -10,7 +10,8 @@ import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role
-from support.fake_models import FakeModelServer, continuation
+from support.fake_models import FakeModelServer
+from support.fake_text import continuation
 from support.orchestrating import PROMPT, orchestrating
 from support.waiting import until
 

@@ -16,7 +16,8 @@ from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.lifecycle import ServerProcess
-from support.fake_models import FakeModelServer, byte_tokenizer, serving
+from support.fake_models import FakeModelServer, serving
+from support.fake_text import byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

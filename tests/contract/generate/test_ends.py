@@ -15,7 +15,8 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.front.tokenizer import Codec
 from paceline_orchestrator.settings import OrchestratorSettings
-from support.fake_models import continuation, serving
+from support.fake_models import serving
+from support.fake_text import continuation
 from support.orchestrating import (
     PROMPT,
     STRATEGIES,

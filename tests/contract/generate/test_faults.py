@@ -9,7 +9,8 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_models import EOS, FakeModelServer, continuation, next_token
+from support.fake_models import FakeModelServer
+from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from support.fake_models import continuation, logprob_of
+from paceline_engine.calls import VerificationRule
+from support.fake_text import continuation, logprob_of
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
 SAMPLING = sampling_pb2.SamplingParameters
@@ -124,7 +125,7 @@ async def test_seeds_that_are_chosen_differ():
 async def test_how_tokens_are_chosen_is_passed_on_unread():
     sampling = SAMPLING(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
     rule = sampling_pb2.VERIFICATION_RULE_REJECTION
-    models = targets(1, rules=(sampling_pb2.VERIFICATION_RULE_EXACT, rule))
+    models = targets(1, rules=tuple(VerificationRule))
     async with orchestrating(targets=models) as system:
         received = await system.generate(sampling=sampling, verification_rule=rule)
         assert received.started.promise == received.finished.promise == rule

@@ -11,7 +11,8 @@ import pytest
 from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_models import FakeModelServer, continuation
+from support.fake_models import FakeModelServer
+from support.fake_text import continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
 

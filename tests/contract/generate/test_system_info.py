@@ -10,7 +10,8 @@ from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.settings import OrchestratorSettings
-from support.fake_models import VOCABULARY_SIZE, continuation, serving
+from support.fake_models import serving
+from support.fake_text import VOCABULARY_SIZE, continuation
 from support.orchestrating import PROMPT, a_drafter, not_yet_begun, orchestrating, targets
 from support.waiting import until as soon
 

@@ -1,8 +1,10 @@
 """The promises of the protos that drafters and targets serve.
 
 Each test runs against a fake host and the real one with the simulated backend, both behind the real
-servicers, interceptors and gRPC. With --target or --drafter it runs against a server at an address
-instead, if it needs to know no more of it than what the wire says.
+servicers, interceptors and gRPC. What needs to know no more of a server than what the wire says
+runs against the fake servers of the orchestrator's tests, too, unless it is marked with a
+capability that they leave out. With --target or --drafter it runs against a server at an address
+instead of all these.
 """
 
 from __future__ import annotations
@@ -12,20 +14,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.model_contract import HOST_MAKERS, connected
+from support.fake_models import Capability, FakeModelServer
+from support.fake_models import serving as fakes_serving
+from support.model_contract import HOST_MAKERS, PROMPT, connected
 from support.model_servers import DRAFTER, TARGET, ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 ROLES = {"target": TARGET, "drafter": DRAFTER}
+STALLING = {f"stalling_{role}": kind for role, kind in ROLES.items()}
+FAKE_SERVER = "fake server"
+KINDS = (*HOST_MAKERS, FAKE_SERVER)
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "needs(capability): skipped for the fake servers, which leave that out"
+    )
 
 
 def pytest_generate_tests(metafunc):
     """Let `target` and `drafter` be one of each kind, or the one that is at an address."""
     for role in ROLES.keys() & metafunc.fixturenames:
         address = metafunc.config.getoption(f"--{role}")
-        metafunc.parametrize(role, [address] if address else [*HOST_MAKERS], indirect=True)
+        metafunc.parametrize(role, [address] if address else KINDS, indirect=True)
+    for fixture in STALLING.keys() & metafunc.fixturenames:
+        metafunc.parametrize(fixture, KINDS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -43,31 +58,59 @@ def new_host(request) -> Callable[..., Any]:
     return HOST_MAKERS[request.param]
 
 
+@pytest.fixture
+async def target(request) -> AsyncIterator[ModelClient]:
+    async with found(TARGET, request) as client:
+        yield client
+
+
+@pytest.fixture
+async def drafter(request) -> AsyncIterator[ModelClient]:
+    async with found(DRAFTER, request) as client:
+        yield client
+
+
+@pytest.fixture
+async def stalling_target(request) -> AsyncIterator[ModelClient]:
+    """A target that answers about the prompt, and about nothing that is longer."""
+    async with found(TARGET, request, stalls=True) as client:
+        yield client
+
+
+@pytest.fixture
+async def stalling_drafter(request) -> AsyncIterator[ModelClient]:
+    """A drafter that drafts one token after the prompt, and no more."""
+    async with found(DRAFTER, request, stalls=True) as client:
+        yield client
+
+
 @asynccontextmanager
-async def found(role: Any, kind_or_address: str) -> AsyncIterator[ModelClient]:
+async def found(role: Any, request: Any, *, stalls: bool = False) -> AsyncIterator[ModelClient]:
     """Connect to a new server of a kind, or to the one at an address, and leave nothing there."""
-    if kind_or_address in HOST_MAKERS:
-        async with connected(role, HOST_MAKERS[kind_or_address]()) as client:
+    if request.param in HOST_MAKERS:
+        async with connected(role, HOST_MAKERS[request.param](stalls=stalls)) as client:
             yield client
-        return
-    client = await ModelClient(role, kind_or_address).learn()
+    elif request.param == FAKE_SERVER:
+        for marker in request.node.iter_markers("needs"):
+            (capability,) = marker.args
+            assert isinstance(capability, Capability)
+            pytest.skip(f"fake servers leave it out: {capability.value}")
+        fake = FakeModelServer(role.name, stalls=lambda text: stalls and len(text) != len(PROMPT))
+        async with fakes_serving(fake), at_address(role, fake.address) as client:
+            yield client
+    else:
+        async with at_address(role, request.param) as client:
+            yield client
+
+
+@asynccontextmanager
+async def at_address(role: Any, address: str) -> AsyncIterator[ModelClient]:
+    client = await ModelClient(role, address).learn()
     if client.info.role != role.wire:
-        pytest.fail(f"{kind_or_address} is no {role.name}", pytrace=False)
+        pytest.fail(f"{address} is no {role.name}", pytrace=False)
     try:
         yield client
     finally:
         for session in client.opened:
             await client.close(session)
         await client.channel.close()
-
-
-@pytest.fixture
-async def target(request) -> AsyncIterator[ModelClient]:
-    async with found(TARGET, request.param) as client:
-        yield client
-
-
-@pytest.fixture
-async def drafter(request) -> AsyncIterator[ModelClient]:
-    async with found(DRAFTER, request.param) as client:
-        yield client

@@ -46,35 +46,48 @@ async def test_other_tokens_than_the_digest_says_are_refused(target):
     assert answer.prefix_length == 4
 
 
-async def test_a_newer_call_supersedes_a_running_one(new_host):
-    async with connected(TARGET, new_host(stalls=True)) as target:
-        session = await target.open()
-        await target.verify(target.call(session, 1, new=PROMPT))
-        async with asyncio.TaskGroup() as group:
-            older = group.create_task(
-                target.error_of(target.verify(target.call(session, 2, held=PROMPT, new=(1,))))
-            )
-            newer = group.create_task(
-                target.error_of(target.verify(target.call(session, 3, held=PROMPT, new=(2,))))
-            )
-            assert isinstance(await older, SupersededError | StaleCallError)
-            await target.close(session)
-            assert isinstance(await newer, SupersededError | SessionNotFoundError)
+async def test_a_call_that_is_refused_for_its_base_was_the_sessions_newest(target):
+    session = await target.open()
+    await target.verify(target.call(session, 1, new=PROMPT))
+    for sequence, base in ((2, (*PROMPT, 1)), (3, (5, 6, 9))):
+        error = await target.error_of(target.verify(target.call(session, sequence, held=base)))
+        assert isinstance(error, PrefixNotHeldError | PrefixMismatchError)
+        again = target.call(session, sequence, new=PROMPT)
+        assert isinstance(await target.error_of(target.verify(again)), StaleCallError)
+    # Of what it held, it kept the length of the base.
+    error = await target.error_of(target.verify(target.call(session, 4, held=PROMPT)))
+    assert isinstance(error, PrefixNotHeldError)
+    assert error.metadata["held_length"] == "3"
 
 
-async def test_another_model_is_refused_by_every_call(new_host):
-    async with connected(TARGET, new_host()) as target:
-        session = await target.open()
-        call = target.call(session, 1, new=PROMPT)
-        call.expected_model_fingerprint = "another"
-        assert isinstance(await target.error_of(target.verify(call)), ModelMismatchError)
-        opening = target.open(expected_model_fingerprint="another")
-        assert isinstance(await target.error_of(opening), ModelMismatchError)
-    async with connected(DRAFTER, new_host()) as drafter:
-        session = await drafter.open()
-        call = drafter.call(session, 1, new=PROMPT)
-        call.expected_model_fingerprint = "another"
-        assert isinstance(await drafter.error_of(drafter.draft(call, 1)), ModelMismatchError)
+async def test_a_newer_call_supersedes_a_running_one(stalling_target):
+    target = stalling_target
+    session = await target.open()
+    await target.verify(target.call(session, 1, new=PROMPT))
+    async with asyncio.TaskGroup() as group:
+        older = group.create_task(
+            target.error_of(target.verify(target.call(session, 2, held=PROMPT, new=(1,))))
+        )
+        newer = group.create_task(
+            target.error_of(target.verify(target.call(session, 3, held=PROMPT, new=(2,))))
+        )
+        assert isinstance(await older, SupersededError | StaleCallError)
+        await target.close(session)
+        assert isinstance(await newer, SupersededError | SessionNotFoundError)
+
+
+async def test_another_model_is_refused_by_every_call_of_a_target(target):
+    call = target.call(await target.open(), 1, new=PROMPT)
+    call.expected_model_fingerprint = "another"
+    assert isinstance(await target.error_of(target.verify(call)), ModelMismatchError)
+    opening = target.open(expected_model_fingerprint="another")
+    assert isinstance(await target.error_of(opening), ModelMismatchError)
+
+
+async def test_another_model_is_refused_by_a_drafter(drafter):
+    call = drafter.call(await drafter.open(), 1, new=PROMPT)
+    call.expected_model_fingerprint = "another"
+    assert isinstance(await drafter.error_of(drafter.draft(call, 1)), ModelMismatchError)
 
 
 @pytest.mark.parametrize("how", ["call.cancel", "task.cancel", "deadline"])

@@ -15,6 +15,7 @@ from paceline.v1 import sampling_pb2, target_service_pb2
 from paceline_engine.calls import SessionSpec
 from paceline_model_server.records import CallRecorder
 from support.fake_host import FakeHost
+from support.fake_models import Capability
 from support.model_contract import PROMPT
 from support.model_servers import TARGET
 
@@ -52,6 +53,7 @@ async def test_a_large_message_without_a_session_is_refused(target, raw):
     assert isinstance(error, InvalidFieldError | MalformedRequestError | SessionNotFoundError)
 
 
+@pytest.mark.needs(Capability.GUARDED_PARSING)
 async def test_a_message_that_is_too_large_for_its_session_is_refused(target):
     session = await target.open()
     call = target.call(session, 1, new=PROMPT).SerializeToString()

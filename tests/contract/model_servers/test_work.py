@@ -6,8 +6,7 @@ import pytest
 
 from paceline.errors import PrefixNotHeldError
 from paceline.v1 import drafter_service_pb2
-from support.model_contract import PROMPT, connected, continuation
-from support.model_servers import DRAFTER
+from support.model_contract import PROMPT, continuation
 
 
 async def test_a_verdict_is_the_targets_own_continuation_whatever_was_drafted(target):
@@ -75,23 +74,22 @@ async def test_a_window_is_streamed_in_chunks_and_held(drafter, chunk_tokens, si
     assert more[0].start_length == len(PROMPT) + 7
 
 
-async def test_a_cancelled_draft_holds_what_it_streamed(new_host):
-    host = new_host(stalls=True)
-    async with connected(DRAFTER, host) as drafter:
-        session = await drafter.open()
-        request = drafter_service_pb2.DraftRequest(
-            call=drafter.call(session, 1, new=PROMPT), max_tokens=9
-        )
-        stream = drafter.stub.Draft(request, timeout=20)
-        first = await anext(aiter(stream))
-        stream.cancel()
-        held = (*PROMPT, *first.proposal.token_ids)
-        call = drafter.call(session, 2, held=held)
-        # It stalls, so it passed the fence: a prefix that is not held is refused at once.
-        again = drafter.stub.Draft(
-            drafter_service_pb2.DraftRequest(call=call, max_tokens=1), timeout=20
-        )
-        error = await drafter.error_of(drafter.draft(drafter.call(session, 3, held=(*held, 1)), 1))
-        assert isinstance(error, PrefixNotHeldError)
-        assert error.metadata["held_length"] == str(len(held))
-        again.cancel()
+async def test_a_cancelled_draft_holds_what_it_streamed(stalling_drafter):
+    drafter = stalling_drafter
+    session = await drafter.open()
+    request = drafter_service_pb2.DraftRequest(
+        call=drafter.call(session, 1, new=PROMPT), max_tokens=9
+    )
+    stream = drafter.stub.Draft(request, timeout=20)
+    first = await anext(aiter(stream))
+    stream.cancel()
+    held = (*PROMPT, *first.proposal.token_ids)
+    call = drafter.call(session, 2, held=held)
+    # It stalls, so it passed the fence: a prefix that is not held is refused at once.
+    again = drafter.stub.Draft(
+        drafter_service_pb2.DraftRequest(call=call, max_tokens=1), timeout=20
+    )
+    error = await drafter.error_of(drafter.draft(drafter.call(session, 3, held=(*held, 1)), 1))
+    assert isinstance(error, PrefixNotHeldError)
+    assert error.metadata["held_length"] == str(len(held))
+    again.cancel()
