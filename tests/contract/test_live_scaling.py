@@ -55,6 +55,7 @@ class Stream:
 
     def __init__(self, system, **request):
         request = {"timeout": 60, "max_tokens": ENDLESS, **request}
+        self._system, self._strategy = system, request["strategy"]
         self._call = system.call(**request)
         self._reading = asyncio.create_task(self._read())
         self.token_ids = []
@@ -82,6 +83,11 @@ class Stream:
         self._call.cancel()
         await asyncio.wait((self._reading,))
         assert self.token_ids == continuation(PROMPT, len(self.token_ids))
+        # It was what was asked for, and no silent fallback.
+        assert self.started.strategy == self._strategy
+        if self._strategy != pb.STRATEGY_AUTOREGRESSIVE:
+            targets = self._system.targets
+            assert any(call.proposal.token_ids for target in targets for call in target.calls)
 
 
 @asynccontextmanager
@@ -251,17 +257,18 @@ async def test_a_verification_under_way_at_a_target_that_leaves_is_finished_and_
         await stream.end()
 
 
-async def test_the_last_target_is_left_only_for_another():
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_the_last_target_is_left_only_for_another(strategy):
     targets = [a_target() for _ in range(2)]
-    async with a_system(targets=targets) as (system, cluster):
-        stream = Stream(system, strategy=pb.STRATEGY_AUTOREGRESSIVE)
+    async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
+        stream = Stream(system, strategy=strategy)
         await stream.more()
         cluster.mark(targets[0], TERMINATING)
         await stream.more()
         cluster.add(targets[1])
         await until(lambda: not targets[0].sessions, what="the session has moved")
         await stream.more()
-        assert not targets[0].cut_short
+        assert not targets[0].cut_short or strategy == pb.STRATEGY_DISTRIBUTED
         await stream.end()
 
 

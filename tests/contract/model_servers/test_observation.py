@@ -20,6 +20,7 @@ from support.model_servers import DRAFTER, TARGET, ModelClient, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+from support.fake_host import FakeHost
 from support.model_contract import NEVER_SECONDS, PROMPT, is_running, until
 
 
@@ -82,7 +83,7 @@ async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
             assert line in metrics
 
 
-async def test_accepted_tokens_are_counted_by_position_and_abandoned_sessions_by_reason(new_host):
+async def test_accepted_tokens_are_counted_by_position(new_host):
     async with observed(TARGET, new_host()) as (target, page):
         session = await target.open()
         first = await target.verify(target.call(session, 1, new=PROMPT))
@@ -94,7 +95,15 @@ async def test_accepted_tokens_are_counted_by_position_and_abandoned_sessions_by
         assert f'{name}{{position="0",role="target"}} 1.0' in metrics
         assert f'{name}{{position="1",role="target"}}' not in metrics
         assert 'paceline_wasted_tokens_total{reason="rejected",role="target"} 2.0' in metrics
-        assert 'paceline_sessions_evicted_total{reason="lease",role="target"} 0.0' in metrics
+
+
+async def test_sessions_whose_lease_ran_out_are_counted_as_evicted():
+    host = FakeHost()
+    async with observed(TARGET, host) as (_, page):
+        evicted = 'paceline_sessions_evicted_total{reason="lease",role="target"}'
+        assert f"{evicted} 0.0" in await page("/metrics")
+        host.statistics().sessions_expired += 2
+        assert f"{evicted} 2.0" in await page("/metrics")
 
 
 async def test_a_call_whose_work_the_same_call_took_over_wasted_nothing():

@@ -25,9 +25,27 @@ async def test_a_verdict_is_the_targets_own_continuation_whatever_was_drafted(ta
 async def test_a_whole_block_is_accepted_with_one_more_token(target):
     oracle = await continuation(target, PROMPT, 4)
     session = await target.open()
-    answer = await target.verify(target.call(session, 1, new=PROMPT), oracle[:3], logprobs=True)
+    answer = await target.verify(target.call(session, 1, new=PROMPT), oracle[:3])
     assert (answer.accepted_path, answer.next_token_id) == ([0, 1, 2], oracle[3])
-    assert len(answer.logprobs) == 4
+
+
+async def test_each_decided_token_has_the_log_probability_that_plain_decoding_gives_it(target):
+    oracle = await continuation(target, PROMPT, 4)
+    session = await target.open()
+    alone = []
+    for count in range(4):
+        call = target.call(session, count + 1, new=(*PROMPT, *oracle[:count]))
+        alone += (await target.verify(call, logprobs=True)).logprobs
+    assert len(alone) == 4
+    assert all(logprob <= 0 for logprob in alone)
+    wrong = (oracle[1] + 1) % target.info.vocabulary_size
+    for sequence, block, decided in ((5, oracle[:3], 4), (6, [oracle[0], wrong], 2)):
+        call = target.call(session, sequence, new=PROMPT)
+        answer = await target.verify(call, block, logprobs=True)
+        # As near as one forward over a block is to one for each token, in bfloat16, too.
+        assert answer.logprobs == pytest.approx(alone[:decided], abs=0.05)
+    answer = await target.verify(target.call(session, 7, new=PROMPT), oracle[:3])
+    assert not answer.logprobs
 
 
 async def test_keep_and_append_is_rollback_catching_up_and_repetition(target):
