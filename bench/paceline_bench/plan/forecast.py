@@ -61,7 +61,7 @@ class Forecast:
     """What one strategy would take.
 
     Attributes:
-        strategy: Which.
+        strategy: The method whose forecast this is.
         target_count: Targets at work.
         lookahead: The best one; 0 for plain decoding.
         times_ns: Of each generation, without its luck; those of equal place have equal draws.
