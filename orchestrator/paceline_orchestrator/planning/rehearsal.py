@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
-    MAX_LOOKAHEAD,
     Measurements,
     on_its_part,
     smallest_lookahead,
@@ -190,7 +190,7 @@ def _lookaheads(setting: Setting) -> list[int]:
     feasible = smallest_lookahead(VERIFICATION, step, target_count=targets)
     longest = smallest_lookahead(VERIFICATION, step, target_count=1)
     shorter = (each for each in LOOKAHEADS if each < longest)
-    return sorted({*shorter, min(feasible, MAX_LOOKAHEAD), min(longest, MAX_LOOKAHEAD)})
+    return sorted({*shorter, min(feasible, MOST_LOOKAHEAD), min(longest, MOST_LOOKAHEAD)})
 
 
 def _rounded(ratio: float, steps: int) -> int:
