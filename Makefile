@@ -143,6 +143,8 @@ bench: install ## measure everything on this machine, which should be idle, and 
 	  --acceptance 0.63 --tokens 50 --gpus 8 --json bench/results/plan.json --chart bench/results/plan.png
 	$(BIN)/paceline bench pair --json bench/results/pair.json --chart bench/results/pair.png
 	$(BIN)/paceline bench load --json bench/results/load.json --chart bench/results/load.png
+	$(BIN)/paceline bench load --backend transformers --json bench/results/load-models.json \
+	  --chart bench/results/load-models.png
 	$(BIN)/paceline bench table2 --json bench/results/table2.json --chart bench/results/table2.png
 	$(BIN)/paceline bench table2 --grid 5 --json bench/results/grid.json --chart bench/results/grid.png
 	$(BIN)/python bench/publish.py

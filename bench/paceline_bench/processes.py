@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-__all__ = ["Usage", "counters", "metered", "quiet"]
+__all__ = ["Usage", "counters", "cpu_seconds", "metered", "quiet"]
 
 _LOOK_SECONDS = 0.2
 # Processes that take less of one core, all together, only wait.
@@ -89,6 +89,11 @@ async def quiet(pids: Sequence[int], *, within_seconds: float = 15.0) -> bool:
         if spent < _QUIET_LOAD * (time.perf_counter() - started):
             return True
     return False
+
+
+def cpu_seconds(pids: Sequence[int]) -> list[float]:
+    """Return the CPU time that each process has used so far."""
+    return [_cpu_seconds(psutil.Process(pid)) for pid in pids]
 
 
 def counters(metrics_address: str) -> dict[str, float]:

@@ -83,7 +83,7 @@ func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
 	defer wire.end()
 	response, err := wire.stub.GetSystemInfo(ctx, &pb.GetSystemInfoRequest{})
 	if err != nil {
-		return nil, wire.decode(err)
+		return nil, wire.decode(ctx, err)
 	}
 	return readSystemInfo(response), nil
 }

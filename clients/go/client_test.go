@@ -316,6 +316,30 @@ func TestAClosedClientCancelsWhatRuns(t *testing.T) {
 	wantKind(t, err, paceline.ErrClientCancelled)
 }
 
+func TestClosingTheClientEndsAUnaryCallThatWaits(t *testing.T) {
+	server := serve(t)
+	server.asleep = make(chan struct{})
+	client := server.dial(t)
+	go func() {
+		<-server.asleep
+		client.Close()
+	}()
+	_, err := client.SystemInfo(context.Background())
+	wantKind(t, err, paceline.ErrClientCancelled)
+}
+
+func TestCancellingTheContextEndsAUnaryCallThatWaits(t *testing.T) {
+	server := serve(t)
+	server.asleep = make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		<-server.asleep
+		cancel()
+	}()
+	_, err := server.dial(t).SystemInfo(ctx)
+	wantKind(t, err, paceline.ErrClientCancelled)
+}
+
 func TestClosingTheClientWakesAStreamThatWaitsToGoOn(t *testing.T) {
 	busy, err := status.New(codes.Unavailable, "busy").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Second)})
 	if err != nil {

@@ -1,6 +1,7 @@
 package paceline
 
 import (
+	"context"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -86,12 +87,19 @@ func (c *connection) close() error {
 	return failure
 }
 
-// decode says why the call ended; after DRAINING the next call connects anew.
-func (l *lease) decode(failure error) *Error {
+// decode says why the call ended; after DRAINING the next call connects anew. To gRPC a cancel of this
+// side and one by the server are the same.
+func (l *lease) decode(ctx context.Context, failure error) *Error {
+	if ctx.Err() == context.Canceled {
+		failure = context.Canceled
+	}
 	decoded := decode(failure)
+	l.connection.mutex.Lock()
+	defer l.connection.mutex.Unlock()
+	if l.connection.closed {
+		return clientClosed()
+	}
 	if decoded.Kind == ErrDraining {
-		l.connection.mutex.Lock()
-		defer l.connection.mutex.Unlock()
 		l.left = true
 	}
 	return decoded

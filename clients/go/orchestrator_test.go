@@ -38,6 +38,7 @@ type orchestrator struct {
 	pb.UnimplementedOrchestratorServiceServer
 	address   string
 	cancelled chan struct{} // one for each call that the client left
+	asleep    chan struct{} // if there is one, GetSystemInfo closes it and never answers
 
 	mutex    sync.Mutex
 	script   []leg
@@ -132,7 +133,11 @@ func (o *orchestrator) Generate(request *pb.GenerateRequest, stream pb.Orchestra
 	return leg.breaksAtEnd
 }
 
-func (o *orchestrator) GetSystemInfo(context.Context, *pb.GetSystemInfoRequest) (*pb.GetSystemInfoResponse, error) {
+func (o *orchestrator) GetSystemInfo(ctx context.Context, _ *pb.GetSystemInfoRequest) (*pb.GetSystemInfoResponse, error) {
+	if o.asleep != nil {
+		close(o.asleep)
+		<-ctx.Done()
+	}
 	return &pb.GetSystemInfoResponse{
 		Version:   "1",
 		ModelName: "fake",

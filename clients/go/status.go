@@ -1,6 +1,7 @@
 package paceline
 
 import (
+	"context"
 	"errors"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -28,7 +29,11 @@ func decode(failure error) *Error {
 	for _, detail := range received.Details() {
 		decoded.addDetail(detail)
 	}
-	if decoded.Kind == "" {
+	switch {
+	case decoded.Kind != "":
+	case errors.Is(failure, context.Canceled):
+		decoded.Kind = ErrClientCancelled
+	default:
 		decoded.Kind = kindOfCode(received.Code(), decoded.RetryAfter > 0)
 	}
 	return decoded
@@ -65,11 +70,12 @@ func kindOfReason(reason string) (Kind, bool) {
 
 // kindOfCode says what a status without a reason of ours means: the transport's own, a proxy's, or a
 // newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
-// would fail again.
+// would fail again. Some of its servers say CANCELLED to calls that arrive as they stop, and that they
+// cut then; of a call that was cancelled here, the context's error is decoded.
 func kindOfCode(code codes.Code, mayPass bool) Kind {
 	switch code {
 	case codes.Canceled:
-		return ErrClientCancelled
+		return ErrDraining
 	case codes.DeadlineExceeded:
 		return ErrDeadline
 	case codes.InvalidArgument:

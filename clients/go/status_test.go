@@ -92,7 +92,7 @@ func TestAnErrorUnwrapsToWhatTheCallFailedWith(t *testing.T) {
 
 func TestAnUnknownReasonFallsBackToTheCode(t *testing.T) {
 	for code, kind := range map[codes.Code]Kind{
-		codes.Canceled:          ErrClientCancelled,
+		codes.Canceled:          ErrDraining,
 		codes.DeadlineExceeded:  ErrDeadline,
 		codes.InvalidArgument:   ErrInvalidField,
 		codes.PermissionDenied:  ErrPermissionDenied,

@@ -182,7 +182,7 @@ func (s *Stream) decode(failure error) *Error {
 	if s.wire == nil {
 		return decode(failure)
 	}
-	return s.wire.decode(failure)
+	return s.wire.decode(s.ctx, failure)
 }
 
 // wait returns when it is time to go on after an error, or returns the error if that makes no sense.

@@ -42,7 +42,9 @@ class HostStatistics:
     sessions_released: int = 0
     sessions_expired: int = 0
     forwards: int = 0
+    items: int = 0
     rows: int = 0
+    prefill_parts: int = 0
     forwards_interrupted: int = 0
     forwards_wasted: int = 0
     wasted_ns: int = 0

@@ -161,4 +161,5 @@ class ModelDescription:
     device: str
     layer_count: int
     cancels_between_layers: bool
+    shares_forwards: bool
     verification_rules: tuple[VerificationRule, ...]

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from paceline_engine.items import Outcome
+    from paceline_engine.jobs import Step
     from paceline_engine.proposal import SparseDistribution
-    from paceline_engine.worker import Step
 
 __all__ = ["HostLimits", "HostStatistics", "ModelHost"]
 
@@ -108,12 +108,13 @@ class ModelHost:
             token_budget=limits.token_budget,
             clock=clock,
         )
+        self._meter = LatencyMeter()
         self._worker = ModelWorker(
             queue_limit=limits.queue_limit,
-            on_step=self._record_step,
+            meter=self._meter,
+            on_forward=self._count_forward,
             on_device_lost=self._lose_device,
         )
-        self._meter = LatencyMeter()
         self._counts = HostStatistics()
         self._calls = LiveCalls(self._worker, counts=self._counts, renew=self._sessions.renew)
         self._ready = False
@@ -416,11 +417,11 @@ class ModelHost:
             raise DrainingError("the server is shutting down")
         return backend
 
-    def _record_step(self, step: Step[Outcome]) -> None:
-        row_count = step.outcome.row_count
+    def _count_forward(self, outcomes: Sequence[Outcome]) -> None:
         self._counts.forwards += 1
-        self._counts.rows += row_count
-        self._meter.record(row_count, step.forward_ns)
+        self._counts.items += len(outcomes)
+        self._counts.rows += sum(outcome.row_count for outcome in outcomes)
+        self._counts.prefill_parts += sum(not outcome.is_whole for outcome in outcomes)
 
 
 def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:

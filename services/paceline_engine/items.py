@@ -1,21 +1,21 @@
 """What a model is asked to compute, and what a step of it gives: plain data.
 
 The event loop makes an item, the worker queues it, and the backend runs it step by step until it is
-done (`Item.take`).
+done (`Item.take`). A step is an item's part in one forward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from array import array
 
-    from paceline_engine.backends.base import ModelCache
     from paceline_engine.calls import SessionSpec
+    from paceline_engine.model_cache import ModelCache
 
 __all__ = ["Draft", "Item", "Judge", "Judgement", "Outcome"]
 
@@ -48,7 +48,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step gave one item.
+    """What one step gave one item: with neither judgement nor draft, progress in a long prefix.
 
     Attributes:
         row_count: Token positions that were computed for it.
@@ -59,6 +59,11 @@ class Outcome:
     row_count: int
     judgement: Judgement | None = None
     drafted: Proposal = _NOTHING
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it got past its prefix."""
+        return self.judgement is not None or len(self.drafted) > 0
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +80,7 @@ class Item:
         found_count: Tokens drafted so far.
     """
 
-    cache: ModelCache[Any]
+    cache: ModelCache
     spec: SessionSpec
     prefix: array[int]
     task: Judge | Draft
@@ -87,6 +92,15 @@ class Item:
     def share(self) -> str:
         """Whose work it is."""
         return self.spec.share
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The tokens after the prefix that its next forward computes, too."""
+        return tuple(self.task.proposal.token_ids) if isinstance(self.task, Judge) else ()
+
+    def row_count(self) -> int:
+        """Count the rows that a forward needs to give it more than progress. Worker thread only."""
+        return self.cache.missing_length(self.prefix) + len(self.block)
 
     def asks_the_same(self, other: Item) -> bool:
         """Whether both have one answer. A draft's may have gone out in part, so it never has."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
+from bisect import bisect_left
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from statistics import median_low
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,10 @@ _MEASURED_CONTEXT = 32
 _MEASURED_PREFILLS = (64, 256)
 
 _WINDOW = 64
-_MAX_ROWS = 64
+_NEWS = 16
+"""So many new forwards change what is thought of all."""
+_MOST_ROWS, _LEAST_ROWS = 1024, 16
+_MAX_ROWS = 256
 """Forwards with more rows are prefills: too rare and too different for a median."""
 
 # A model that is merely slow is never taken for a hung one: caches, swapping and a busy machine
@@ -56,18 +62,23 @@ class ModelLatencies:
 
 
 class LatencyMeter:
-    """Collects the times of forwards."""
+    """Collects the times of forwards. May be used on any thread."""
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         self._prefill = (0, 0)
         self._longest: tuple[int, int] | None = None
+        self._lock = threading.RLock()
+        self._curve: list[tuple[int, float]] = []
+        self._unread = 0
 
     def record(self, row_count: int, forward_ns: int) -> None:
         """Take a forward in, under the nearest power of two of its rows."""
-        self._record_longest(row_count, forward_ns)
-        if 1 <= row_count <= _MAX_ROWS:
-            self._by_rows[1 << ((4 * row_count // 3).bit_length() - 1)].append(forward_ns)
+        with self._lock:
+            self._record_longest(row_count, forward_ns)
+            if 1 <= row_count <= _MAX_ROWS:
+                self._by_rows[1 << ((4 * row_count // 3).bit_length() - 1)].append(forward_ns)
+                self._unread += 1
 
     def record_prefills(self, short: tuple[int, int], long: tuple[int, int]) -> None:
         """Fit a line through two prefills, each given as (rows, ns)."""
@@ -90,6 +101,55 @@ class LatencyMeter:
         expected_ns = max(longest_ns * max(1.0, length / rows) ** 2, *medians, 0)
         return max(_LEAST_PATIENCE_NS, round(_PATIENCE_FACTOR * expected_ns))
 
+    @property
+    def ns_per_row(self) -> float:
+        """What a row of a long forward adds: a prompt's, or if that was not measured any row."""
+        return self._prefill[1] or self._slope()
+
+    def cost_ns(self, row_count: int) -> float:
+        """Return what a forward of so many rows takes, by interpolation; 0 if nothing is known."""
+        curve = self._known_curve()
+        if not curve or not row_count:
+            return 0.0
+        place = bisect_left(curve, (row_count, 0.0))
+        if place == 0:
+            return curve[0][1]
+        if place == len(curve):
+            rows, median_ns = curve[-1]
+            return median_ns + (row_count - rows) * self._slope()
+        (fewer, less), (more, longer) = curve[place - 1], curve[place]
+        return less + (longer - less) * (row_count - fewer) / (more - fewer)
+
+    def most_rows(self) -> int:
+        """Return with how many rows a forward gives most of the rows a second that it can give.
+
+        A forward of n rows takes about a + b n, so it gives n / (a + b n): 0.9 of the most, 1 / b,
+        at n = 9 a / b.
+        """
+        slope = self._slope()
+        if not slope:
+            return _MOST_ROWS
+        fixed = max(0.0, self.cost_ns(1) - slope)
+        return max(_LEAST_ROWS, min(_MOST_ROWS, round(9 * fixed / slope)))
+
+    def _slope(self) -> float:
+        """Return what a row adds, from the fewest rows to the most that were measured."""
+        curve = self._known_curve()
+        if len(curve) < 2:
+            return 0.0
+        (fewest, shortest), (most, longest) = curve[0], curve[-1]
+        return max(0.0, (longest - shortest) / (most - fewest))
+
+    def _known_curve(self) -> list[tuple[int, float]]:
+        """Return medians by rows, made anew now and then; never falling as rows increase."""
+        with self._lock:
+            if self._unread >= _NEWS or (self._unread and not self._curve):
+                self._unread = 0
+                medians = [(each.rows, float(each.median_ns)) for each in self.latencies().forwards]
+                least = accumulate((ns for _, ns in medians), max)
+                self._curve = [(rows, ns) for (rows, _), ns in zip(medians, least, strict=True)]
+            return self._curve
+
     def _record_longest(self, row_count: int, forward_ns: int) -> None:
         """Learn from the longest forwards, those that hung excepted."""
         if self._longest is not None:
@@ -100,9 +160,11 @@ class LatencyMeter:
 
     def latencies(self) -> ModelLatencies:
         """Return what is known."""
-        forwards = tuple(
-            ForwardLatency(rows, median_low(times)) for rows, times in sorted(self._by_rows.items())
-        )
+        with self._lock:
+            forwards = tuple(
+                ForwardLatency(rows, median_low(times))
+                for rows, times in sorted(self._by_rows.items())
+            )
         return ModelLatencies(forwards, *self._prefill)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, SessionError, SupersededError
 from paceline_engine.items import Item
-from paceline_engine.worker import ModelWorker, Outlet
+from paceline_engine.jobs import Outlet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from paceline_engine.accounting import HostStatistics
     from paceline_engine.calls import PrefixCall
     from paceline_engine.items import Draft, Judge, Outcome
+    from paceline_engine.jobs import Job
     from paceline_engine.sessions import Session
-    from paceline_engine.worker import Job
+    from paceline_engine.worker import ModelWorker
 
 __all__ = ["LiveCall", "LiveCalls"]
 

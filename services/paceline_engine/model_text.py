@@ -57,5 +57,7 @@ class ModelText:
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
         item = Item(self.cache, self._spec, array("I", prefix), task)
         (outcome,) = self._backend.run([item], self.interrupt)
+        if isinstance(outcome, Exception):
+            raise outcome
         self.row_count = outcome.row_count
         return outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import (
     CacheExhaustedError,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline_engine.backends.base import ModelCache
     from paceline_engine.live_calls import LiveCall
+    from paceline_engine.model_cache import ModelCache
 
 __all__ = ["Session", "SessionTable"]
 
@@ -55,7 +55,7 @@ class Session:
         expires_at: When it ends if nothing happens, on the table's clock.
     """
 
-    def __init__(self, session_id: str, spec: SessionSpec, cache: ModelCache[Any]) -> None:
+    def __init__(self, session_id: str, spec: SessionSpec, cache: ModelCache) -> None:
         self.session_id = session_id
         self.spec = spec
         self.needed_length = spec.reserve_length
@@ -172,7 +172,7 @@ class SessionTable:
         return self._tokens.capacity - self._tokens.free
 
     def open(
-        self, spec: SessionSpec, new_cache: Callable[[SessionSpec], ModelCache[Any]]
+        self, spec: SessionSpec, new_cache: Callable[[SessionSpec], ModelCache]
     ) -> SessionGrant:
         """Reserve memory for a session and name it.
 

@@ -1,9 +1,10 @@
 """The one thread that owns a model, and the queue in front of it.
 
 The event loop submits items and receives what their steps give; both of its ends live on the loop,
-the forwards on the thread. An item that is not done goes back to the end of the queue after each
-step: so drafts take turns forward by forward, and so do shares. What is no item, such as loading
-the model, is an errand.
+the forwards on the thread. Each forward computes a batch of them (`Batching`). An item that is not
+done goes back to the queue after each step, and to its end if that found tokens: so drafts take
+turns forward by forward, and so do shares. What is no item, such as loading the model, is an
+errand.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline.shares import FairShares
-from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted, Interrupt
-from paceline_engine.items import Item
+from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
+from paceline_engine.batching import Batching
+from paceline_engine.items import Item, Outcome
+from paceline_engine.jobs import Errand, Job, Outlet, Step
+from paceline_engine.latencies import LatencyMeter
 from paceline_engine.turns import Turns
 
 if TYPE_CHECKING:
-    from paceline_engine.backends.base import Backend
-    from paceline_engine.items import Outcome
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Errand", "Job", "ModelWorker", "Outlet", "Step", "Waste"]
+    from paceline_engine.backends.base import Backend, Interrupt
+    from paceline_engine.jobs import Batch
+
+__all__ = ["ModelWorker", "Waste"]
 
 _Value = TypeVar("_Value")
 
@@ -36,120 +41,46 @@ _STOP_SECONDS = 10.0
 """How long a running forward may take to notice that it was interrupted."""
 
 
-@dataclass(eq=False, slots=True)
-class Errand(Generic[_Value]):
-    """What the thread has to do besides items, ahead of all of them."""
-
-    do: Callable[[Interrupt], _Value]
-    depth: int = -1
-    share: str = ""
-    patience_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[_Value]):
-    """What one step of a job gave.
-
-    Attributes:
-        outcome: Of an item its `Outcome`, of an errand what it returned.
-        queue_ns: How long the job had waited for it.
-        forward_ns: How long it took.
-    """
-
-    outcome: _Value
-    queue_ns: int
-    forward_ns: int
-
-
 @dataclass(slots=True)
 class Waste:
-    """The forwards so far that nobody waited for when they ended, given up or not.
+    """What forwards computed that nobody waited for when they ended, given up or not.
 
     Attributes:
-        forward_count: How many.
-        forward_ns: How long they ran.
-        freeing_ns: How long they went on after they were withdrawn.
+        forward_count: Forwards of which nobody wanted anything.
+        forward_ns: How long they ran; and of other forwards the unwanted rows' part of the time.
+        freeing_ns: How long whole forwards went on after they were withdrawn.
     """
 
     forward_count: int = 0
     forward_ns: int = 0
     freeing_ns: int = 0
 
-
-class Outlet(AsyncIterator[Step[_Value]]):
-    """Where one caller waits for the steps of a job. Used on the event loop only.
-
-    A normal end comes after all steps; an error overtakes steps that were not fetched yet.
-    """
-
-    def __init__(self) -> None:
-        # Bounded by what the job is asked for: a window has a limit.
-        self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
-        self._error: BaseException | None = None
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will be put in."""
-        return self._ended
-
-    def put(self, step: Step[_Value]) -> None:
-        """Hand over a step, unless the end was announced."""
-        if not self._ended:
-            self._steps.put_nowait(step)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Announce the end. An error counts even after a normal end; the first one stays."""
-        self._error = self._error or error
-        if not self._ended:
-            self._ended = True
-            self._steps.put_nowait(None)
-
-    async def __anext__(self) -> Step[_Value]:
-        step = await self._steps.get()
-        if self._error is not None:
-            raise self._error
-        if step is None:
-            raise StopAsyncIteration
-        return step
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """Work in the queue; made by `ModelWorker.submit` and moved about by it.
-
-    Attributes:
-        work: What is to be done.
-        outlet: Who waits for it now: another one if the loop says so.
-        share: Whose work it is.
-        interrupt: Set when nobody waits any more.
-        arrival: Its turn among equal depths of one share.
-        queued_ns: When it was put into the queue.
-        started_ns: When its last step began.
-        withdrawn_ns: When it was withdrawn, if it was.
-    """
-
-    work: Item | Errand[Any]
-    outlet: Outlet[Any]
-    share: str
-    interrupt: Interrupt = field(default_factory=Interrupt)
-    arrival: int = 0
-    queued_ns: int = 0
-    started_ns: int = 0
-    withdrawn_ns: int | None = None
+    def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
+        """Take in a forward that is over, and had so many rows of each job."""
+        forward_ns = ended_ns - batch.started_ns
+        if not batch.is_unwanted:
+            unwanted_rows = sum(
+                rows
+                for job, rows in zip(batch.jobs, row_counts, strict=True)
+                if job.withdrawn_ns is not None
+            )
+            self.forward_ns += forward_ns * unwanted_rows // max(1, sum(row_counts))
+        else:
+            self.forward_ns += forward_ns
+            withdrawn_ns = max(job.withdrawn_ns or 0 for job in batch.jobs)
+            self.forward_count += 1
+            self.freeing_ns += ended_ns - max(batch.started_ns, withdrawn_ns)
 
 
 class ModelWorker:
-    """A thread that runs jobs: the smallest depth first, then by fair turns, then first come.
+    """A thread that runs jobs, as many in a forward as `Batching` says.
 
-    Shares take turns by the time of their forwards (`Turns`), however many jobs each has. So at its
-    depth a job waits for the forward that runs, and then for at most one of each other share, as
-    long as its own share has had no longer forwards than they; a share that had a long one waits
-    until the others had as much.
+    Shares take turns by their part of the time of forwards (`Turns`), however many jobs each has.
 
     Concurrency: `start`, `submit`, `promote`, `withdraw` and `stop` belong to one event loop.
 
-    Cancellation: a withdrawn job leaves the queue at once; the interrupt of a running one is set.
+    Cancellation: a withdrawn job leaves the queue at once; a forward is given up when all of its
+    jobs are withdrawn.
 
     Attributes:
         backend: What runs items. Set it before the first is submitted.
@@ -160,7 +91,8 @@ class ModelWorker:
         self,
         *,
         queue_limit: int,
-        on_step: Callable[[Step[Outcome]], None] = lambda _: None,
+        meter: LatencyMeter | None = None,
+        on_forward: Callable[[Sequence[Outcome]], None] = lambda _: None,
         on_device_lost: Callable[[DeviceLostError], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -168,7 +100,9 @@ class ModelWorker:
 
         Args:
             queue_limit: Jobs that can wait; shares compete for these places (`FairShares`).
-            on_step: Called on the loop for every item's step that ran to its end, wanted or not.
+            meter: Learns what forwards cost, and says how many rows are worth it.
+            on_forward: Called on the loop for every forward that ran to its end, wanted or not,
+                with what it gave.
             on_device_lost: Called on the loop, once. No job runs after that: they all end with
                 DrainingError.
             clock_ns: Nanoseconds that never go back; measures forwards and waiting.
@@ -176,12 +110,13 @@ class ModelWorker:
         self._places = FairShares(queue_limit)
         self._turns = Turns()
         self._clock_ns = clock_ns
-        self._on_step = on_step
+        self._batching = Batching(meter or LatencyMeter(), self._turns)
+        self._on_forward = on_forward
         self._on_device_lost = on_device_lost
         self._arrivals = itertools.count()
         self._queue: list[Job] = []
         self._changed = threading.Condition()
-        self._running: Job | None = None
+        self._running: Batch | None = None
         self._stopping = False
         self._refusal: DrainingError | None = None
         self._interrupted_count = 0
@@ -205,11 +140,11 @@ class ModelWorker:
     def overdue_ns(self) -> int:
         """How long the running forward has taken, if that is past its patience; else 0."""
         with self._changed:
-            job = self._running
-            if job is None or job.work.patience_ns is None:
+            batch = self._running
+            if batch is None or batch.patience_ns is None:
                 return 0
-            running_ns = self._clock_ns() - job.started_ns
-            return running_ns if running_ns > job.work.patience_ns else 0
+            running_ns = self._clock_ns() - batch.started_ns
+            return running_ns if running_ns > batch.patience_ns else 0
 
     @property
     def interrupted_count(self) -> int:
@@ -274,15 +209,21 @@ class ModelWorker:
             job.work.depth = depth
 
     def withdraw(self, job: Job) -> None:
-        """Take a job out of the queue, or interrupt it. Its outlet is left alone."""
+        """Take a job out of the queue, or out of its forward. Its outlet is left alone.
+
+        A forward is given up when all of its jobs are withdrawn.
+        """
         with self._changed:
-            job.interrupt.set()
             job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
             if job in self._queue:
                 self._remove(job)
+            elif (batch := self._running) and job in batch.jobs and batch.is_unwanted:
+                batch.interrupt.set()
 
-    def _enqueue(self, job: Job) -> None:
-        job.arrival = next(self._arrivals)
+    def _enqueue(self, job: Job, *, keeps_turn: bool = False) -> None:
+        if not keeps_turn:
+            job.arrival = next(self._arrivals)
+        job.was_passed_over = False
         job.queued_ns = self._clock_ns()
         self._queue.append(job)
         self._places.take(job.share)
@@ -296,70 +237,86 @@ class ModelWorker:
     def _drop_all(self) -> list[Job]:
         return [self._remove(job) for job in self._queue[:]]
 
-    def _rank(self, job: Job) -> tuple[int, int, int]:
-        return job.work.depth, self._turns.of(job.share), job.arrival
-
     # --- on the thread ------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (job := self._take()) is not None:
-            started_ns = job.started_ns
-            queue_ns = started_ns - job.queued_ns
+        while (batch := self._take()) is not None:
             try:
-                outcome, is_last = self._step(job)
+                answers = self._run(batch)
             except DeviceLostError as error:
-                self._give_up(job, error)
-            except BaseException as error:  # noqa: BLE001 - the caller's, and raised there
+                self._give_up(batch, error)
+            except BaseException as error:  # noqa: BLE001 - the callers', and raised there
                 self._interrupted_count += isinstance(error, ForwardInterrupted)
-                self._finish(job, again=False)
-                self._tell(_fail, [job], error)
+                self._finish(batch, [error] * len(batch.jobs))
             else:
-                forward_ns = self._clock_ns() - started_ns
-                self._finish(job, again=not is_last)
-                self._tell(self._deliver, job, Step(outcome, queue_ns, forward_ns), is_last)
+                self._finish(batch, answers)
         self._tell(self._ended.set)
 
-    def _step(self, job: Job) -> tuple[Any, bool]:
-        """Return what a step gives, and whether it is the last."""
-        work = job.work
+    def _run(self, batch: Batch) -> Sequence[Any]:
+        """Return what each job got, or its error."""
+        work = batch.jobs[0].work
         if isinstance(work, Errand):
-            return work.do(job.interrupt), True
+            return [work.do(batch.interrupt)]
         assert self.backend is not None, "items come after the model"
-        (outcome,) = self.backend.run([work], job.interrupt)
-        return outcome, work.take(outcome)
+        items = [cast("Item", job.work) for job in batch.jobs]
+        return self.backend.run(items, batch.interrupt, row_limit=batch.row_limit)
 
-    def _take(self) -> Job | None:
+    def _take(self) -> Batch | None:
         with self._changed:
             while not self._queue and not self._stopping:
                 self._turns.rest()
                 self._changed.wait()
             if self._stopping:
                 return None
-            job = self._running = self._remove(min(self._queue, key=self._rank))
-            self._turns.begin(job.share)
-            job.started_ns = self._clock_ns()
-            return job
+            now_ns = self._clock_ns()
+            shares = self.backend is not None and self.backend.description.shares_forwards
+            batch = self._batching.choose(self._queue, now_ns=now_ns, shares_forwards=shares)
+            for job in batch.jobs:
+                self._remove(job)
+            self._turns.begin(batch.jobs[0].share)
+            self._running = batch
+            batch.started_ns = self._clock_ns()
+            return batch
 
-    def _finish(self, job: Job, *, again: bool) -> None:
+    def _finish(self, batch: Batch, answers: Sequence[Any]) -> None:
+        """Account for a forward, and hand out what it gave."""
+        ended_ns = self._clock_ns()
+        forward_ns = ended_ns - batch.started_ns
+        outcomes = [each for each in answers if isinstance(each, Outcome)]
+        row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
+        if outcomes:
+            self._batching.learn(batch, row_counts, forward_ns)
+            self._tell(self._on_forward, outcomes)
         with self._changed:
             self._running = None
-            now_ns = self._clock_ns()
-            self._turns.charge(job.share, now_ns - job.started_ns)
-            if job.withdrawn_ns is not None:
-                self.waste.forward_count += 1
-                self.waste.forward_ns += now_ns - job.started_ns
-                self.waste.freeing_ns += now_ns - max(job.started_ns, job.withdrawn_ns)
-            if again and self._stopping:
-                self._tell(_fail, [job], DrainingError("the server is shutting down"))
-            elif again and not job.interrupt.is_set():
-                self._enqueue(job)
+            self.waste.add(batch, row_counts, ended_ns)
+            for job, rows in zip(batch.jobs, row_counts, strict=True):
+                part = rows / sum(row_counts) if sum(row_counts) else 1 / len(row_counts)
+                self._turns.charge(job.share, round(forward_ns * part))
+            for job, answer in zip(batch.jobs, answers, strict=True):
+                self._hand_out(job, answer, forward_ns, queue_ns=batch.started_ns - job.queued_ns)
 
-    def _give_up(self, job: Job, error: DeviceLostError) -> None:
+    def _hand_out(self, job: Job, answer: Any, forward_ns: int, *, queue_ns: int) -> None:
+        if isinstance(answer, BaseException):
+            self._tell(_fail, [job], answer)
+            return
+        is_last, found = True, True
+        if isinstance(job.work, Item):
+            is_last, found = job.work.take(answer), bool(answer.drafted)
+        self._tell(_deliver, job, Step(answer, queue_ns, forward_ns), is_last)
+        if is_last or job.withdrawn_ns is not None:
+            return
+        if self._stopping:
+            self._tell(_fail, [job], DrainingError("the server is shutting down"))
+        else:
+            self._enqueue(job, keeps_turn=not found)
+
+    def _give_up(self, batch: Batch, error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
         lost.__cause__ = error
         with self._changed:
             self._refusal, self._running = lost, None
-            jobs = [job, *self._drop_all()]
+            jobs = [*batch.jobs, *self._drop_all()]
         # Who hears of it through a job finds that it has been told.
         self._tell(self._on_device_lost, error)
         self._tell(_fail, jobs, lost)
@@ -370,15 +327,11 @@ class ModelWorker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    # --- on the loop again --------------------------------------------------------------------
 
-    def _deliver(self, job: Job, step: Step[Any], is_last: bool) -> None:
-        job.outlet.put(step)
-        if is_last:
-            job.outlet.end()
-        if isinstance(job.work, Item):
-            # Last, so that a failure in there leaves no caller waiting.
-            self._on_step(step)
+def _deliver(job: Job, step: Step[Any], is_last: bool) -> None:
+    job.outlet.put(step)
+    if is_last:
+        job.outlet.end()
 
 
 def _fail(jobs: list[Job], error: BaseException) -> None:

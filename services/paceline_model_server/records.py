@@ -193,7 +193,9 @@ class HostCollector(Collector):
             ("sessions_opened", "Sessions opened", now.sessions_opened),
             ("sessions_released", "Sessions closed or expired", now.sessions_released),
             ("forwards", "Model forwards that ran to their end", now.forwards),
+            ("forward_calls", "Calls that had a part in them", now.items),
             ("forward_rows", "Token positions computed in them", now.rows),
+            ("prefill_parts", "Parts of them that were no whole prompt", now.prefill_parts),
             ("forwards_interrupted", "Model forwards given up", now.forwards_interrupted),
             (
                 "wasted_forward_seconds",

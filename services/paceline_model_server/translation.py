@@ -179,6 +179,7 @@ def model_info(
         device=model.device,
         layer_count=model.layer_count,
         cancels_between_layers=model.cancels_between_layers,
+        shares_forwards=model.shares_forwards,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=[
             model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)

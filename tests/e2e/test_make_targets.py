@@ -40,7 +40,7 @@ def test_without_a_gpu_the_gpu_benchmark_says_so_and_is_no_failure():
 
 def test_the_benchmarks_keep_their_results_where_the_pages_look_for_them():
     shown = make("--dry-run", "bench")
-    for name in ("load", "pair", "table2"):
+    for name in ("load", "load-models", "pair", "table2"):
         assert (
             f"--json bench/results/{name}.json --chart bench/results/{name}.png"
             in shown.replace("\\\n  ", "")

@@ -124,6 +124,7 @@ class FakeHost:
             device="none",
             layer_count=0,
             cancels_between_layers=True,
+            shares_forwards=False,
             verification_rules=(VerificationRule.EXACT,),
         )
 

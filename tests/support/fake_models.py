@@ -95,6 +95,8 @@ class FakeModelServer:
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
+        answers: Set while Verify and Draft answer. A call that waits for it is in sight, and only a
+            cancel ends it, also where a newer one of its session comes.
         specs: What sessions were opened for.
         waiting: Sessions that wait to be opened.
         refused: Sessions refused with `open_error`.
@@ -121,6 +123,7 @@ class FakeModelServer:
     open_error: errors.PacelineError | None = None
     is_loading: bool = False
     opens: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
     specs: list[session_service_pb2.SessionSpec] = field(default_factory=list)
     waiting: int = 0
     refused: int = 0
@@ -140,6 +143,7 @@ class FakeModelServer:
     def __post_init__(self) -> None:
         self.fingerprint = self.fingerprint or f"{self.role}-model"
         self.opens.set()
+        self.answers.set()
 
     async def start(self) -> None:
         """Listen, on the same port as before if there was one."""
@@ -190,6 +194,7 @@ class FakeModelServer:
             device="",
             layer_count=0,
             cancels_between_layers=True,
+            shares_forwards=False,
             verification_rules=self.rules,
         )
 
@@ -247,10 +252,13 @@ class FakeModelServer:
             session.superseded.set()
 
     def renew(self, session_id: str) -> int:
-        """Count a renewal, and return the session's call that is in sight: none ever is."""
-        self._session(session_id)
+        """Count a renewal, and return the session's call that is in sight, or 0.
+
+        One is only while it waits for `answers`: whatever else is late hangs.
+        """
+        session = self._session(session_id)
         self.renewed += 1
-        return 0
+        return 0 if self.answers.is_set() else session.sequence
 
     @contextmanager
     def call(self, request: Any) -> Iterator[tuple[_Session, str]]:
@@ -410,6 +418,7 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                     rows=len(request.call.token_ids) + len(block),
                     depth=request.speculation_depth,
                 )
+                await fake.answers.wait()
                 accepted = 0
                 while accepted < len(block) and block[accepted] == fake.token_after(
                     prefix + block[:accepted]
@@ -446,22 +455,24 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
         fake = self._fake
         try:
             with fake.call(request) as (session, fault):
-                superseded = session.superseded
+                superseded, text = session.superseded, list(session.tokens)
                 left, rows = request.max_tokens, max(1, len(request.call.token_ids))
                 while left:
-                    text, timing = list(session.tokens), session_service_pb2.CallTiming()
+                    start_length, timing = len(text), session_service_pb2.CallTiming()
                     for _ in range(min(left, request.chunk_tokens or 1)):
                         how = "hang" if fake.stalls(text) else fault
                         _add(await fake.forward(superseded, how, rows=rows), to=timing)
                         text.append(fake.draft_after(text))
                         left, rows = left - 1, 1
+                    await fake.answers.wait()
                     response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
-                        start_length=len(session.tokens) + (fault == "wrong_answer"),
-                        proposal=proposal_pb2.Proposal(token_ids=text[len(session.tokens) :]),
+                        start_length=start_length + (fault == "wrong_answer"),
+                        proposal=proposal_pb2.Proposal(token_ids=text[start_length:]),
                         timing=timing,
                     )
-                    session.tokens = text
+                    if not superseded.is_set():
+                        session.tokens = list(text)
                     fake.distort(response)
                     yield response
         finally:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_status import rpc_status
 
+from paceline.errors import PacelineError
 from paceline.status import encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
@@ -18,10 +19,14 @@ from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paceline.errors import PacelineError
-
 PROMPT_LENGTH = 3
 SEED = 7
+
+
+class BareCancelError(PacelineError):
+    """What gRPC's servers say to a call that arrives as they stop: a code without a reason."""
+
+    code = "CANCELLED"
 
 
 @dataclass
@@ -47,6 +52,8 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     peers: list[str] = field(default_factory=list)  # the connection that each request came by
     seconds: list[float] = field(default_factory=list)  # that each request had left
+    info_hangs: bool = False
+    info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
 
     async def Generate(self, request, context):  # noqa: N802
@@ -82,6 +89,9 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             yield pb.GenerateResponse(finished=_finished(total))
 
     async def GetSystemInfo(self, request, context):  # noqa: N802
+        self.info_asked.set()
+        if self.info_hangs:
+            await asyncio.Event().wait()
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 

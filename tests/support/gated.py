@@ -6,15 +6,13 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.backends.base import Interrupt
-    from paceline_engine.calls import SessionSpec
+    from paceline_engine.backends.base import Feed, Interrupt
 
 __all__ = ["Gate", "gated_host"]
 
@@ -68,15 +66,6 @@ class _Backend(SimulatedBackend):
         super().__init__(model)
         self._gate = gate
 
-    def new_cache(self, spec: SessionSpec) -> SimulatedCache:
-        return _Cache(self.model, spec, self._gate)
-
-
-class _Cache(SimulatedCache):
-    def __init__(self, model: SimulatedModel, spec: SessionSpec, gate: Gate) -> None:
-        super().__init__(model, spec)
-        self._gate = gate
-
-    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Sequence[int]:
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Sequence[int]]:
         self._gate.enter()
-        return super()._forward(token_ids, rows=rows, interrupt=interrupt)
+        return super()._forward(feeds, interrupt)

@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline import Strategy
 from paceline_bench.lines import fitted_slope
@@ -32,11 +32,13 @@ __all__ = [
     "LoadRow",
     "LoadedSystem",
     "Percentiles",
+    "Prompt",
     "Served",
     "StreamMemory",
     "decode_plainly",
     "fairness",
     "measure",
+    "offer",
     "percentiles",
     "served_tokens_per_second",
     "stream_memories",
@@ -53,6 +55,9 @@ _ERRORS = 2.0
 # With which prompts are decoded for reference: enough that several targets have work.
 _REFERENCE_STREAMS = 8
 
+Prompt: TypeAlias = "str | tuple[int, ...]"
+"""Text, or token ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -66,7 +71,7 @@ class Load:
         max_tokens: Tokens of each.
     """
 
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     strategy: Strategy
     stream_count: int
     request_count: int
@@ -104,7 +109,7 @@ class Served:
         token_ids: The output.
     """
 
-    prompt: str
+    prompt: Prompt
     stream: int
     strategy: Strategy
     sent_at: float
@@ -131,6 +136,12 @@ class Served:
     def itl_seconds(self) -> Iterator[float]:
         """Inter-token latency: how long its reader waited between two messages."""
         return (later - earlier for (earlier, _), (later, _) in pairwise(self.arrivals))
+
+    @property
+    def token_seconds(self) -> Iterator[float]:
+        """That waiting divided over the tokens that ended it: for each after the first message."""
+        for waited, (_, count) in zip(self.itl_seconds, self.arrivals[1:], strict=True):
+            yield from [waited / count] * count
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +237,8 @@ class StreamMemory:
 
 
 async def decode_plainly(
-    client: AsyncClient, prompts: Sequence[str], *, max_tokens: int
-) -> dict[str, tuple[int, ...]]:
+    client: AsyncClient, prompts: Sequence[Prompt], *, max_tokens: int
+) -> dict[Prompt, tuple[int, ...]]:
     """Return what plain decoding makes of each prompt, which everything is compared with.
 
     Raises:
@@ -240,14 +251,14 @@ async def decode_plainly(
         request_count=len(prompts),
         max_tokens=max_tokens,
     )
-    return {each.prompt: each.token_ids for each in await _offer([client], load)}
+    return {each.prompt: each.token_ids for each in await offer([client], load)}
 
 
 async def measure(
     system: LoadedSystem,
     load: Load,
     *,
-    expected: Mapping[str, tuple[int, ...]],
+    expected: Mapping[Prompt, tuple[int, ...]],
     plain: LoadRow | None = None,
 ) -> LoadRow:
     """Put a load on a system.
@@ -268,7 +279,7 @@ async def measure(
             limit = throttled(system.orchestrator_pids, share=system.orchestrator_share)
             await stack.enter_async_context(limit)
         usage = await stack.enter_async_context(metered(system.orchestrator_pids))
-        served = await _offer(system.clients, load)
+        served = await offer(system.clients, load)
     forwards, given_up = (
         after - earlier for after, earlier in zip(_forwards(system), before, strict=True)
     )
@@ -344,7 +355,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     return Percentiles(p50, p99 if len(ordered) >= _TAIL_COUNT else None)
 
 
-async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
+async def offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
     """Run the streams to their end.
 
     Raises:
@@ -367,7 +378,7 @@ async def _offer(clients: Sequence[AsyncClient], load: Load) -> list[Served]:
     return served
 
 
-async def _serve(client: AsyncClient, load: Load, *, prompt: str, stream: int) -> Served:
+async def _serve(client: AsyncClient, load: Load, *, prompt: Prompt, stream: int) -> Served:
     sent_at = time.perf_counter()
     generation = client.generate(
         prompt,

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     Columns = dict[str, Callable[[Row], str]]
 
-__all__ = ["findings", "load", "load_scaling", "load_streams", "scaling_findings", "tables"]
+__all__ = [
+    "chosen_words",
+    "findings",
+    "load",
+    "load_scaling",
+    "load_streams",
+    "percentile_words",
+    "scaling_findings",
+    "tables",
+]
 
 # Two runs of the same load differ by about so much.
 _NOISE = 0.03
@@ -29,14 +38,17 @@ the orchestrators have to themselves. No p99 is told of fewer than 100 measureme
 """
 
 
-def _chosen(row: Row) -> str:
+def chosen_words(row: Row) -> str:
+    """Tell how many requests were decoded with which strategy."""
     return ", ".join(f"{count} {name}" for name, count in sorted(row["chosen"].items()))
 
 
-def _percentiles(name: str) -> Callable[[Row], str]:
+def percentile_words(name: str, *, digits: int = 0) -> Callable[[Row], str]:
+    """Return what lays out the middle and the tail of a row's measurements."""
+
     def both(row: Row) -> str:
         p50, p99 = row[name]["p50"], row[name]["p99"]
-        return f"{p50:.0f} / {'-' if p99 is None else f'{p99:.0f}'}"
+        return f"{p50:.{digits}f} / {'-' if p99 is None else f'{p99:.{digits}f}'}"
 
     return both
 
@@ -49,15 +61,15 @@ _LATENCY: Columns = {
     **_WHO,
     "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
     "to non-SI": lambda row: times(row["speed_up"]),
-    "TTFT p50 / p99": _percentiles("ttft_ms"),
-    "ITL p50 / p99": _percentiles("itl_ms"),
-    "TPOT p50 / p99": _percentiles("tpot_ms"),
+    "TTFT p50 / p99": percentile_words("ttft_ms"),
+    "ITL p50 / p99": percentile_words("itl_ms"),
+    "TPOT p50 / p99": percentile_words("tpot_ms"),
     "fairness": lambda row: f"{row['fairness']:.3f}",
     "output": lambda row: "identical" if row["identical"] else "DIFFERENT",
 }
 _COST: Columns = {
     **_WHO,
-    "decoded with": _chosen,
+    "decoded with": chosen_words,
     "forwards per token": lambda row: f"{row['forwards_per_token']:.2f}",
     "given up": lambda row: f"{row['given_up']:.0%}",
     "orchestrator ms per token": lambda row: f"{row['orchestrator_ms_per_token']:.2f}",
@@ -138,7 +150,7 @@ def load(results: Results) -> str:
     ):
         by_strategy = {row["strategy"]: row for row in rows}
         speeds = [speed(by_strategy[name]) if name in by_strategy else "-" for name in names]
-        words = _chosen(by_strategy["AUTO"]) if "AUTO" in by_strategy else ""
+        words = chosen_words(by_strategy["AUTO"]) if "AUTO" in by_strategy else ""
         lines.append([str(streams), str(orchestrators), *speeds, words])
     headings = ("streams", "orchestrators", *names, "AUTO decoded with")
     system = content["system"]

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline_engine.backends.model_files import find_model_files
 
-__all__ = ["PROMPT_LOOKUP_TOKENS", "Decode", "LibraryPair"]
+__all__ = ["PROMPT_LOOKUP_TOKENS", "Decode", "LibraryPair", "load_model"]
 
 PROMPT_LOOKUP_TOKENS = 10
 """The better of the lookaheads 5 and 10 on the bundled target (bench/LOG.md)."""
@@ -35,10 +35,8 @@ class LibraryPair:
 
         Tokens beyond the vocabulary, for which some models have scores, are never chosen.
         """
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._target, self._drafter = (
-            _load(model, dtype=dtype, device=device) for model in (target, drafter)
+            load_model(model, dtype=dtype, device=device) for model in (target, drafter)
         )
         for model in (self._target, self._drafter):
             beyond = range(vocabulary_size, model.config.vocab_size)
@@ -95,7 +93,10 @@ class LibraryPair:
         self.target_forward_count += 1
 
 
-def _load(name: str, *, dtype: str, device: str) -> Any:
+def load_model(name: str, *, dtype: str, device: str) -> Any:
+    """Load one in the library's class, from a directory or a hub id; no token of it ends a text."""
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     directory = find_model_files(name).directory
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False

@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline_engine.backends.transformers import TransformersBackend, usable_device
+from paceline_engine.backends.model_loading import usable_device
+from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import ModelDescription, VerificationRule
 
 __all__ = ["RandomModel", "Shape"]
@@ -84,5 +85,6 @@ class RandomModel(TransformersBackend):
             device=device,
             layer_count=shape.layers,
             cancels_between_layers=True,
+            shares_forwards=self.decoder is not None,
             verification_rules=(VerificationRule.EXACT,),
         )

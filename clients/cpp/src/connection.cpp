@@ -5,6 +5,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -144,10 +145,18 @@ class GrpcCall final : public Call {
     if (unreadable_) context_.TryCancel();
     const auto status = reader_->Finish();
     if (unreadable_) return std::make_unique<InternalError>("the server sent what is no message");
+    // To gRPC a cancel of this side and one by the server are the same.
+    if (cancelled_ && status.error_code() == grpc::StatusCode::CANCELLED) {
+      return std::make_unique<ClientCancelledError>(
+          "the generation was cancelled; resume() goes on with it");
+    }
     return wire_->error_of(status, stub_);
   }
 
-  void cancel() noexcept override { context_.TryCancel(); }
+  void cancel() noexcept override {
+    cancelled_ = true;
+    context_.TryCancel();
+  }
 
  private:
   std::shared_ptr<Wire> wire_;
@@ -156,6 +165,7 @@ class GrpcCall final : public Call {
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader_;
   bool finished_ = false;
   bool unreadable_ = false;
+  std::atomic<bool> cancelled_{false};
 };
 
 class GrpcConnection final : public Connection {

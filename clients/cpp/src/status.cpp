@@ -40,7 +40,8 @@ constexpr std::array kClassesWithReason{
 
 // By number; what each means without a reason of ours: the transport's own word, a proxy's, or a
 // newer server's. gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call
-// would fail again.
+// would fail again. Some of its servers say CANCELLED to calls that arrive as they stop, and that
+// they cut then; who has cancelled a call does not ask.
 struct CodeOfStatus {
   std::string_view name;
   ClassOfError error = class_of<InternalError>();
@@ -48,7 +49,7 @@ struct CodeOfStatus {
 
 constexpr std::array kCodes{
     CodeOfStatus{"OK"},
-    CodeOfStatus{"CANCELLED", class_of<ClientCancelledError>()},
+    CodeOfStatus{"CANCELLED", class_of<DrainingError>()},
     CodeOfStatus{"UNKNOWN"},
     CodeOfStatus{"INVALID_ARGUMENT", class_of<InvalidFieldError>()},
     CodeOfStatus{"DEADLINE_EXCEEDED", class_of<DeadlineError>()},

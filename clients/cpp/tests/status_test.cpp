@@ -80,7 +80,7 @@ TEST(Status, LeavesTheClassToTheCodeWhereThereIsNoReasonOfOurs) {
 
 TEST(Status, HasAClassForEveryCode) {
   const std::map<int, std::string_view> special{
-      {1, "ClientCancelledError"},  {3, "InvalidFieldError"},      {4, "DeadlineError"},
+      {1, "DrainingError"},         {3, "InvalidFieldError"},      {4, "DeadlineError"},
       {7, "PermissionDeniedError"}, {8, "InvalidFieldError"},      {12, "UnsupportedError"},
       {14, "ConnectionLostError"},  {16, "PermissionDeniedError"},
   };

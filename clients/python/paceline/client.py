@@ -93,15 +93,11 @@ class AsyncGeneration(StreamState[AsyncConnection]):
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
+                    self._check_wanted()
                     error = wire.decoded(broken)
                     await self._rest(plan.delay_seconds(error, was_refused=was_refused))
             except asyncio.CancelledError as cancelled:
-                # grpc.aio also raises it where a close() has cancelled the call under the reader.
-                task = asyncio.current_task()
-                if task is None or not task.cancelling():
-                    raise ClientCancelledError(
-                        "the generation or its client was closed"
-                    ) from cancelled
+                _check_cancelled(cancelled, closed="the generation or its client")
                 raise
             finally:
                 call.cancel()
@@ -225,7 +221,11 @@ class AsyncClient:
             try:
                 response = await wire.stub.GetSystemInfo(request, timeout=seconds)
             except grpc.RpcError as broken:
+                self._connection.check_open()
                 raise wire.decoded(broken) from broken
+            except asyncio.CancelledError as cancelled:
+                _check_cancelled(cancelled, closed="the client")
+                raise
         return read_system_info(parsed(response))
 
     async def close(self) -> None:
@@ -256,6 +256,17 @@ class AsyncClient:
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout_seconds(timeout)
+
+
+def _check_cancelled(cancelled: asyncio.CancelledError, *, closed: str) -> None:
+    """Tell a cancelled task from a call that a close() has cancelled: grpc.aio raises the same.
+
+    Raises:
+        ClientCancelledError: Nobody cancels this task.
+    """
+    task = asyncio.current_task()
+    if task is None or not task.cancelling():
+        raise ClientCancelledError(f"{closed} was closed") from cancelled
 
 
 def parsed(message: _Message | DecodeError | None) -> _Message:

@@ -71,14 +71,30 @@ _BlockingWire = Wire[grpc.Channel, orchestrator_grpc.OrchestratorServiceStub]
 _AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsyncStub"]
 
 
-class Connection:
+class _Closable:
+    """What is closed once, by any thread."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def check_open(self) -> None:
+        """Say it in our own words: gRPC has errors of its own for a closed channel.
+
+        Raises:
+            ClientCancelledError: `close` was called.
+        """
+        if self._closed.is_set():
+            raise ClientCancelledError("the client was closed")
+
+
+class Connection(_Closable):
     """The connection of a blocking client. Any thread may use it."""
 
     def __init__(self, route: Route) -> None:
+        super().__init__()
         self._route = route
         self._lock = threading.Lock()
         self._wires: list[_BlockingWire] = []  # the last one is for new calls, if it was not left
-        self.closed = threading.Event()
 
     @contextmanager
     def wire(self) -> Iterator[_BlockingWire]:
@@ -88,7 +104,7 @@ class Connection:
             ClientCancelledError: `close` was called.
         """
         with self._lock:
-            _check_open(self.closed)
+            self.check_open()
             wire = self._current()
             wire.call_count += 1
         try:
@@ -101,7 +117,7 @@ class Connection:
     def close(self) -> None:
         """Close all, and cancel what runs."""
         with self._lock:
-            self.closed.set()
+            self._closed.set()
             wires, self._wires = self._wires, []
         for wire in wires:
             wire.channel.close()
@@ -125,7 +141,7 @@ class Connection:
             wire.channel.close()
 
 
-class AsyncConnection:
+class AsyncConnection(_Closable):
     """The connection of an asyncio client: one for each event loop that it is used on.
 
     gRPC binds a channel to the loop that runs when it is opened, and a client may be made before
@@ -133,10 +149,10 @@ class AsyncConnection:
     """
 
     def __init__(self, route: Route) -> None:
+        super().__init__()
         self._route = route
         self._wires: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_AsyncWire]]
         self._wires = WeakKeyDictionary()
-        self.closed = threading.Event()
 
     @asynccontextmanager
     async def wire(self) -> AsyncIterator[_AsyncWire]:
@@ -145,7 +161,7 @@ class AsyncConnection:
         Raises:
             ClientCancelledError: `close` was called.
         """
-        _check_open(self.closed)
+        self.check_open()
         wires = self._wires.setdefault(asyncio.get_running_loop(), [])
         if not wires or wires[-1].is_left:
             channel = self._route.open_async()
@@ -162,7 +178,7 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Close all, and cancel what runs."""
-        self.closed.set()
+        self._closed.set()
         for loop, wires in self._wires.items():
             for wire in wires:
                 if loop is asyncio.get_running_loop():
@@ -170,9 +186,3 @@ class AsyncConnection:
                 elif not loop.is_closed():
                     asyncio.run_coroutine_threadsafe(wire.channel.close(grace=None), loop)
             wires.clear()
-
-
-def _check_open(closed: threading.Event) -> None:
-    """Say it in our own words: gRPC has errors of its own for a closed channel."""
-    if closed.is_set():
-        raise ClientCancelledError("the client was closed")

@@ -216,7 +216,7 @@ class LoadingError(TryAgainError):
 
 
 class DrainingError(TryAgainError):
-    """The server is shutting down."""
+    """The server is shutting down; also where it cancelled the call and gave no reason."""
 
     reason = "DRAINING"
 

@@ -30,9 +30,10 @@ _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
 
 # What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
-# gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is.
+# gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is. Its
+# servers say CANCELLED to calls that arrive as they stop (grpc/grpc#41785), and that they cut then.
 _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
-    "CANCELLED": errors.ClientCancelledError,
+    "CANCELLED": errors.DrainingError,
     "DEADLINE_EXCEEDED": errors.DeadlineError,
     "INVALID_ARGUMENT": errors.InvalidFieldError,
     "PERMISSION_DENIED": errors.PermissionDeniedError,
@@ -81,7 +82,8 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
     """Rebuild the error that a server raised, or name what the transport did.
 
     Never fails: details that are no `google.rpc.Status`, or have no reason that this version knows,
-    leave the class to the status code.
+    leave the class to the status code. A call that was cancelled on this side looks like one that
+    its server cancelled: who cancels knows, and asks only of others.
     """
     code = rpc_error.code().name
     status = _status_of(rpc_error)

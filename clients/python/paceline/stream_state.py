@@ -69,6 +69,11 @@ class StreamState(Generic[_Link]):
         if self._closed.is_set():
             raise ClientCancelledError("the generation was closed; resume() goes on with it")
 
+    def _check_wanted(self) -> None:
+        """Tell the caller's own cancel from that of a server, which gRPC calls by the same name."""
+        self._check_open()
+        self._connection.check_open()
+
     def _begin_reading(self) -> object:
         """Become the reader."""
         with self._reading:

@@ -71,6 +71,7 @@ class Generation(StreamState[Connection]):
                 self._transcript.completion()
             except grpc.RpcError as broken:
                 if self.finished is None:
+                    self._check_wanted()
                     error = wire.decoded(broken)
                     self._closed.wait(plan.delay_seconds(error, was_refused=was_refused))
             finally:
@@ -150,6 +151,7 @@ class Client:
             try:
                 response = wire.stub.GetSystemInfo(request, timeout=seconds)
             except grpc.RpcError as broken:
+                self._connection.check_open()
                 raise wire.decoded(broken) from broken
         return read_system_info(response)
 

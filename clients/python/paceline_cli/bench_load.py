@@ -6,9 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline import AsyncClient, Strategy
 from paceline_bench.charts import save_figure
@@ -27,14 +27,14 @@ from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import Settings, StringList, option
+from paceline_serving.settings import Settings, StringList, flag_of, option
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from paceline_bench.load.streams import LoadRow
+    from paceline_bench.load.streams import LoadRow, Prompt
 
-__all__ = ["LoadSettings", "main"]
+__all__ = ["REQUESTS", "SESSIONS", "STRATEGIES", "LoadSettings", "main", "warm_up"]
 
 _EXAMPLES = """
 paceline bench load
@@ -42,8 +42,9 @@ paceline bench load --streams 1,4,16 --requests 20 --targets 2
 paceline bench load --parts scaling                            one orchestrator and two
 paceline bench load --acceptance 0.3 --strategies auto         beside plain decoding
 paceline bench load --drafter-ms 20 --json load.json --chart load.svg
+paceline bench load --backend transformers                     the bundled models, beside others
 """
-_STRATEGIES = {
+STRATEGIES = {
     strategy.abbreviation.lower(): strategy
     for strategy in (
         Strategy.AUTOREGRESSIVE,
@@ -52,10 +53,12 @@ _STRATEGIES = {
         Strategy.AUTO,
     )
 }
+"""By the names that options have for them."""
 _PLAIN = Strategy.AUTOREGRESSIVE.abbreviation.lower()
-# More than the streams of a run can hold at once, those that are being closed included.
-_SESSIONS = 1024
-_REQUESTS = 4096
+SESSIONS = 1024
+"""More than the streams of a run can hold at once, those that are being closed included."""
+REQUESTS = 4096
+"""More than the requests that a run can have at once."""
 # Below 100 a load's p99 is left out; with few streams so many requests would take minutes.
 _MOST_OF_A_STREAM, _LEAST_OF_A_STREAM = 10, 2
 # Several orchestrators are loaded with what is compared and with what users get.
@@ -69,37 +72,45 @@ _SCALING_STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
 # The prompt's forward takes so many times as long as a token's.
 _FIRST_FORWARD = 1.5
 _PARTS = ("scaling", "strategies")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "simulated": {
+        "streams": "1,2,4,8,16,32,64",
+        "strategies": ",".join(STRATEGIES),
+        "tokens": 24,
+        "requests": 100,
+        "targets": 4,
+    },
+    "transformers": {
+        "streams": "1,4,16,64",
+        "strategies": "non-si,si,auto",
+        "tokens": 64,
+        "requests": 4,
+        "targets": 1,
+    },
+}
 _WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 
 
 _Numbers = Annotated[tuple[int, ...], numbers_to(512)]
-_StrategyNames = Annotated[StringList, names_of(_STRATEGIES, kind="strategy", needed=True)]
+_StrategyNames = Annotated[StringList, names_of(STRATEGIES, kind="strategy", needed=True)]
 _PartNames = Annotated[StringList, names_of(_PARTS, kind="part", needed=True)]
 
 
-class LoadSettings(Settings):
-    """Put 1 to 64 streams at once on a fixed set of simulated targets, with every strategy.
+def _of_both(name: str, description: str, **limits: Any) -> Any:
+    """Declare an option that has another default with real models."""
+    simulated, real = (each[name] for each in _DEFAULTS.values())
+    words = f"{description} (default: {simulated}; with real models {real})"
+    return Field(description=words, **limits)
 
-    Models wait instead of computing; processes and gRPC are real. The part `strategies` compares
-    these on targets that fill up. In `scaling` orchestrators are the limit: targets are fast, and
-    each orchestrator may run in a seventh of the time only, so that two have what they need even on
-    two cores. All of it takes about twelve minutes, scaling alone one. The output says where this
-    machine was short of CPU. The exit code is 0 if every output was plain decoding's, else 1.
-    """
+
+class _Simulated(Settings):
+    """Simulated models."""
 
     parts: _PartNames = Field(",".join(_PARTS), validate_default=True, description="what to do")
-    streams: _Numbers = Field(
-        "1,2,4,8,16,32,64", validate_default=True, description="streams at the same time"
-    )
-    strategies: _StrategyNames = Field(
-        ",".join(_STRATEGIES),
-        validate_default=True,
-        description="strategies to load it with; non-si is always one of them",
-    )
     scaling_streams: _Numbers = Field(
         "32,64",
         validate_default=True,
-        description="the same, for scaling; many, or they are the limit",
+        description="streams at the same time, for scaling; many, or they are the limit",
     )
     orchestrators: _Numbers = Field(
         "1,2",
@@ -107,21 +118,68 @@ class LoadSettings(Settings):
         description="orchestrators to spread the streams over; all strategies are for the smallest "
         "number, the others get non-si and auto",
     )
-    tokens: int = Field(24, ge=2, le=4096, description="tokens of each request")
-    requests: int = Field(
-        100,
-        ge=1,
-        le=10_000,
-        description=f"requests of each load; but {_LEAST_OF_A_STREAM} to {_MOST_OF_A_STREAM} of "
-        "each stream",
-    )
-    targets: int = Field(4, ge=1, le=64, description="target processes")
-    drafters: int = Field(1, ge=1, le=8, description="drafter processes")
     target_ms: float = Field(40, gt=0, le=10_000, description="a target's forward")
     drafter_ms: float = Field(4, gt=0, le=10_000, description="a drafter's forward")
     acceptance: float = Field(0.8, ge=0, le=1, description="how often a draft token is right")
+
+
+class _Real(Settings):
+    """Real models."""
+
+    prompt_tokens: int = Field(64, ge=1, le=4096, description="tokens of each prompt")
+    rounds: int = Field(3, ge=1, le=100, description="how often each takes its turn")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
+    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+
+
+_OWN: dict[str, type[Settings]] = {"simulated": _Simulated, "transformers": _Real}
+
+
+class LoadSettings(_Real, _Simulated):
+    """Put 1 to 64 streams at once on a fixed set of targets, with every strategy.
+
+    Simulated models wait instead of computing; processes and gRPC are real. The part `strategies`
+    compares these on targets that fill up. In `scaling` orchestrators are the limit: targets are
+    fast, and each orchestrator may run in a seventh of the time only, so that two have what they
+    need even on two cores. All of it takes about twelve minutes, scaling alone one. The output says
+    where this machine was short of CPU.
+
+    With real models (--backend transformers) what is compared is who decodes as many texts at once,
+    in turn on the same cores: the services, our engine in this process, and transformers' generate
+    and its continuous batching; greedily, with the bundled models. It takes some ten minutes.
+
+    The exit code is 0 if every output of ours was plain decoding's, else 1.
+    """
+
+    backend: Literal["simulated", "transformers"] = Field(
+        "simulated", description="simulated models, or real ones"
+    )
+    streams: _Numbers = _of_both("streams", "streams at the same time")
+    strategies: _StrategyNames = _of_both(
+        "strategies", "strategies to load it with; non-si is always one of them"
+    )
+    tokens: int = _of_both("tokens", "tokens of each request", ge=2, le=4096)
+    requests: int = _of_both(
+        "requests",
+        f"requests of each load; but {_LEAST_OF_A_STREAM} to {_MOST_OF_A_STREAM} of each stream, "
+        "with real models 1 or more",
+        ge=1,
+        le=10_000,
+    )
+    targets: int = _of_both("targets", "target processes", ge=1, le=64)
+    drafters: int = Field(1, ge=1, le=8, description="drafter processes")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_the_backend(cls, values: dict[str, Any]) -> dict[str, Any]:
+        backend = values.get("backend", "simulated")
+        for other, section in _OWN.items():
+            if other != backend and (foreign := sorted({*section.model_fields} & {*values})):
+                flag = flag_of(foreign[0], section.model_fields[foreign[0]])
+                raise ValueError(f"{flag} goes with --backend {other} only")
+        return {**_DEFAULTS.get(backend, {}), **values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +205,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_options(
         LoadSettings, arguments, program="paceline bench load", examples=_EXAMPLES
     )
+    if settings.backend == "transformers":
+        from paceline_cli.bench_load_peers import run_beside_peers
+
+        return run_beside_peers(settings)
     load_at_start = load_average()
     measured = asyncio.run(_run(settings))
     scaling, rows = (measured.get(name, []) for name in _PARTS)
@@ -163,7 +225,9 @@ def main(arguments: Sequence[str]) -> int:
             settings.json_file,
             records,
             load_at_start=load_at_start,
-            system=settings.model_dump(mode="json", exclude={"json_file", "chart"}),
+            system=settings.model_dump(
+                mode="json", exclude={"json_file", "chart", *_Real.model_fields}
+            ),
             memory=memory,
             scaling={
                 "target_ms": _SCALING_TARGET_MS,
@@ -180,7 +244,7 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _run(settings: LoadSettings) -> dict[str, list[LoadRow]]:
     """Return the rows of each part; outputs of all are compared with those of one plain run."""
-    expected: dict[str, tuple[int, ...]] | None = None
+    expected: dict[Prompt, tuple[int, ...]] | None = None
     rows: dict[str, list[LoadRow]] = {}
     for name, part in _parts(settings).items():
         async with running_system(_config(settings, part)) as models:
@@ -210,7 +274,7 @@ def _parts(settings: LoadSettings) -> dict[str, _Part]:
         },
     )
     asked_for = [
-        each for name, each in _STRATEGIES.items() if name in (_PLAIN, *settings.strategies)
+        each for name, each in STRATEGIES.items() if name in (_PLAIN, *settings.strategies)
     ]
     of_several = [each for each in asked_for if each in _STRATEGIES_OF_SEVERAL]
     fewest = min(settings.orchestrators)
@@ -259,7 +323,7 @@ async def _measured(
     part: _Part,
     models: LocalSystem,
     settings: LoadSettings,
-    expected: Mapping[str, tuple[int, ...]],
+    expected: Mapping[Prompt, tuple[int, ...]],
 ) -> AsyncIterator[LoadRow]:
     plain: LoadRow | None = None
     for count, loads in part.loads.items():
@@ -285,7 +349,7 @@ async def _orchestrators(
             await stack.enter_async_context(AsyncClient(front.orchestrator_address))
             for front in fronts
         ]
-        await _warm_up(clients, settings)
+        await warm_up(clients, max_tokens=settings.tokens)
         yield LoadedSystem(
             clients=tuple(clients),
             orchestrator_pids=tuple(front.orchestrator.pid for front in fronts),
@@ -294,11 +358,12 @@ async def _orchestrators(
         )
 
 
-async def _warm_up(clients: Sequence[AsyncClient], settings: LoadSettings) -> None:
+async def warm_up(clients: Sequence[AsyncClient], *, max_tokens: int) -> None:
+    """Let each orchestrator learn what its models are like."""
     for client in clients:
         for strategy in _WARM_UP:
             await client.generate(
-                "Warm up:", strategy=strategy, max_tokens=settings.tokens, ignore_eos=True
+                "Warm up:", strategy=strategy, max_tokens=max_tokens, ignore_eos=True
             ).collect()
 
 
@@ -321,7 +386,7 @@ def _front(models: LocalSystem) -> LocalSystemConfig:
         drafters=0,
         more_targets=tuple(f"{it.name}={it.address}" for it in models.targets),
         more_drafters=tuple(f"{it.name}={it.address}" for it in models.drafters),
-        orchestrator_arguments=(f"--request-limit={_REQUESTS}",),
+        orchestrator_arguments=(f"--request-limit={REQUESTS}",),
     )
 
 
@@ -330,9 +395,9 @@ def _model(step_ms: float) -> tuple[str, ...]:
         "--backend=simulated",
         f"--simulated-tpot-seconds={step_ms / 1e3!r}",
         f"--simulated-ttft-seconds={_FIRST_FORWARD * step_ms / 1e3!r}",
-        f"--session-limit={_SESSIONS}",
-        f"--queue-limit={_SESSIONS}",
-        f"--token-budget={_SESSIONS << 12}",
+        f"--session-limit={SESSIONS}",
+        f"--queue-limit={SESSIONS}",
+        f"--token-budget={SESSIONS << 12}",
     )
 
 

@@ -2,9 +2,9 @@
 
 import { type ServiceError, status as StatusCode } from "@grpc/grpc-js";
 import {
-  ClientCancelledError,
   ConnectionLostError,
   DeadlineError,
+  DrainingError,
   ERROR_CLASSES,
   type ErrorClass,
   InternalError,
@@ -29,9 +29,11 @@ const DOMAIN = "paceline";
  * What a status without a reason of ours means: the transport's own, a proxy's, a newer server's.
  *
  * gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: the same call would fail again.
+ * Some of its servers say CANCELLED to calls that arrive as they stop, and that they cut then; a
+ * cancel of this side is never asked about here.
  */
 const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, ErrorClass>([
-  [StatusCode.CANCELLED, ClientCancelledError],
+  [StatusCode.CANCELLED, DrainingError],
   [StatusCode.DEADLINE_EXCEEDED, DeadlineError],
   [StatusCode.INVALID_ARGUMENT, InvalidFieldError],
   [StatusCode.PERMISSION_DENIED, PermissionDeniedError],

@@ -39,7 +39,7 @@ test("every error comes back as its class with all that it said", () => {
 
 test("a status without a reason of ours leaves the class to its code", () => {
   const expected = {
-    CANCELLED: errors.ClientCancelledError,
+    CANCELLED: errors.DrainingError,
     DEADLINE_EXCEEDED: errors.DeadlineError,
     INVALID_ARGUMENT: errors.InvalidFieldError,
     PERMISSION_DENIED: errors.PermissionDeniedError,

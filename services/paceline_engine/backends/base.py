@@ -9,37 +9,34 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from array import array
-from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from paceline.errors import PacelineError
 from paceline_engine import fields
 from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Item, Judge, Judgement, Outcome
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
 
     from paceline_engine.calls import ModelDescription, SessionSpec
+    from paceline_engine.model_cache import ModelCache
     from paceline_engine.proposal import Proposal
 
 __all__ = [
     "Backend",
     "DeviceLostError",
+    "Feed",
     "ForwardInterrupted",
-    "Forwarded",
     "Interrupt",
-    "ModelCache",
     "ModelLoadError",
     "TokenMemory",
 ]
 
 Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
-
-_Scores = TypeVar("_Scores")
-_Value = TypeVar("_Value")
 
 
 class ModelLoadError(Exception):
@@ -79,76 +76,22 @@ class TokenMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded(Generic[_Value]):
-    """What came out of a forward, and how many rows (token positions) it computed."""
-
-    value: _Value
-    row_count: int
-
-
-class ModelCache(ABC, Generic[_Scores]):
-    """A session's text in a model: the tokens computed so far and the model's state for them.
-
-    The caller never says what to roll back. It names the whole prefix that it means, and the cache
-    keeps what it has in common with that. So no sequence of faults and cancels can make it compute
-    on a wrong prefix, and whatever is still right is used again.
-
-    Invariants:
-        The state stands for exactly `token_ids`, also after a forward that raised.
-    """
-
-    def __init__(self) -> None:
-        self._token_ids = array("I")
-
-    @property
-    def token_ids(self) -> array[int]:
-        """A copy of the tokens the state stands for."""
-        return self._token_ids[:]
-
-    def reserve(self, length: int) -> None:
-        """Learn how many tokens there is memory for from now on. Called on the event loop."""
-
-    def scores(
-        self, prefix: array[int], block: Sequence[int], *, interrupt: Interrupt
-    ) -> Forwarded[_Scores]:
-        """Compute the model's scores for the token after the prefix and after each of the block.
+class Feed:
+    """An item's rows in a forward.
 
         tokens      | kept | the rest of the prefix | block        |
-        computed           |<------------- row_count ------------->|
-        scored                                    |<- block + 1 -->|
+        token_ids          |<------ or a first part of it -------->|
+        scored_count                              |<- block + 1 -->|
 
-        Raises:
-            ForwardInterrupted: the interrupt was set. The cache is as good as before.
-        """
-        kept = min(_common_length(self._token_ids, prefix), self._length(), len(prefix) - 1)
-        self._crop(kept)
-        del self._token_ids[kept:]
-        fed = prefix[kept:]
-        fed.extend(block)
-        try:
-            scores = self._forward(fed, rows=len(block) + 1, interrupt=interrupt)
-        except ForwardInterrupted:
-            self._crop(kept)
-            raise
-        except BaseException:
-            # What broke off anywhere may have left anything, so nothing of it is used again.
-            self._crop(0)
-            del self._token_ids[:]
-            raise
-        self._token_ids.extend(fed)
-        return Forwarded(scores, len(fed))
+    Attributes:
+        cache: The text; it stands for the kept tokens.
+        token_ids: What to append to it: one row for each.
+        scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
+    """
 
-    @abstractmethod
-    def _length(self) -> int:
-        """Return how many tokens the state really stands for."""
-
-    @abstractmethod
-    def _crop(self, length: int) -> None:
-        """Forget the state of all tokens but the first `length`, wherever a forward stopped."""
-
-    @abstractmethod
-    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> _Scores:
-        """Append tokens to the state, and score what follows each of the last `rows`."""
+    cache: ModelCache
+    token_ids: array[int]
+    scored_count: int
 
 
 class Backend(ABC):
@@ -172,36 +115,103 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def new_cache(self, spec: SessionSpec) -> ModelCache[Any]:
+    def new_cache(self, spec: SessionSpec) -> ModelCache:
         """Begin an empty text for a session; at once, because the event loop waits for it."""
 
-    def run(self, items: Sequence[Item], interrupt: Interrupt) -> Sequence[Outcome]:
-        """Do a step of each item, and answer each as if it had been alone.
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item in one forward, and answer each as if it had been alone.
 
-        For now the worker gives one item at a time. A drafting item gets at most the tokens that it
-        lacks. Worker thread only.
+        Worker thread only.
 
         Args:
             items: Of different texts. Their proposals are chains.
             interrupt: Set when nobody waits for any of them.
+            row_limit: Rows that the forward may have, more than the others need: the last item's
+                prefix is cut to what is left.
+
+        Returns:
+            For each item what it got, or the error that it alone has: InvalidFieldError if what a
+            token is said to be drawn from is no distribution, OverloadedError without memory.
 
         Raises:
-            InvalidFieldError: what a token is said to be drawn from is no distribution.
             ForwardInterrupted: the interrupt was set. The caches are as good as before.
+            DeviceLostError: nothing can be computed any more.
         """
-        return [self._run_alone(item, interrupt) for item in items]
+        answers: list[Outcome | Exception | None] = []
+        feeds: list[Feed] = []
+        for item in items:
+            try:
+                feed = self._feed(item, row_limit)
+            except PacelineError as error:
+                answers.append(error)
+                continue
+            answers.append(None)
+            feeds.append(feed)
+            if row_limit is not None:
+                row_limit -= len(feed.token_ids)
+        computed = iter(zip(feeds, self._compute(feeds, interrupt), strict=True))
+        return [
+            self._decide(item, *next(computed)) if answer is None else answer
+            for item, answer in zip(items, answers, strict=True)
+        ]
 
-    def _run_alone(self, item: Item, interrupt: Interrupt) -> Outcome:
-        task = item.task
-        if not isinstance(task, Judge):
-            scored = item.cache.scores(item.prefix, (), interrupt=interrupt)
-            return Outcome(scored.row_count, drafted=self._draft(scored.value, item))
-        proposal = task.proposal
-        if item.spec.rule is VerificationRule.REJECTION:
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        task, cache = item.task, item.cache
+        if isinstance(task, Judge) and item.spec.rule is VerificationRule.REJECTION:
             # Here, because it would hold up the event loop.
-            fields.check_distributions(proposal, vocabulary_size=self.description.vocabulary_size)
-        scored = item.cache.scores(item.prefix, proposal.token_ids, interrupt=interrupt)
-        return Outcome(scored.row_count, judgement=self._judge(scored.value, task, item))
+            fields.check_distributions(
+                task.proposal, vocabulary_size=self.description.vocabulary_size
+            )
+        block = item.block
+        fed = item.prefix[cache.keep(item.prefix) :]
+        # The last token's row belongs to the block: alone it would be computed again and again.
+        if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
+            return Feed(cache, fed[: min(row_limit, len(fed) - 1)], 0)
+        fed.extend(block)
+        return Feed(cache, fed, len(block) + 1)
+
+    def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
+        """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
+        if not feeds:
+            return []
+        try:
+            scores = self._forward(feeds, interrupt)
+        except (ForwardInterrupted, DeviceLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            if len(feeds) == 1:
+                feeds[0].cache.clear()
+                return [error]
+            for feed in feeds:
+                feed.cache.settle()
+            return [each for feed in feeds for each in self._compute([feed], interrupt)]
+        for feed in feeds:
+            feed.cache.extend(feed.token_ids)
+        return list(scores)
+
+    def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
+        if isinstance(scores, Exception):
+            return scores
+        row_count = len(feed.token_ids)
+        if not feed.scored_count:
+            return Outcome(row_count)
+        try:
+            if isinstance(item.task, Judge):
+                return Outcome(row_count, judgement=self._judge(scores, item.task, item))
+            return Outcome(row_count, drafted=self._draft(scores, item))
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            return error
+
+    @abstractmethod
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:
+        """Append each feed's tokens to its text's state, and score its last rows.
+
+        Where it fails nothing counts as appended.
+        """
 
     @abstractmethod
     def _judge(self, scores: Any, task: Judge, item: Item) -> Judgement:
@@ -210,10 +220,3 @@ class Backend(ABC):
     @abstractmethod
     def _draft(self, scores: Any, item: Item) -> Proposal:
         """Choose the token after an item's prefix from the one row of scores."""
-
-
-def _common_length(left: array[int], right: array[int]) -> int:
-    limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit
-    return bisect_left(range(limit), True, key=lambda n: left[: n + 1] != right[: n + 1])

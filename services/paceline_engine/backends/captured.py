@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from paceline_engine.backends.key_values import KeyValueLayer
+    from paceline_engine.backends.attention import Attention
+    from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
 
 __all__ = ["CapturedStep"]
@@ -35,60 +37,53 @@ class CapturedStep:
         (tests/unit/engine/test_captured.py).
     """
 
-    def __init__(self, decoder: FusedLlama, layers: Sequence[KeyValueLayer]) -> None:
+    def __init__(self, decoder: FusedLlama, text: KeyValues) -> None:
         """Record it.
 
         Args:
-            layers: The text's, with fixed buffers. What they hold at the length is overwritten.
+            text: With fixed buffers, and room for a row. What they hold at the length is
+                overwritten.
 
         Raises:
             RuntimeError: It cannot be recorded here.
         """
-        assert layers[0].keys is not None
-        capacity, device = layers[0].keys.shape[-2], layers[0].keys.device
-        self._decoder = decoder
-        self._layers = layers
-        self._token_id = torch.zeros(1, dtype=torch.int64, device=device)
-        self._position = torch.full_like(self._token_id, layers[0].length)
-        self._columns = torch.arange(capacity, device=device)
         # Held, because a recording holds addresses only.
-        self._buffers = [(layer.keys, layer.values) for layer in layers]
-        self._rotations = decoder.rotations(capacity)
+        self._keys, self._values = text.keys, text.values
+        device = self._keys.device
+        self._decoder = decoder
+        self.token_ids = torch.zeros(1, dtype=torch.int64, device=device)
+        self.positions = torch.full_like(self.token_ids, text.length)
+        self.longest = text.capacity
+        self.scored: Tensor | slice = slice(0, 1)
+        self._columns = torch.arange(text.capacity, device=device)
+        self._mask = torch.empty(())
+        # Computed now: a recording must not make a table longer.
+        decoder.rotations(text.capacity)
         self._replay = _recorded(self._run, device)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the text's buffers are still those that it was recorded with."""
-        return all(
-            layer.keys is keys and layer.values is values
-            for layer, (keys, values) in zip(self._layers, self._buffers, strict=True)
-        )
+    def __call__(self, token_id: int, *, position: int) -> Tensor:
+        """Compute a row, and return the logits after it: (1, V), valid until the next call."""
+        self.token_ids.fill_(token_id)
+        self.positions.fill_(position)
+        return self._replay()
 
-    def __call__(self, token_id: int) -> Tensor:
-        """Append a token, and return the logits after it: (1, V), valid until the next call."""
-        position = self._layers[0].length
-        self._token_id.fill_(token_id)
-        self._position.fill_(position)
-        logits = self._replay()
-        for layer in self._layers:
-            layer.length = position + 1
-        return logits
-
-    def update(self, keys: Tensor, values: Tensor, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """Write a row in its place, and return all of the buffers."""
-        layer = self._layers[layer_index]
-        assert layer.keys is not None
-        assert layer.values is not None
-        return (
-            layer.keys.index_copy_(-2, self._position, keys),
-            layer.values.index_copy_(-2, self._position, values),
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Write the row in its place, and look at all that is before it in the buffers."""
+        keys = self._keys[layer].index_copy_(-2, self.positions, keys[None])
+        values = self._values[layer].index_copy_(-2, self.positions, values[None])
+        grouped = queries.reshape(1, keys.shape[1], -1, queries.shape[-1])
+        seen = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=self._mask, scale=how.scale
         )
+        return seen.reshape(queries.shape[0], 1, -1)
 
     def _run(self) -> Tensor:
-        cosines, sines = (table.index_select(0, self._position) for table in self._rotations)
-        unseen = self._columns > self._position
-        mask = cosines.new_zeros(len(unseen)).masked_fill_(unseen, -math.inf)[None]
-        return self._decoder.run(self._token_id, (cosines, sines), mask, self, rows=1)
+        unseen = self._columns > self.positions
+        mask = self._keys.new_zeros(len(unseen)).masked_fill_(unseen, -math.inf)
+        self._mask = mask[None]
+        return self._decoder(self)
 
 
 def _recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

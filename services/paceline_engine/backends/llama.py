@@ -7,21 +7,22 @@ arithmetic: logits differ by rounding.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
+from paceline_engine.backends.attention import Attention
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import Cache
+    from paceline_engine.backends.attention import ForwardRows
 
-__all__ = ["FusedLlama", "KeyValueStore", "Rotation", "can_fuse"]
+__all__ = ["FusedLlama", "Rotation", "can_fuse"]
 
 _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 # Their rotation at a position changes with the length of the text.
@@ -30,13 +31,6 @@ _FIRST_ROTATIONS = 1024
 
 Rotation: TypeAlias = tuple[Tensor, Tensor]
 """Cosines, and sines with the signs of the swapped halves: (T, D) each."""
-
-
-class KeyValueStore(Protocol):
-    """Where the layers' keys and values go: a Cache of the library is one."""
-
-    def update(self, keys: Tensor, values: Tensor, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """Take new keys and values, (1, G, T, D) each, and return those to look at."""
 
 
 def can_fuse(model: Any) -> bool:
@@ -87,42 +81,16 @@ class FusedLlama:
         self._norm = _norm(body.norm)
         self._rotary = body.rotary_emb
         self._rotations: Rotation = (torch.empty(0), torch.empty(0))
-        self._group = model.config.num_attention_heads // model.config.num_key_value_heads
 
-    def __call__(self, ids: Tensor, cache: Cache, *, rows: int) -> Tensor:
-        """Append the tokens `ids`, (T,), and return the logits of the last rows: (rows, V)."""
-        start, count = cache.get_seq_length(), len(ids)
-        cosines, sines = self.rotations(start + count)
-        # A single row sees everything, and rows without a past are masked by the kernel.
-        mask = _mask(start, count, like=cosines) if start and count > 1 else None
-        return self.run(ids, (cosines[start:], sines[start:]), mask, cache, rows=rows)
-
-    def run(
-        self,
-        ids: Tensor,
-        rotation: Rotation,
-        mask: Tensor | None,
-        store: KeyValueStore,
-        *,
-        rows: int,
-    ) -> Tensor:
-        """Do a forward to which only the rotation and the mask tell where its tokens are.
-
-        Args:
-            ids: (T,) int64.
-            rotation: Of the tokens' positions.
-            mask: What is added to the scores of attention, a column for each token that the store
-                returns: (T, columns). None: a single row sees all of them, and T rows are all that
-                there is and see what is before them.
-            store: Takes each layer's keys and values, and returns those to look at.
-            rows: How many of the last rows to score.
-        """
-        hidden = functional.embedding(ids, self._embedding.weight)
-        if mask is not None:
-            mask = mask.repeat(self._group, 1)
+    def __call__(self, rows: ForwardRows) -> Tensor:
+        """Do a forward, and return the logits of the scored rows: (rows, V)."""
+        rotation = tuple(
+            table.index_select(0, rows.positions) for table in self.rotations(rows.longest)
+        )
+        hidden = functional.embedding(rows.token_ids, self._embedding.weight)
         for layer in self.layers:
-            hidden = layer(hidden, rotation, mask, store)
-        return self._head(self._norm(hidden[-rows:]))
+            hidden = layer(hidden, rotation, rows)
+        return self._head(self._norm(hidden[rows.scored]))
 
     def rotations(self, length: int) -> Rotation:
         """Return the rotations of the first positions: (length, D) each.
@@ -161,46 +129,27 @@ class _Layer(nn.Module):
         self._width = attention.head_dim
         self._heads = attention.q_proj.out_features // self._width
         self._kv_heads = attention.k_proj.out_features // self._width
-        self._scale = attention.scaling
+        self._attention = Attention(scale=attention.scaling)
 
-    def forward(
-        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyValueStore
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
-        hidden = hidden + self._attend(self._attention_norm(hidden), rotation, mask, store)
+        hidden = hidden + self._attend(self._attention_norm(hidden), rotation, rows)
         gate, up = self._gate_and_up(self._mlp_norm(hidden)).chunk(2, dim=-1)
         return hidden + self._down(self._activation(gate) * up)
 
-    def _attend(
-        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, store: KeyValueStore
-    ) -> Tensor:
+    def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         count, heads, kv_heads = len(hidden), self._heads, self._kv_heads
         # (H + 2 G, T, D): query heads, key heads, value heads.
         states = self._into_heads(hidden).view(count, -1, self._width).transpose(0, 1)
         rotated = _rotate(states[: heads + kv_heads], rotation)
-        keys, values = store.update(
-            rotated[None, heads:], states[None, heads + kv_heads :], self._index
+        seen = rows.attend(
+            self._index,
+            rotated[:heads],
+            rotated[heads:],
+            states[heads + kv_heads :],
+            self._attention,
         )
-        if count > 1 and mask is None:
-            seen = functional.scaled_dot_product_attention(
-                rotated[None, :heads],
-                keys,
-                values,
-                is_causal=True,
-                scale=self._scale,
-                enable_gqa=heads != kv_heads,
-            )
-        else:
-            # The heads of a group lie one below the other, as rows: (1, G, H / G * T, D).
-            seen = functional.scaled_dot_product_attention(
-                rotated[:heads].view(1, kv_heads, -1, self._width),
-                keys,
-                values,
-                attn_mask=mask,
-                scale=self._scale,
-            )
-        seen = seen.reshape(heads, count, self._width).transpose(0, 1)
-        return self._out_of_heads(seen.reshape(count, -1))
+        return self._out_of_heads(seen.transpose(0, 1).reshape(count, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +168,6 @@ class _Norm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
-
-
-def _mask(start: int, count: int, *, like: Tensor) -> Tensor:
-    """Let each of T = `count` rows see all that is before it: (T, start + T)."""
-    return like.new_full((count, start + count), -math.inf).triu_(start + 1)
 
 
 def _rotate(states: Tensor, rotation: Rotation) -> Tensor:

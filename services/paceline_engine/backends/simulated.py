@@ -12,19 +12,23 @@ import itertools
 import json
 import time
 from array import array
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import (
     Backend,
+    Feed,
     ForwardInterrupted,
     Interrupt,
-    ModelCache,
     ModelLoadError,
 )
 from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
 from paceline_engine.items import Item, Judge, Judgement
+from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
 
@@ -41,7 +45,8 @@ class SimulatedModel:
     Attributes:
         ttft_seconds: A session's first forward (time to first token).
         tpot_seconds: Every other forward (time per output token).
-        row_seconds: More for each row of a forward beyond its first, the first forward excepted.
+        row_seconds: More for each row of a forward beyond its first; the rows of sessions' first
+            forwards excepted, which take at least `ttft_seconds` together.
         acceptance_rate: For a drafter, how often it answers with the target's token, in [0, 1].
             1 is the target itself.
         vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
@@ -92,12 +97,30 @@ class SimulatedBackend(Backend):
             device="none",
             layer_count=0,
             cancels_between_layers=True,
+            shares_forwards=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 
     def new_cache(self, spec: SessionSpec) -> SimulatedCache:
         """Begin an empty text for a session."""
         return SimulatedCache(self.model, spec)
+
+    def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Sequence[int]]:
+        deadline = time.monotonic() + self._forward_seconds(feeds)
+        scores = []
+        for feed in feeds:
+            assert isinstance(feed.cache, SimulatedCache)
+            scores.append(feed.cache.append(feed.token_ids, scored_count=feed.scored_count))
+        _wait_until(deadline, interrupt)
+        return scores
+
+    def _forward_seconds(self, feeds: Sequence[Feed]) -> float:
+        """Return how long a forward takes: the longest part, and every other one's rows."""
+        model = self.model
+        begun = [feed for feed in feeds if feed.cache.length]
+        row_count = sum(len(feed.token_ids) for feed in begun)
+        seconds = model.tpot_seconds + max(0, row_count - 1) * model.row_seconds if begun else 0.0
+        return seconds if len(begun) == len(feeds) else max(seconds, model.ttft_seconds)
 
     def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
         del item
@@ -124,34 +147,24 @@ class SimulatedBackend(Backend):
         return first + prefix_hash % (self.model.vocabulary_size - first)
 
 
-class SimulatedCache(ModelCache[Sequence[int]]):
+class SimulatedCache(ModelCache):
     """A session's text; its state and its scores are one 64-bit hash per prefix."""
 
     def __init__(self, model: SimulatedModel, spec: SessionSpec) -> None:
         super().__init__()
-        self._model = model
         seed = 0 if spec.sampling.temperature == 0 else spec.seed
         self._hashes = array("Q", [_mix(_mix(model.salt & _MASK) ^ seed)])
 
-    def _length(self) -> int:
-        return len(self._hashes) - 1
-
-    def _crop(self, length: int) -> None:
-        del self._hashes[length + 1 :]
-
-    def _forward(self, token_ids: array[int], *, rows: int, interrupt: Interrupt) -> Sequence[int]:
-        deadline = time.monotonic() + self._forward_seconds(len(token_ids))
+    def append(self, token_ids: Sequence[int], *, scored_count: int) -> Sequence[int]:
+        """Hash tokens on, and return the last hashes."""
         last = self._hashes[-1]
         for token in token_ids:
             last = _mix(last ^ (token + 1))
             self._hashes.append(last)
-        _wait_until(deadline, interrupt)
-        return self._hashes[-rows:]
+        return self._hashes[len(self._hashes) - scored_count :]
 
-    def _forward_seconds(self, row_count: int) -> float:
-        if not self._length():
-            return self._model.ttft_seconds
-        return self._model.tpot_seconds + (row_count - 1) * self._model.row_seconds
+    def _crop(self, length: int) -> None:
+        del self._hashes[length + 1 :]
 
 
 def simulated_tokenizer(vocabulary_size: int) -> bytes | None:

@@ -28,24 +28,34 @@ from support.orchestrating import (
 
 
 async def test_a_rejection_cancels_what_it_made_worthless_at_the_servers():
-    whole = [*PROMPT, *continuation(PROMPT, 16)]
+    drafter = a_drafter(agrees=lambda _: False)
 
-    def is_wrong(prefix):
-        return prefix != whole[: len(prefix)]
+    def drafts_two_tokens(drafted):
+        if drafted.start_length > len(PROMPT):
+            drafter.answers.clear()
 
-    # Fast enough for blocks to be in flight when the first rejection comes, and slow enough to
-    # be drafting still.
-    drafter = a_drafter(latency_seconds=0.005, agrees=lambda _: False)
-    models = targets(3, latency_seconds=0.02, stalls=is_wrong)
-    async with orchestrating(drafters=[drafter], targets=models) as system:
-        received = await system.generate(
-            strategy=pb.STRATEGY_DISTRIBUTED, lookahead=1, max_tokens=16
+    drafter.distort = drafts_two_tokens
+    async with orchestrating(drafters=[drafter], targets=targets(3)) as system:
+        for target in system.targets:
+            target.answers.clear()
+        call = asyncio.create_task(
+            system.generate(strategy=pb.STRATEGY_DISTRIBUTED, lookahead=1, max_tokens=16)
         )
-        assert received.token_ids == whole[len(PROMPT) :]
-        await system.settled()
-        assert drafter.cancelled
-        assert any(target.cancelled for target in system.targets)
-        assert received.finished.statistics.cancelled_rpc_count > 0
+        for target in system.targets:
+            await target.until(lambda it: it.running)
+        # Who verifies no draft decides once, against the first; nothing but a cancel ends the rest.
+        decider = next(it for it in system.targets if not it.calls[0].proposal.token_ids)
+        decider.distort = lambda _: decider.answers.clear()
+        decider.answers.set()
+        for server in (it for it in system.models if it is not decider):
+            await server.until(lambda it: it.cancelled)
+        assert not call.done()
+        for server in system.models:
+            server.distort = lambda _: None
+            server.answers.set()
+        received = await call
+    assert received.token_ids == continuation(PROMPT, 16)
+    assert received.finished.statistics.cancelled_rpc_count >= 3
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -74,13 +74,15 @@ def test_a_request_is_timed_by_its_messages():
     request = served((1.5, 2), (2.0, 1), (4.0, 3), sent_at=1.0)
     assert request.ttft_seconds == 0.5
     assert list(request.itl_seconds) == [0.5, 2.0]
+    assert list(request.token_seconds) == [0.5, 2 / 3, 2 / 3, 2 / 3]
     assert request.tpot_seconds == 2.5 / 4
     assert request.ended_at == 4.0
 
 
 def test_a_request_of_one_message_has_no_time_between_tokens():
     request = served((1.0, 5))
-    assert (list(request.itl_seconds), request.tpot_seconds) == ([], 0.0)
+    assert (list(request.itl_seconds), list(request.token_seconds)) == ([], [])
+    assert request.tpot_seconds == 0.0
 
 
 def test_tokens_are_counted_while_every_stream_has_work():

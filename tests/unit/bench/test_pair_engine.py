@@ -51,14 +51,14 @@ def test_the_first_forward_is_told_from_the_others(engine):
 def test_every_size_of_a_forward_is_measured(engine):
     sizes = []
     model = engine.target
-    real = model.forward
-    model.forward = lambda ids, cache, *, rows: (
-        sizes.append(len(ids)) or real(ids, cache, rows=rows)
+    real = model._forward
+    model._forward = lambda feeds, interrupt: (
+        sizes.extend(len(feed.token_ids) for feed in feeds) or real(feeds, interrupt)
     )
     try:
         found = measure_rows(model, PROMPT, (1, 4, 9), repeats=3)
     finally:
-        del model.forward
+        del model._forward
     assert list(found) == [1, 4, 9]
     assert sizes == [len(PROMPT), *[1, 4, 9] * 3]
 

@@ -47,6 +47,14 @@ def test_a_small_load_can_be_asked_for():
     assert settings.json_file.name == "a.json"
 
 
+def test_real_models_have_defaults_of_their_own():
+    settings = read("load --backend transformers --tokens 8")
+    assert settings.streams == (1, 4, 16, 64)
+    assert settings.strategies == ("non-si", "si", "auto")
+    assert (settings.targets, settings.drafters, settings.threads) == (1, 1, 1)
+    assert (settings.prompt_tokens, settings.tokens) == (64, 8)
+
+
 def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
     settings = read("soak")
     assert (settings.requests, settings.limit_bytes) == (50_000, 100)
@@ -63,6 +71,12 @@ def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
         ("load --parts ,", "--parts: name at least one of scaling, strategies"),
         ("load --chart load.xyz", "must end in .svg or .png"),
         ("load --stream 1", "did you mean --streams?"),
+        ("load --backend gpu", "--backend: Input should be 'simulated' or 'transformers'"),
+        ("load --rounds 2", "--rounds goes with --backend transformers only"),
+        (
+            "load --backend transformers --target-ms 9",
+            "--target-ms goes with --backend simulated only",
+        ),
         ("pair --parts acceptance,speed", "no part 'speed'; there are acceptance, "),
         ("pair --lookaheads 2,0", "--lookaheads: '0' is not within 1 to 32"),
         ("pair --lookaheads 99", "--lookaheads: '99' is not within 1 to 32"),
@@ -92,3 +106,10 @@ def test_what_cannot_be_is_one_line(capsys, options, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_texts_that_do_not_fit_the_models_are_refused_before_anything_is_started(capsys):
+    assert main(["bench", "load", "--backend=transformers", "--prompt-tokens=961"]) != 0
+    assert capsys.readouterr().err == (
+        "paceline: prompt_tokens: with 64 more exceeds the models' context of 1024\n"
+    )

@@ -5,7 +5,14 @@ import pytest
 
 from paceline import AsyncClient, FinishReason, Strategy, TimelineEvent, TokenOrigin, errors
 from paceline.channel import Route
-from support.fake_orchestrator import PROMPT_LENGTH, SEED, FakeOrchestrator, Leg, serving
+from support.fake_orchestrator import (
+    PROMPT_LENGTH,
+    SEED,
+    BareCancelError,
+    FakeOrchestrator,
+    Leg,
+    serving,
+)
 from support.waiting import until
 
 WHOLE_TEXT = "3 4 5 6 7 "
@@ -257,6 +264,22 @@ async def test_a_refused_request_leaves_running_streams_where_they_are(client, f
     assert [chunk.position async for chunk in chunks] == [4, 5, 6, 7]
     one, refused, other = fake.peers
     assert one == refused != other
+
+
+async def test_a_request_that_a_stopping_server_cancels_goes_to_the_next_one(client, fake):
+    fake.script = [Leg(error=BareCancelError("CANCELLED"), refuses=True)]
+    assert await client.generate("x").text() == WHOLE_TEXT
+    cancelled, other = fake.peers
+    assert cancelled != other
+
+
+async def test_closing_the_client_under_a_unary_call_gives_it_a_typed_error(fake):
+    fake.info_hangs = True
+    async with AsyncClient(fake.address, timeout=20) as client, asyncio.TaskGroup() as tasks:
+        info = tasks.create_task(expect(errors.ClientCancelledError, client.info()))
+        await fake.info_asked.wait()
+        await client.close()
+    assert not info.cancelled()
 
 
 async def test_the_connection_that_was_left_is_closed_with_its_last_stream(client, fake):

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from paceline import Client, TimelineEvent, errors
-from support.fake_orchestrator import Leg
+from support.fake_orchestrator import BareCancelError, Leg
 from support.waiting import eventually
 
 WHOLE_TEXT = "3 4 5 6 7 "
@@ -129,7 +129,7 @@ async def test_two_threads_cannot_read_one_generation(in_thread, fake):
 
         reader = threading.Thread(target=read)
         reader.start()
-        eventually(lambda: stream.transcript.chunks and stream._is_awaited, what="it waits")
+        waits(stream)
         with pytest.raises(errors.InvalidFieldError, match="two readers"):
             stream.text()
         stream.close()
@@ -156,6 +156,49 @@ async def test_a_refused_request_connects_anew(in_thread, fake):
     assert await in_thread(use) == (WHOLE_TEXT, [4, 5, 6, 7])
     one, refused, other = fake.peers
     assert one == refused != other
+
+
+async def test_a_request_that_a_stopping_server_cancels_goes_to_the_next_one(in_thread, fake):
+    fake.script = [Leg(error=BareCancelError("CANCELLED"), refuses=True)]
+    assert await in_thread(lambda c: c.generate("x").text()) == WHOLE_TEXT
+    cancelled, other = fake.peers
+    assert cancelled != other
+
+
+@pytest.mark.parametrize("closed", ["generation", "client"])
+async def test_closing_under_a_reader_gives_it_a_typed_error(in_thread, fake, closed):
+    fake.script = [Leg(chunks=1, hangs=True)]
+
+    def use(client):
+        stream = client.generate("x")
+        close = {"generation": stream, "client": client}[closed].close
+        closing = threading.Thread(target=lambda: (waits(stream), close()))
+        closing.start()
+        with pytest.raises(errors.ClientCancelledError, match=f"the {closed} was closed"):
+            stream.text()
+        closing.join(20)
+
+    await in_thread(use)
+    assert len(fake.requests) == 1
+
+
+async def test_closing_the_client_under_a_unary_call_gives_it_a_typed_error(in_thread, fake):
+    fake.info_hangs = True
+
+    def use(client):
+        closing = threading.Thread(
+            target=lambda: (eventually(fake.info_asked.is_set, what="it asks"), client.close())
+        )
+        closing.start()
+        with pytest.raises(errors.ClientCancelledError, match="the client was closed"):
+            client.info()
+        closing.join(20)
+
+    await in_thread(use)
+
+
+def waits(stream):
+    eventually(lambda: stream.transcript.chunks and stream._is_awaited, what="it waits")
 
 
 async def test_a_closed_client_says_so_in_its_own_words(in_thread):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paceline_engine.backends.base import Backend, Interrupt
+from paceline_engine.backends.base import Backend, Feed, Interrupt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import PrefixCall, SessionSpec
+from paceline_engine.calls import PrefixCall
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.proposal import Proposal, SparseDistribution
 from support.prefix_digest import prefix_digest
@@ -22,6 +22,7 @@ from support.tiny_models import TinyPair, sixteen_token_model, tiny_pair
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from paceline_engine.model_cache import ModelCache
     from paceline_engine.model_text import ModelText
 
 __all__ = ["sixteen_token_model", "tiny_pair"]
@@ -59,20 +60,13 @@ class Gate(SimulatedBackend):
         self.entered: list[int] = []
         self.failures: list[BaseException] = []
 
-    def new_cache(self, spec: SessionSpec):
-        cache = super().new_cache(spec)
-        forward = cache._forward
-
-        def gated(token_ids, *, rows, interrupt):
-            self.entered.append(rows)
-            while not self.open.wait(0.0005) and not interrupt.is_set():
-                pass
-            if self.failures:
-                raise self.failures.pop()
-            return forward(token_ids, rows=rows, interrupt=interrupt)
-
-        cache._forward = gated  # type: ignore[method-assign]
-        return cache
+    def _forward(self, feeds, interrupt):
+        self.entered.append(sum(feed.scored_count for feed in feeds))
+        while not self.open.wait(0.0005) and not interrupt.is_set():
+            pass
+        if self.failures:
+            raise self.failures.pop()
+        return super()._forward(feeds, interrupt)
 
 
 @asynccontextmanager
@@ -108,6 +102,17 @@ def continuation(model: ModelText, prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         text.extend(model.draft(text).token_ids)
     return text.tolist()[len(prompt) :]
+
+
+def scores_after(
+    backend: Backend, cache: ModelCache, prefix: array[int], block: Sequence[int] = ()
+):
+    """The scores of a forward: what follows the prefix, and each token of the block."""
+    fed = prefix[cache.keep(prefix) :]
+    fed.extend(block)
+    (scores,) = backend._forward([Feed(cache, fed, len(block) + 1)], NEVER)
+    cache.extend(fed)
+    return scores
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 
+from paceline_engine.backends.attention import SharedRows
 from paceline_engine.backends.captured import CapturedStep
-from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.key_values import KeyValues, KeyValueShape
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
@@ -15,6 +18,7 @@ from unit.engine.conftest import NEVER, continuation, path
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SPEC = SessionSpec(64)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -31,37 +35,49 @@ def decoder(target):
     return target.decoder
 
 
+def fixed_text(decoder, capacity: int) -> KeyValues:
+    layer = decoder.layers[0]
+    shape = KeyValueShape(
+        len(decoder.layers), layer._kv_heads, layer._width, layer._width, torch.float32, CPU
+    )
+    return KeyValues(shape, reserve_length=capacity, is_fixed=True)
+
+
+def forward(decoder, text: KeyValues, token_ids: list[int]) -> torch.Tensor:
+    text.make_room(len(token_ids))
+    logits = decoder(SharedRows([text], [token_ids], [1]))
+    text.extend(array("I", token_ids))
+    return logits
+
+
 @torch.inference_mode()
 def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
-    prompt = torch.tensor(PROMPT)
-    fixed, plain = KeyValues(reserve_length=40, is_fixed=True), KeyValues(reserve_length=40)
-    for cache in (fixed, plain):
-        decoder(prompt, cache, rows=1)
-    step = CapturedStep(decoder, fixed.text_layers)
+    fixed, plain = (fixed_text(decoder, 40) for _ in range(2))
+    for text in (fixed, plain):
+        forward(decoder, text, PROMPT)
+    step = CapturedStep(decoder, fixed)
     for token_id in (3, 99, 250, 7):
-        expected = decoder(torch.tensor([token_id]), plain, rows=1)
-        assert torch.allclose(step(token_id), expected, atol=1e-4)
-        assert {layer.length for layer in fixed.text_layers} == {plain.get_seq_length()}
+        expected = forward(decoder, plain, [token_id])
+        assert torch.allclose(step(token_id, position=fixed.length), expected, atol=1e-4)
+        fixed.extend(array("I", [token_id]))
 
 
 @torch.inference_mode()
 def test_a_step_works_in_the_same_memory_every_time(decoder):
-    cache = KeyValues(reserve_length=40, is_fixed=True)
-    decoder(torch.tensor(PROMPT), cache, rows=1)
-    step = CapturedStep(decoder, cache.text_layers)
-    places = {layer.keys.data_ptr() for layer in cache.text_layers}
-    for token_id in range(33):
-        step(token_id)
-    assert {layer.keys.data_ptr() for layer in cache.text_layers} == places
-    assert cache.get_seq_length() == 40
-    assert not cache.has_room
+    text = fixed_text(decoder, 40)
+    forward(decoder, text, PROMPT)
+    step, place = CapturedStep(decoder, text), text.keys.data_ptr()
+    for position in range(len(PROMPT), 40):
+        step(position, position=position)
+        assert text.keys[0, 0, 0, position].any()
+    assert (text.keys.data_ptr(), text.capacity) == (place, 40)
 
 
 def test_plain_decoding_is_the_same(capturing, target):
     oracle = continuation(ModelText(target, SPEC), PROMPT, 20)
     model = ModelText(capturing, SPEC)
     assert continuation(model, PROMPT, 20) == oracle
-    assert model.cache._state.step is not None
+    assert model.cache.step is not None
 
 
 def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
@@ -72,16 +88,16 @@ def test_blocks_and_steps_take_turns_on_one_text(capturing, target):
         accepted = 3 if done == 2 else 0
         assert judged.accepted_path == path(accepted)
         assert judged.next_token == oracle[done + accepted]
-    assert model.cache._state.step is not None
+    assert model.cache.step is not None
 
 
-def test_a_text_that_begins_anew_is_captured_anew(capturing, target):
+def test_a_text_that_begins_anew_goes_on_in_the_same_buffers(capturing, target):
     model = ModelText(capturing, SPEC)
     first = continuation(model, PROMPT, 4)
-    step = model.cache._state.step
+    step = model.cache.step
     other = [100, 101, 102]
     assert continuation(model, other, 4) == continuation(ModelText(target, SPEC), other, 4)
-    assert model.cache._state.step is not step
+    assert model.cache.step is step
     assert continuation(model, PROMPT, 4) == first
 
 
@@ -89,23 +105,23 @@ def test_a_text_that_outgrows_its_buffers_is_captured_anew(capturing, target):
     oracle = continuation(ModelText(target, SPEC), PROMPT, 40)
     model = ModelText(capturing, SessionSpec(16, limit_length=64))
     assert continuation(model, PROMPT, 4) == oracle[:4]
-    step = model.cache._state.step
+    step = model.cache.step
     model.cache.reserve(32)
     assert continuation(model, PROMPT, 9) == oracle[:9]
-    assert model.cache._state.step is step  # there was room still
+    assert model.cache.step is step  # there was room still
     model.cache.reserve(64)
     assert continuation(model, PROMPT, 40) == oracle
-    assert model.cache._state.step is not step
-    assert {layer.keys.shape[-2] for layer in model.cache._state.text_layers} == {64}
+    assert model.cache.step is not step
+    assert model.cache.capacity == 64
 
 
 @pytest.mark.parametrize("failure", ["raises", "is off"])
 def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, caplog, failure):
     class Broken(CapturedStep):
-        def __call__(self, token_id):
+        def __call__(self, token_id, *, position):
             if failure == "raises":
                 raise RuntimeError("not permitted while capturing")
-            return super().__call__(token_id) * 1.01
+            return super().__call__(token_id, position=position) * 1.01
 
     monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Broken)
     backend = TransformersBackend(str(tiny_pair.target))

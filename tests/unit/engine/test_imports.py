@@ -13,10 +13,14 @@ TORCH_MODULES = {
     "decisions",
     "sampling",
     "verification",
+    "backends.attention",
     "backends.captured",
+    "backends.decoders",
     "backends.key_values",
+    "backends.library",
     "backends.llama",
     "backends.memory",
+    "backends.model_loading",
     "backends.transformers",
 }
 MODULES = sorted(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 from transformers import (
@@ -14,10 +16,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from paceline_engine.backends import transformers as backend
-from paceline_engine.backends.key_values import KeyValueLayer, KeyValues
+from paceline_engine.backends.attention import SharedRows
+from paceline_engine.backends.decoders import choose_decoder, take_sample
+from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama, can_fuse
 
+CPU = torch.device("cpu")
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 48,
@@ -88,11 +93,20 @@ def built(make, *, seed: int = 0):
     return model
 
 
+def text_of(decoder, length):
+    layer = decoder.layers[0]
+    sizes = (len(decoder.layers), layer._kv_heads, layer._width, layer._width)
+    return KeyValues(KeyValueShape(*sizes, torch.float32, CPU), reserve_length=length)
+
+
 @torch.inference_mode()
 def in_chunks(decoder, ids, ends):
-    cache, rows = KeyValues(reserve_length=len(ids)), []
+    text, rows = text_of(decoder, len(ids)), []
     for start, end in zip((0, *ends), (*ends, len(ids)), strict=True):
-        rows.append(decoder(ids[start:end], cache, rows=end - start))
+        part = array("I", ids[start:end].tolist())
+        text.make_room(len(part))
+        rows.append(decoder(SharedRows([text], [part], [len(part)])))
+        text.extend(part)
     return torch.cat(rows)
 
 
@@ -128,9 +142,12 @@ def test_a_model_stays_usable_after_its_layers_were_fused():
 
 def test_only_the_wanted_rows_are_scored():
     model = built(llama)
-    ids, cache = torch.arange(9), KeyValues(reserve_length=20)
+    ids, decoder = torch.arange(9), FusedLlama(model)
+    text = text_of(decoder, 20)
+    text.make_room(9)
     with torch.inference_mode():
-        last = FusedLlama(model)(ids, cache, rows=2)
+        last = decoder(SharedRows([text], [ids.tolist()], [2]))
+    assert last.shape == (2, 96)
     assert torch.allclose(last, by_the_library(model, ids)[-2:], atol=1e-4)
 
 
@@ -151,39 +168,11 @@ def test_fused_layers_that_are_off_are_not_used(monkeypatch, caplog):
         def __call__(self, *arguments, **options):
             return super().__call__(*arguments, **options) * 1.01
 
-    model = built(llama)
-    assert type(backend._fastest_decoder("a model", model)) is FusedLlama
-    monkeypatch.setattr(backend, "FusedLlama", Off)
-    assert type(backend._fastest_decoder("a model", model)) is backend._LibraryDecoder
+    def chosen():
+        model = built(llama)
+        return type(choose_decoder("a model", model, take_sample(model), together=False))
+
+    assert chosen() is FusedLlama
+    monkeypatch.setattr("paceline_engine.backends.decoders.FusedLlama", Off)
+    assert chosen() is LibraryDecoder
     assert "a model" in caplog.text
-
-
-def test_keys_and_values_come_back_as_they_were_appended():
-    layer, generator = KeyValueLayer(reserve_length=200), torch.Generator().manual_seed(3)
-    expected = torch.empty(2, 1, 2, 0, 4)
-    for count, forgotten in [(3, 0), (70, 5), (1, 1), (60, 0), (9, 9), (2, 0)]:
-        new = torch.randn(2, 1, 2, count, 4, generator=generator)
-        expected = torch.cat((expected, new), dim=-2)
-        assert torch.equal(torch.stack(layer.update(*new)), expected)
-        layer.crop(-forgotten)
-        expected = expected[..., : expected.shape[-2] - forgotten, :]
-        assert layer.get_seq_length() == expected.shape[-2]
-
-
-def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
-    layer = KeyValueLayer(reserve_length=100)
-    sizes = []
-    for count in (2, 40, 30, 28, 20):
-        layer.update(*torch.zeros(2, 1, 1, count, 4))
-        sizes.append(layer.keys.shape[-2])
-    assert sizes == [64, 64, 100, 100, 120]
-
-
-def test_buffers_follow_a_reservation_that_grows(target):
-    state = KeyValues(reserve_length=100)
-    state.update(*torch.zeros(2, 1, 1, 90, 4), 0)
-    state.reserve(500)
-    state.update(*torch.zeros(2, 1, 1, 90, 4), 1)  # a layer that comes later
-    for layer in (0, 1):
-        state.update(*torch.zeros(2, 1, 1, 11, 4), layer)
-    assert [layer.keys.shape[-2] for layer in state.text_layers] == [202, 180]

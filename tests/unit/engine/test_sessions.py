@@ -13,9 +13,9 @@ from paceline.errors import (
 )
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item
+from paceline_engine.jobs import Job, Outlet
 from paceline_engine.live_calls import LiveCall
 from paceline_engine.sessions import SessionTable
-from paceline_engine.worker import Job, Outlet
 from unit.engine.conftest import call_on, instant
 
 BACKEND = instant()

@@ -7,7 +7,7 @@ from array import array
 import pytest
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.backends.base import Feed, ForwardInterrupted, Interrupt, ModelLoadError
 from paceline_engine.backends.simulated import (
     SimulatedBackend,
     SimulatedModel,
@@ -70,13 +70,23 @@ def test_a_drafter_agrees_as_often_as_it_is_told_to(rate):
 
 def test_a_first_forward_takes_ttft_and_the_others_tpot():
     model = SimulatedModel(ttft_seconds=0.02, tpot_seconds=0.005, row_seconds=0.001)
-    text = ModelText(SimulatedBackend(model), SPEC)
-    assert text.cache._forward_seconds(500) == 0.02
+    backend = SimulatedBackend(model)
+    text = ModelText(backend, SPEC)
+
+    def seconds(*row_counts, others=()):
+        feeds = [Feed(text.cache, array("I", range(count)), 1) for count in row_counts]
+        feeds += [Feed(backend.new_cache(SPEC), array("I", range(n)), 1) for n in others]
+        return backend._forward_seconds(feeds)
+
+    assert seconds(500) == 0.02
     started = time.monotonic()
     text.draft(PROMPT)
     assert time.monotonic() - started >= 0.02
-    assert text.cache._forward_seconds(1) == 0.005
-    assert text.cache._forward_seconds(5) == pytest.approx(0.009)
+    assert seconds(1) == 0.005
+    assert seconds(5) == pytest.approx(0.009)
+    assert seconds(2, 1, 2) == pytest.approx(0.009), "rows of several texts cost what one's do"
+    assert seconds(5, others=[500]) == 0.02, "a first forward beside them takes as long as alone"
+    assert seconds(30, others=[500]) == pytest.approx(0.034)
 
 
 def test_a_wait_can_be_interrupted_and_nothing_is_kept_of_it():

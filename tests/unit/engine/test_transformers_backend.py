@@ -27,12 +27,14 @@ from paceline_engine.backends.base import (
     Interrupt,
     ModelLoadError,
 )
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.decisions import draft_from
 from paceline_engine.model_text import ModelText
-from unit.engine.conftest import NEVER, continuation, path
+from unit.engine.conftest import NEVER, continuation, path, scores_after
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SPEC = SessionSpec(512)
@@ -51,22 +53,52 @@ class StopAtLayer(Interrupt):
         return self._left < 0
 
 
-@pytest.fixture(scope="module", params=["fused", "library", "library, without logits_to_keep"])
+def not_fused(patch) -> None:
+    patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+
+
+def not_together(patch) -> None:
+    """Have the library compute a model, one text at a time."""
+
+    def refuse(_):
+        raise ValueError("not through the interface")
+
+    not_fused(patch)
+    patch.setattr("paceline_engine.backends.decoders.LibraryDecoder", refuse)
+
+
+WAYS = {
+    "fused": (FusedLlama, lambda _: None),
+    "library": (LibraryDecoder, not_fused),
+    "library, without logits_to_keep": (LibraryDecoder, not_fused),
+    "library, one text at a time": (type(None), not_together),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def either(request, tiny_pair):
     """The target, computed in each way that models are."""
+    kind, patch_for = WAYS[request.param]
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "fused":
-            patch.setattr("paceline_engine.backends.transformers.can_fuse", lambda _: False)
+        patch_for(patch)
         backend = TransformersBackend(str(tiny_pair.target))
-    assert isinstance(backend.decoder, FusedLlama) == (request.param == "fused")
-    if request.param.startswith("library"):
-        assert backend.decoder._scores_last_rows
-        backend.decoder._scores_last_rows = request.param == "library"
+    assert type(backend.decoder) is kind
+    assert backend.description.shares_forwards == (kind is not type(None))
+    if kind is LibraryDecoder:
+        assert backend.decoder._scores_some_rows
+        backend.decoder._scores_some_rows = request.param == "library"
     return backend
 
 
+def state_length(cache) -> int:
+    """How many tokens there are keys and values for."""
+    if isinstance(cache, KeyValues):
+        return cache.length
+    return max((layer.get_seq_length() for layer in cache.state.layers), default=0)
+
+
 def test_only_the_rows_that_are_asked_for_are_scored(tiny_pair, monkeypatch):
-    monkeypatch.setattr("paceline_engine.backends.transformers.can_fuse", lambda _: False)
+    not_fused(monkeypatch)
     backend, scored = TransformersBackend(str(tiny_pair.target)), []
     backend.model.lm_head.register_forward_pre_hook(
         lambda _, arguments: scored.append(arguments[0].shape[-2])
@@ -75,11 +107,11 @@ def test_only_the_rows_that_are_asked_for_are_scored(tiny_pair, monkeypatch):
     assert scored == [3]
 
 
-def test_a_text_that_grows_token_by_token_moves_its_keys_a_few_times_only(either):
-    model, capacities = ModelText(either, SPEC), set()
+def test_a_text_that_grows_token_by_token_moves_its_keys_a_few_times_only(target):
+    model, capacities = ModelText(target, SPEC), set()
     for length in range(1, 400):
         model.draft([7] * length)
-        capacities.add(model.cache._state.text_layers[0].keys.shape[-2])
+        capacities.add(model.cache.capacity)
     assert len(capacities) <= 4, "64 tokens, doubled up to 512"
 
 
@@ -106,12 +138,12 @@ def test_a_tokens_memory_is_that_of_its_keys_and_values(tiny_pair, dtype, item_b
 
 
 @pytest.mark.parametrize("reserved", [20, 100, 300])
-def test_a_session_never_takes_more_memory_than_it_reserved(either, reserved):
-    cache = either.new_cache(SessionSpec(reserved))
-    bytes_per_token = either.token_memory().bytes_per_token
+def test_a_session_never_takes_more_memory_than_it_reserved(target, reserved):
+    model = ModelText(target, SessionSpec(reserved))
+    bytes_per_token = target.token_memory().bytes_per_token
     for length in range(1, reserved + 1):
-        cache.scores(text(*range(length)), (), interrupt=NEVER)
-        assert length <= cache._state.byte_count / bytes_per_token <= reserved
+        model.draft(range(length))
+        assert length <= model.cache.byte_count / bytes_per_token <= reserved
 
 
 def test_memory_is_measured_also_after_a_forward_was_given_up(either):
@@ -138,29 +170,28 @@ def test_drafter_and_target_share_a_tokenizer_and_nothing_else(target, drafter):
 
 def test_chunks_give_the_logits_of_one_forward(either):
     tokens = list(range(20, 60))
-    whole = either.new_cache(SPEC).scores(text(20), tokens[1:], interrupt=NEVER)
-    assert whole.row_count == 40
+    whole = scores_after(either, either.new_cache(SPEC), text(20), tokens[1:])
     cache, rows = either.new_cache(SPEC), []
     for start, end in [(0, 1), (1, 9), (9, 10), (10, 33), (33, 40)]:
-        scored = cache.scores(text(*tokens[: start + 1]), tokens[start + 1 : end], interrupt=NEVER)
-        assert scored.row_count == end - start
-        rows.append(scored.value)
+        prefix, block = text(*tokens[: start + 1]), tokens[start + 1 : end]
+        rows.append(scores_after(either, cache, prefix, block))
+    assert [len(each) for each in rows] == [1, 8, 1, 23, 7]
     # fp32 rounding, on logits of size 10.
-    assert torch.allclose(torch.cat(rows), whole.value, atol=1e-4)
+    assert torch.allclose(torch.cat(rows), whole, atol=1e-4)
 
 
-def test_logits_are_those_of_the_bare_model(either):
+def test_logits_are_those_of_the_bare_model(either, target):
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
-        expected = either.model(ids).logits[0, -1, :300]
-    ours = either.new_cache(SPEC).scores(text(*PROMPT), (), interrupt=NEVER).value
+        expected = target.model(ids).logits[0, -1, :300]
+    ours = scores_after(either, either.new_cache(SPEC), text(*PROMPT))
     assert torch.allclose(ours[0], expected, atol=1e-5)
 
 
 def test_a_token_beyond_the_tokenizer_is_never_chosen(tiny_pair, tmp_path):
     backend = TransformersBackend(str(tiny_pair.target))
     assert backend.model.lm_head.weight.shape[0] == 320
-    with torch.no_grad():
+    with torch.inference_mode():
         backend.model.lm_head.weight[300:] = backend.model.lm_head.weight[:20] * 10
     for spec in (SPEC, SAMPLED):
         assert max(continuation(ModelText(backend, spec), PROMPT, 40)) < 300
@@ -202,9 +233,8 @@ def test_an_interrupted_forward_runs_no_further_layer_and_harms_nothing(either, 
     with pytest.raises(ForwardInterrupted):
         model.judge(PROMPT + oracle[:3], [1, 2, 3])
     assert either.layers_run - layers_before == layer
-    # What is still common stays; every layer is cropped by its own length.
+    # What is still common stays.
     assert model.cache.token_ids == held[: len(PROMPT) + 2]
-    assert {x.get_seq_length() for x in model.cache._state.text_layers} == {len(PROMPT) + 2}
     model.interrupt = NEVER
     assert model.judge(PROMPT + oracle[:3], oracle[3:5]).accepted_path == path(2)
 
@@ -213,7 +243,7 @@ def test_an_interrupted_first_forward_leaves_an_empty_cache(either):
     model = ModelText(either, SPEC, interrupt=StopAtLayer(2))
     with pytest.raises(ForwardInterrupted):
         model.draft(PROMPT)
-    assert (model.cache._length(), len(model.cache.token_ids)) == (0, 0)
+    assert model.cache.length == 0
     model.interrupt = NEVER
     oracle = continuation(ModelText(either, SPEC), PROMPT, 5)
     assert continuation(model, PROMPT, 5) == oracle
@@ -225,17 +255,16 @@ def test_a_forward_without_memory_says_so_and_leaves_nothing_half_done(either):
     model.judge(PROMPT, oracle[:2])
 
     def run_out(*_):
-        model.cache._state.text_layers[1].length -= 1
         raise torch.OutOfMemoryError("out of memory")
 
-    hook = either.decoder.layers[1].register_forward_hook(run_out)
+    hook = either._layers[1].register_forward_hook(run_out)
     try:
         with pytest.raises(OverloadedError) as caught:
             model.judge(PROMPT + oracle[:2], oracle[2:3])
     finally:
         hook.remove()
     assert caught.value.retry_after_seconds
-    assert (len(model.cache.token_ids), model.cache._length()) == (0, 0)
+    assert (model.cache.length, state_length(model.cache)) == (0, 0)
     again = model.judge(PROMPT + oracle[:2], oracle[2:3])
     assert (again.accepted_path, again.next_token) == (path(1), oracle[3])
 
@@ -267,14 +296,6 @@ def test_what_the_cache_still_has_is_computed_once(either):
     assert model.row_count == 2
 
 
-def test_a_cache_that_lost_keys_and_values_computes_them_again(either):
-    oracle = continuation(ModelText(either, SPEC), PROMPT, 6)
-    model = ModelText(either, SPEC)
-    model.judge(PROMPT, oracle[:3])
-    model.cache._state.text_layers[1].crop(-4)
-    assert model.judge(PROMPT + oracle[:3], oracle[3:6]).accepted_path == path(3)
-
-
 def test_two_sessions_do_not_see_each_other(target):
     prompts = [PROMPT, [100, 101, 102]]
     alone = [continuation(ModelText(target, SPEC), prompt, 6) for prompt in prompts]
@@ -304,7 +325,7 @@ def test_rejection_says_what_a_draft_was_drawn_from_and_takes_it_back(target, dr
 def test_sampling_follows_the_model_on_sixteen_tokens(sixteen_token_model):
     # n = 2000 seeds, 16 tokens; Hoeffding: 0.07 is passed with p = 2 exp(-2 n 0.07^2) = 6e-9 each.
     backend = TransformersBackend(str(sixteen_token_model))
-    scores = backend.new_cache(SPEC).scores(text(1, 2, 3), (), interrupt=NEVER).value
+    scores = scores_after(backend, backend.new_cache(SPEC), text(1, 2, 3))
     counts = torch.zeros(16)
     for seed in range(2000):
         spec = SessionSpec(64, SamplingParameters(1.0), seed=seed)

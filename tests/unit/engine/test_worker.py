@@ -5,6 +5,7 @@ import threading
 import time
 from array import array
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,21 +13,44 @@ from paceline.errors import DrainingError, OverloadedError
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Outcome
-from paceline_engine.worker import ModelWorker, Outlet, Waste
+from paceline_engine.jobs import Outlet
+from paceline_engine.worker import ModelWorker, Waste
 from unit.engine.conftest import chain, until
 
 
 class Steps:
     """A backend whose items have, for a cache, what a step of theirs does and finds."""
 
-    def run(self, items, interrupt):
-        (only,) = items
-        found = only.cache(interrupt)
-        return [Outcome(1, drafted=chain([0] if found is None else found))]
+    def __init__(self, *, shares_forwards=False):
+        self.description = SimpleNamespace(shares_forwards=shares_forwards)
+
+    def run(self, items, interrupt, *, row_limit=None):
+        answers = []
+        for each in items:
+            try:
+                found = each.cache(interrupt)
+                answers.append(Outcome(1, drafted=chain([0] if found is None else found)))
+            except ZeroDivisionError as error:
+                answers.append(error)
+        return answers
+
+
+class Text:
+    """What an item has for a cache: what its steps do."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def __call__(self, interrupt):
+        return self._step(interrupt)
+
+    def missing_length(self, prefix):
+        return 1
 
 
 def item(step=lambda _: None, *, steps=1, depth=0, share="", patience_ns=None) -> Item:
     """A draft that is done after so many tokens: steps, unless a step finds something else."""
+    step = Text(step)
     return Item(step, SessionSpec(1, share=share), array("I"), Draft(steps), depth, patience_ns)
 
 
@@ -116,7 +140,7 @@ async def test_a_draft_is_done_when_it_has_its_tokens_however_many_a_step_finds(
 
 async def test_an_errand_goes_before_all_items_and_is_no_step_of_one():
     order, seen = [], []
-    async with working(on_step=seen.append) as worker:
+    async with working(on_forward=seen.extend) as worker:
         blocker, outlet = await blocked(worker), Outlet()
         worker.submit(item(lambda _: order.append("item")), outlet=outlet)
         errand = asyncio.create_task(worker.run(lambda _: order.append("errand")))
@@ -160,6 +184,60 @@ async def test_a_withdrawn_job_of_many_steps_does_not_come_back():
         await worker.run(lambda _: None)
         assert len(ran) == count
         assert worker.queue_length == 0
+
+
+async def sharing(worker: ModelWorker, *steps) -> list:
+    """Jobs that run in one forward."""
+    worker.backend = Steps(shares_forwards=True)
+    blocker = await blocked(worker)
+    jobs = [worker.submit(item(step), outlet=Outlet()) for step in steps]
+    blocker.let_go.set()
+    return jobs
+
+
+class Held:
+    """A step that lasts until it is let go, or its forward is given up."""
+
+    def __init__(self) -> None:
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, interrupt):
+        self.entered.set()
+        while not self.let_go.wait(0.0005):
+            if interrupt.is_set():
+                raise ForwardInterrupted
+
+
+async def test_a_job_that_is_withdrawn_leaves_those_in_its_forward_alone():
+    async with working() as worker:
+        held = Held()
+        gone, stays = await sharing(worker, held, lambda _: [7])
+        await until(held.entered.is_set)
+        worker.withdraw(gone)
+        held.let_go.set()
+        assert (await anext(stays.outlet)).outcome.drafted == chain([7])
+        assert worker.interrupted_count == 0
+        assert worker.waste.forward_count == 0
+        assert worker.waste.forward_ns > 0, "its rows were computed in vain"
+
+
+async def test_a_forward_is_given_up_when_nobody_waits_for_any_of_it():
+    async with working() as worker:
+        held = Held()
+        jobs = await sharing(worker, held, lambda _: [7])
+        await until(held.entered.is_set)
+        for job in jobs:
+            worker.withdraw(job)
+        assert await worker.run(lambda _: 7) == 7
+        assert (worker.interrupted_count, worker.waste.forward_count) == (1, 1)
+
+
+async def test_an_items_own_error_reaches_its_caller_and_not_those_in_its_forward():
+    async with working() as worker:
+        wrong, right = await sharing(worker, lambda _: 1 / 0, lambda _: [7])
+        with pytest.raises(ZeroDivisionError):
+            await anext(wrong.outlet)
+        assert (await anext(right.outlet)).outcome.drafted == chain([7])
 
 
 async def test_an_error_reaches_its_caller_and_no_other():
@@ -371,7 +449,7 @@ async def test_a_forward_that_never_returns_does_not_hold_up_the_end(monkeypatch
 
 
 async def test_a_failure_to_count_a_step_leaves_no_caller_waiting():
-    async with working(on_step=lambda _: 1 / 0) as worker:
+    async with working(on_forward=lambda _: 1 / 0) as worker:
         failures = []
         asyncio.get_running_loop().set_exception_handler(lambda _, seen: failures.append(seen))
         outlet = Outlet()
@@ -393,13 +471,12 @@ async def test_stopping_ends_a_job_of_many_steps():
 
 async def test_every_finished_step_is_reported_even_if_nobody_waits():
     seen = []
-    async with working(on_step=seen.append) as worker:
+    async with working(on_forward=seen.extend) as worker:
         outlet = Outlet()
         worker.submit(item(lambda _: [7]), outlet=outlet)
         outlet.end()
         await until(lambda: len(seen) == 1)
-        assert seen[0].outcome.drafted == chain([7])
-        assert all(step.queue_ns >= 0 and step.forward_ns >= 0 for step in seen)
+        assert seen[0].drafted == chain([7])
 
 
 @pytest.mark.parametrize("notices", [True, False])
@@ -409,7 +486,7 @@ async def test_a_forward_that_nobody_waits_for_any_more_is_waste(notices):
         if notices:
             worker.withdraw(blocker.job)
         else:  # as where layers are not looked between
-            blocker.job.interrupt.is_set = lambda: False
+            worker._running.interrupt.is_set = lambda: False
             worker.withdraw(blocker.job)
             blocker.let_go.set()
         await worker.run(lambda _: None)

@@ -72,7 +72,7 @@ def test_every_bare_code_has_a_class(code):
     [
         ("UNAVAILABLE", errors.ConnectionLostError),
         ("DEADLINE_EXCEEDED", errors.DeadlineError),
-        ("CANCELLED", errors.ClientCancelledError),
+        ("CANCELLED", errors.DrainingError),
         ("INTERNAL", errors.InternalError),
         ("UNKNOWN", errors.InternalError),
         ("UNAUTHENTICATED", errors.PermissionDeniedError),

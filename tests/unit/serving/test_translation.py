@@ -30,6 +30,7 @@ MODEL = ModelDescription(
     device="cpu",
     layer_count=3,
     cancels_between_layers=True,
+    shares_forwards=False,
     verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
 )
 

@@ -94,6 +94,8 @@ export interface GetModelInfoResponse {
   prefillNsPerToken: number;
   /** The fixed cost of the first forward on a prompt, ns. 0 where it was not measured. */
   prefillFixedNs: number;
+  /** Whether one forward computes calls of several sessions. Elsewhere each has its own. */
+  sharesForwards: boolean;
 }
 
 /** What a forward of a given size takes. */
@@ -183,6 +185,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     forwardLatencies: [],
     prefillNsPerToken: 0,
     prefillFixedNs: 0,
+    sharesForwards: false,
   };
 }
 
@@ -255,6 +258,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.prefillFixedNs !== 0) {
       writer.uint32(160).uint64(message.prefillFixedNs);
+    }
+    if (message.sharesForwards !== false) {
+      writer.uint32(168).bool(message.sharesForwards);
     }
     return writer;
   },
@@ -452,6 +458,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.prefillFixedNs = longToNumber(reader.uint64());
             continue;
           }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.sharesForwards = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -489,6 +503,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.forwardLatencies = object.forwardLatencies?.map((e) => ForwardLatency.fromPartial(e)) || [];
     message.prefillNsPerToken = object.prefillNsPerToken ?? 0;
     message.prefillFixedNs = object.prefillFixedNs ?? 0;
+    message.sharesForwards = object.sharesForwards ?? false;
     return message;
   },
 };

@@ -1,0 +1,269 @@
+"""The rows of several texts in one forward: where they go, and what each of them sees.
+
+Letters: T rows in all, H heads, G key and value heads, D their width. All texts' rows lie side by
+side; of a text with t of them and L tokens, these included:
+
+    tokens   | before the forward: L - t | its rows: t |
+    row r sees the first L - t + r + 1 of them, under a sliding window only the last of these
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_engine.backends.key_values import KeyValues
+
+__all__ = ["Attention", "ForwardRows", "SharedRows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How a layer attends.
+
+    Attributes:
+        scale: Of the products of queries and keys.
+        window: How many tokens a row sees, itself included; None: all before it.
+        soft_cap: What the scaled products are squeezed to by a tanh; None: they are not.
+        sinks: (H,) a further product for each head, that takes part of the attention; or None.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernels know it."""
+        return self.soft_cap is None and self.sinks is None
+
+
+class ForwardRows(Protocol):
+    """What a decoder computes in one forward.
+
+    Attributes:
+        token_ids, positions: (T,) int64.
+        longest: More than the largest position.
+        scored: Which rows to score.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    longest: int
+    scored: Tensor | slice
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+
+
+class SharedRows:
+    """Rows of several texts, (T,) in all, that see nothing of each other's.
+
+    Attributes: see `ForwardRows`.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[KeyValues],
+        token_ids: Sequence[Sequence[int]],
+        scored_counts: Sequence[int],
+        *,
+        together: bool = False,
+    ) -> None:
+        """Build it.
+
+        Args:
+            texts: With room for their rows.
+            token_ids: Of each text's rows, one or more.
+            scored_counts: How many of each text's last rows to score.
+            together: Attend to all texts in one kernel for each layer, over padded copies, rather
+                than text by text. Pays where launching kernels is what takes the time.
+        """
+        device = texts[0].keys.device
+        self._counts = [len(each) for each in token_ids]
+        self._starts = [text.length for text in texts]
+        self._texts = [
+            _TextRows(text, start, count)
+            for text, start, count in zip(texts, self._starts, self._counts, strict=True)
+        ]
+        self._together = together and len(texts) > 1
+        self.token_ids = torch.tensor([id_ for each in token_ids for id_ in each]).to(
+            device, non_blocking=True
+        )
+        spans = list(zip(self._starts, self._counts, strict=True))
+        self.positions = torch.tensor(
+            [position for start, count in spans for position in range(start, start + count)]
+        ).to(device, non_blocking=True)
+        self.longest = max(start + count for start, count in spans)
+        self.scored = self._scored(scored_counts, device)
+
+    def _scored(self, counts: Sequence[int], device: torch.device) -> Tensor | slice:
+        total = sum(self._counts)
+        if len(counts) == 1:
+            return slice(total - counts[0], total)
+        rows: list[int] = []
+        end = 0
+        for own, scored in zip(self._counts, counts, strict=True):
+            end += own
+            rows.extend(range(end - scored, end))
+        if len(rows) == total:
+            return slice(0, total)
+        return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+        if len(self._texts) == 1:
+            (text,) = self._texts
+            text.keep(layer, keys, values)
+            return text.attend(layer, queries, how)
+        for text, *parts in zip(
+            self._texts, *(torch.split(new, self._counts, 1) for new in (keys, values)), strict=True
+        ):
+            text.keep(layer, *parts)
+        if self._together and how.is_plain:
+            return self._padded.attend(layer, queries, how)
+        seen = [
+            text.attend(layer, part, how)
+            for text, part in zip(self._texts, torch.split(queries, self._counts, 1), strict=True)
+        ]
+        return torch.cat(seen, 1)
+
+    @cached_property
+    def _padded(self) -> _Padded:
+        return _Padded(self._texts)
+
+
+class _TextRows:
+    """One text's part."""
+
+    def __init__(self, text: KeyValues, start: int, count: int) -> None:
+        self.start, self.count = start, count
+        self._new_keys, self._new_values = text.between(start, count)
+        self.keys, self.values = text.until(start + count)
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self._new_keys[layer].copy_(keys)
+        self._new_values[layer].copy_(values)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        heads, count, _ = queries.shape
+        keys, values = self.keys[layer], self.values[layer]
+        kv_heads = keys.shape[1]
+        if not how.is_plain:
+            return _attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+        window_is_over = how.window is not None and self.start + count > how.window
+        if self.start == 0 and count > 1 and not window_is_over:
+            return functional.scaled_dot_product_attention(
+                queries[None],
+                keys,
+                values,
+                is_causal=True,
+                scale=how.scale,
+                enable_gqa=heads != kv_heads,
+            )[0]
+        mask = None
+        if count > 1 or window_is_over:
+            mask = self.mask(how.window, queries, heads // kv_heads)
+        # The heads of a group lie one below the other, as rows: (1, G, H / G * t, D).
+        grouped = queries.reshape(1, kv_heads, -1, queries.shape[-1])
+        seen = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=mask, scale=how.scale
+        )
+        return seen.reshape(heads, count, -1)
+
+    def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
+        """Return what is added to the products: (group * t, L)."""
+        if (window, group) not in self._masks:
+            unseen = like.new_ones(self.count, self.start + self.count, dtype=torch.bool)
+            hidden = unseen.triu(self.start + 1)
+            if window is not None:
+                hidden |= unseen.tril(self.start - window)
+            mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+            self._masks[window, group] = mask.repeat(group, 1)
+        return self._masks[window, group]
+
+
+class _Padded:
+    """All texts' rows and tokens, padded to the most that one of them has."""
+
+    def __init__(self, texts: Sequence[_TextRows]) -> None:
+        self._texts = texts
+        device = texts[0].keys[0].device
+        counts = torch.tensor([text.count for text in texts])
+        lengths = torch.tensor([text.start + text.count for text in texts])
+        row, column = torch.arange(int(counts.max())), torch.arange(int(lengths.max()))
+        # Where padding is, any place serves; these are there.
+        rows = (counts.cumsum(0) - counts)[:, None] + row.clamp(max=counts[:, None] - 1)
+        columns = (lengths.cumsum(0) - lengths)[:, None] + column.clamp(max=lengths[:, None] - 1)
+        self._shape = rows.shape
+        self._rows, self._columns = rows.flatten().to(device), columns.flatten().to(device)
+        # (B, t, L) distances from the token to the row; below 0 are tokens after it.
+        self._ages = ((lengths - counts)[:, None, None] + row[:, None] - column).to(device)
+        self._real = (row < counts[:, None]).flatten().nonzero()[:, 0].to(device)
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend to all texts in one kernel."""
+        heads, width = queries.shape[0], queries.shape[-1]
+        keys, values = (
+            torch.cat([each[layer][0] for each in states], 1)
+            .index_select(1, self._columns)
+            .reshape(states[0][layer].shape[1], self._shape[0], -1, states[0][layer].shape[-1])
+            .transpose(0, 1)
+            for states in ([t.keys for t in self._texts], [t.values for t in self._texts])
+        )
+        kv_heads, (batch, count) = keys.shape[1], self._shape
+        padded = (
+            queries.index_select(1, self._rows).reshape(heads, batch, count, width).transpose(0, 1)
+        )
+        seen = functional.scaled_dot_product_attention(
+            padded.reshape(batch, kv_heads, -1, width),
+            keys,
+            values,
+            attn_mask=self._mask(how.window, queries, heads // kv_heads),
+            scale=how.scale,
+        )
+        rows = seen.reshape(batch, heads, count, -1).transpose(0, 1).flatten(1, 2)
+        return rows.index_select(1, self._real)
+
+    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+        """Return what is added to the products: (B, 1, group * t, L)."""
+        if (window, group) not in self._masks:
+            hidden = self._ages < 0
+            if window is not None:
+                hidden = hidden | (self._ages >= window)
+            mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+            self._masks[window, group] = mask.repeat(1, group, 1)[:, None]
+        return self._masks[window, group]
+
+
+def _attend_slowly(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention
+) -> Tensor:
+    """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice."""
+    group = queries.shape[0] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    products = queries @ keys.transpose(-1, -2) * how.scale
+    if how.soft_cap is not None:
+        products = (products / how.soft_cap).tanh() * how.soft_cap
+    products = products + mask
+    if how.sinks is not None:
+        sinks = how.sinks.to(products).view(-1, 1, 1).expand(-1, products.shape[1], 1)
+        products = torch.cat((products, sinks), -1)
+    attention = products.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return attention[..., : values.shape[-2]] @ values

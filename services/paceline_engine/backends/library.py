@@ -1,0 +1,148 @@
+"""Models as the transformers library computes them: rows of many texts, or one text at a time.
+
+Most models attend through the library's attention interface. There a function of ours keeps each
+text's keys and values, and attends text by text, so that one forward has rows of many. What does
+not go through that interface, or gives other logits there, is computed one text at a time, with
+the library's own cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
+from transformers.masking_utils import AttentionMaskInterface
+
+from paceline_engine.backends.attention import Attention, ForwardRows
+from paceline_engine.model_cache import ModelCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LibraryDecoder", "LibraryText", "decoder_layers", "rotations_change", "score_alone"]
+
+_NAME = "paceline"
+# Rotations that are others in a longer text.
+_CHANGING = frozenset({"dynamic", "longrope"})
+
+_rows: ContextVar[ForwardRows] = ContextVar("rows")
+"""Those of the running forward: the library passes nothing of ours down to its layers."""
+
+
+class LibraryDecoder:
+    """A model whose layers attend through the library's interface.
+
+    Attributes:
+        layers: The decoder layers, as modules; none if they cannot be told.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Have a loaded model attend by us from now on.
+
+        Raises:
+            ValueError: it does not go through the interface.
+        """
+        self.layers = decoder_layers(model)
+        self._model = model
+        self._scores_some_rows = _scores_some_rows(model)
+        model.set_attn_implementation(_NAME)
+        if model.config._attn_implementation != _NAME:  # noqa: SLF001 - there is no public word
+            raise ValueError("it does not attend through the library's interface")
+
+    def __call__(self, rows: ForwardRows) -> Tensor:
+        """Do a forward, and return the logits of the scored rows: (rows, V)."""
+        scored = rows.scored
+        if isinstance(scored, slice):
+            scored = torch.arange(scored.start, scored.stop, device=rows.token_ids.device)
+        options = {"logits_to_keep": scored} if self._scores_some_rows else {}
+        token = _rows.set(rows)
+        try:
+            output = self._model(
+                rows.token_ids[None],
+                position_ids=rows.positions[None],
+                attention_mask=torch.ones_like(rows.token_ids)[None],
+                use_cache=False,
+                **options,
+            )
+        finally:
+            _rows.reset(token)
+        logits: Tensor = output.logits[0]
+        return logits if options else logits[rows.scored]
+
+
+class LibraryText(ModelCache):
+    """A session's text in a model that the library computes with a cache of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without the configuration: so every token is kept, and any suffix can be forgotten.
+        self.state = DynamicCache()
+
+    def _crop(self, length: int) -> None:
+        if not length:
+            # What failed may have left anything, and cropped layers keep their memory.
+            self.state = DynamicCache()
+        layers: list[Any] = self.state.layers
+        for layer in layers:
+            # A forward that was given up leaves its first layers longer than the others.
+            if (surplus := layer.get_seq_length() - length) > 0:
+                layer.crop(-surplus)
+
+
+def score_alone(model: Any, text: LibraryText, token_ids: Tensor, *, rows: int) -> Tensor:
+    """Append tokens, (T,), to a text, and return the logits of the last rows: (rows, V)."""
+    # None cannot be asked for: 0 stands for all of them.
+    options = {"logits_to_keep": max(1, rows)} if _scores_some_rows(model) else {}
+    output = model(token_ids[None], past_key_values=text.state, use_cache=True, **options)
+    logits: Tensor = output.logits[0, len(output.logits[0]) - rows :]
+    return logits
+
+
+def decoder_layers(model: Any) -> Sequence[nn.Module]:
+    """Find the decoder layers."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return ()
+
+
+def rotations_change(config: Any) -> bool:
+    """Whether a token's rotation depends on the longest text of the forward."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One set, or one for each kind of layer.
+    sets = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+    return any(each.get("rope_type") in _CHANGING for each in sets)
+
+
+def _scores_some_rows(model: Any) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend for a layer, (1, heads, T, D) each, in the shape that the library wants."""
+    how = Attention(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=options.get("sliding_window"),
+        soft_cap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
+    return seen.transpose(0, 1)[None].contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attend)
+# What each row sees is said by `SharedRows`, so the library need make no mask.
+AttentionMaskInterface.register(_NAME, lambda *_, **__: None)

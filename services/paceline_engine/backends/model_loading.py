@@ -1,0 +1,168 @@
+"""From files to a model of the transformers library: what is refused, and what it is."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.utils import logging as transformers_logging
+
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.library import decoder_layers
+from paceline_engine.calls import ModelDescription, VerificationRule
+
+if TYPE_CHECKING:
+    from paceline_engine.backends.model_files import ModelFiles
+
+__all__ = ["describe", "load_model", "usable_device"]
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+# Several times what the largest models have: beyond, a number is a slip or an attack.
+_MOST_TOKENS = 1 << 26
+_MOST_LAYERS = 4096
+# What families of models call the most tokens of a text, the usual name first.
+_CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+
+
+def usable_device(name: str) -> torch.device:
+    """Check that a device is there.
+
+    Raises:
+        ModelLoadError: it is not.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
+    return device
+
+
+def load_model(files: ModelFiles, *, dtype: str) -> Any:
+    """Load a checked model's weights.
+
+    Args:
+        dtype: What to compute in; one of bfloat16, float16, float32, float64.
+
+    Raises:
+        ModelLoadError: it is none of these; or the model is broken, or its cache cannot be rolled
+            back.
+    """
+    if dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+        _refuse_nonsense(files.name, config)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            files.directory,
+            config=config,
+            dtype=_DTYPES[dtype],
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except ModelLoadError:
+        raise
+    except Exception as error:  # a configuration is a stranger's, and may break anything
+        raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
+    _refuse_broken_weights(files.name, model)
+    _refuse_uncroppable(files.name, model)
+    return model.eval()
+
+
+def _refuse_nonsense(name: str, config: Any) -> None:
+    """Refuse what would take all memory, or all day, before a weight is read."""
+    text = config.get_text_config(decoder=True)
+    layer_count = getattr(text, "num_hidden_layers", 1)
+    if not (isinstance(layer_count, int) and 0 < layer_count <= _MOST_LAYERS):
+        raise ModelLoadError(
+            f"model {name!r}: config.json says num_hidden_layers {layer_count!r}, which is not in"
+            f" [1, {_MOST_LAYERS}]"
+        )
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(text, key, None)
+        if length is not None and not (isinstance(length, int) and length <= _MOST_TOKENS):
+            raise ModelLoadError(
+                f"model {name!r}: config.json says {key} {length!r}, which is not in"
+                f" [1, {_MOST_TOKENS}]"
+            )
+
+
+def _refuse_broken_weights(name: str, model: Any) -> None:
+    """Refuse NaN and infinity, which would end every call: a damaged file, or training gone wrong.
+
+    Cost: reads every weight once.
+    """
+    for weights, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelLoadError(f"model {name!r}: {weights} has weights that are no numbers")
+
+
+def _refuse_uncroppable(name: str, model: Any) -> None:
+    config = model.config
+    is_stateful = model._is_stateful  # noqa: SLF001 - there is no public word for it
+    natural_layers = DynamicCache(config=config).layers
+    croppable = all(type(x) in {DynamicLayer, DynamicSlidingWindowLayer} for x in natural_layers)
+    if config.is_encoder_decoder or is_stateful or not croppable:
+        raise ModelLoadError(
+            f"model {name!r}: not a decoder whose whole state is keys and values of attention, so "
+            "rejected tokens could not be taken back"
+        )
+
+
+def describe(
+    files: ModelFiles,
+    model: Any,
+    *,
+    dtype: str,
+    device: str,
+    cancels_between_layers: bool,
+    shares_forwards: bool,
+) -> ModelDescription:
+    """Say what a loaded model is.
+
+    Raises:
+        ModelLoadError: its configuration does not say.
+    """
+    config = model.config.get_text_config(decoder=True)
+    tokenizer = Tokenizer.from_str(files.tokenizer.decode())
+    tokenizer_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    fingerprint = files.fingerprint(dtype)
+    return ModelDescription(
+        name=files.name,
+        revision=files.revision or fingerprint[:16],
+        fingerprint=fingerprint,
+        tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
+        vocabulary_size=min(tokenizer_size, config.vocab_size),
+        eos_token_ids=files.eos_token_ids(),
+        context_length=_context_length(files.name, config),
+        backend="transformers",
+        dtype=dtype,
+        device=device,
+        layer_count=len(decoder_layers(model)),
+        cancels_between_layers=cancels_between_layers,
+        shares_forwards=shares_forwards,
+        verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+    )
+
+
+def _context_length(name: str, config: Any) -> int:
+    for key in _CONTEXT_LENGTHS:
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise ModelLoadError(
+        f"model {name!r}: config.json does not say how many tokens a text can have; add"
+        f" {_CONTEXT_LENGTHS[0]} to it"
+    )

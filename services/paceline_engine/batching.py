@@ -1,0 +1,143 @@
+"""Which of the jobs that wait go into the next forward."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from paceline_engine.items import Item
+from paceline_engine.jobs import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline_engine.jobs import Job
+    from paceline_engine.latencies import LatencyMeter
+    from paceline_engine.turns import Turns
+
+__all__ = ["Batching"]
+
+# A longer rest of a prefix is a prefill, and is cut where others would wait for it.
+_LONG_ROWS = 64
+# By so much may less urgent work slow down the most urgent.
+_SLOWDOWN = 1.05
+# With a part of a prefill a forward takes at most so many times as long as without.
+_PREFILL_SLOWDOWN = 1.8
+# While nobody else is there, a part of a prefill may take so long: who comes waits for it.
+_ALONE_NS = 100_000_000
+_LEAST_PART_ROWS = 8
+# Streams that were here so shortly ago are about to come back.
+_AWAY_NS = 50_000_000
+
+
+class Batching:
+    """Fills forwards.
+
+    In the order of depth, then of fair turns, then of arrival, a forward gets
+
+    - what is as urgent as the first: all of it, up to the rows with which the model gives most of
+      the rows that it can give in a second;
+    - what is less urgent, if that hardly slows it down, or if a forward has gone without it before;
+    - of one prefill a part, so long that the forward takes less than twice as long; up to all of it
+      while no others are here.
+
+    Invariants:
+        A job that waits is in the next forward but one, unless that is full of jobs before it in
+        the order; a prefill is in each forward, or another one before it is
+        (tests/unit/engine/test_batching.py).
+    """
+
+    def __init__(self, meter: LatencyMeter, turns: Turns) -> None:
+        """Build it.
+
+        Args:
+            meter: Knows what rows cost.
+            turns: Of the shares.
+        """
+        self._meter = meter
+        self._turns = turns
+        self._others_until_ns = 0
+
+    def choose(self, jobs: Sequence[Job], *, now_ns: int, shares_forwards: bool) -> Batch:
+        """Choose from one job or more; they are left where they are.
+
+        Args:
+            now_ns: On the clock that measures forwards.
+            shares_forwards: Whether the model computes several texts in one forward.
+        """
+        order = list(self._in_order(jobs))
+        first = order[0]
+        if not isinstance(first.work, Item):
+            return Batch([first])
+        if not shares_forwards:
+            order = [first]
+        batch, row_count, prefill = self._fill(order)
+        if batch.jobs:
+            self._others_until_ns = now_ns + _AWAY_NS
+        if prefill is not None:
+            batch.jobs.append(prefill)
+            batch.row_limit = row_count + self._part_rows(prefill, row_count, now_ns=now_ns)
+        return batch
+
+    def _fill(self, order: Sequence[Job]) -> tuple[Batch, int, Job | None]:
+        """Return what goes in whole, its rows, and the first prefill."""
+        batch, total, prefill = Batch([]), 0, None
+        most_rows = self._meter.most_rows()
+        urgent_ns = 0.0
+        for job in order:
+            assert isinstance(job.work, Item)
+            rows = job.work.row_count()
+            if rows - len(job.work.block) > _LONG_ROWS:
+                prefill = prefill or job
+                continue
+            fits = not batch.jobs or total + rows <= most_rows
+            if job.depth == order[0].depth:
+                urgent_ns = self._meter.cost_ns(total + rows)
+            elif fits and not job.was_passed_over:
+                fits = self._meter.cost_ns(total + rows) <= _SLOWDOWN * urgent_ns
+            if fits:
+                batch.jobs.append(job)
+                total += rows
+            else:
+                job.was_passed_over = True
+        return batch, total, prefill
+
+    def _part_rows(self, prefill: Job, row_count: int, *, now_ns: int) -> int:
+        """Return how many rows of a prefill go into a forward that has some already."""
+        allowed_ns: float = _ALONE_NS
+        if row_count or now_ns < self._others_until_ns:
+            allowed_ns = (_PREFILL_SLOWDOWN - 1) * self._meter.cost_ns(max(1, row_count))
+        ns_per_row = max(prefill.ns_per_row, self._meter.ns_per_row)
+        if not ns_per_row:
+            return sys.maxsize
+        return max(_LEAST_PART_ROWS, int(allowed_ns / ns_per_row))
+
+    def learn(self, batch: Batch, row_counts: Sequence[int], forward_ns: int) -> None:
+        """Take in what a forward took that had so many rows of each job."""
+        self._meter.record(sum(row_counts), forward_ns)
+        if batch.row_limit is not None and row_counts[-1] > _LEAST_PART_ROWS:
+            others_ns = self._meter.cost_ns(sum(row_counts[:-1]))
+            part_ns = max(0.0, forward_ns - others_ns)
+            batch.jobs[-1].ns_per_row = part_ns / row_counts[-1]
+
+    def _in_order(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Yield jobs as they are served: in a forward, too, shares take turns."""
+        waiting: defaultdict[tuple[int, str], list[Job]] = defaultdict(list)
+        for job in sorted(jobs, key=lambda job: -job.arrival):
+            waiting[job.depth, job.share].append(job)
+        heads = [
+            (depth, self._turns.of(share), own[-1].arrival, share)
+            for (depth, share), own in waiting.items()
+        ]
+        heapq.heapify(heads)
+        row_ns = max(1, round(self._meter.cost_ns(1)))
+        while heads:
+            depth, clock, _, share = heads[0]
+            own = waiting[depth, share]
+            yield own.pop()
+            if own:
+                heapq.heapreplace(heads, (depth, clock + row_ns, own[-1].arrival, share))
+            else:
+                heapq.heappop(heads)

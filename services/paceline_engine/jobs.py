@@ -1,0 +1,140 @@
+"""What waits in front of a model, who waits for it, and what its steps give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from paceline_engine.backends.base import Interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_engine.items import Item
+
+__all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(eq=False, slots=True)
+class Errand(Generic[_Value]):
+    """What the thread has to do besides items, ahead of all of them."""
+
+    do: Callable[[Interrupt], _Value]
+    depth: int = -1
+    share: str = ""
+    patience_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_Value]):
+    """What one step of a job gave.
+
+    Attributes:
+        outcome: Of an item its `Outcome`, of an errand what it returned.
+        queue_ns: How long the job had waited for it.
+        forward_ns: How long it took, with all that was computed beside it.
+    """
+
+    outcome: _Value
+    queue_ns: int
+    forward_ns: int
+
+
+class Outlet(AsyncIterator[Step[_Value]]):
+    """Where one caller waits for the steps of a job. Used on the event loop only.
+
+    A normal end comes after all steps; an error overtakes steps that were not fetched yet.
+    """
+
+    def __init__(self) -> None:
+        # Bounded by what the job is asked for: a window has a limit.
+        self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
+        self._error: BaseException | None = None
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be put in."""
+        return self._ended
+
+    def put(self, step: Step[_Value]) -> None:
+        """Hand over a step, unless the end was announced."""
+        if not self._ended:
+            self._steps.put_nowait(step)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Announce the end. An error counts even after a normal end; the first one stays."""
+        self._error = self._error or error
+        if not self._ended:
+            self._ended = True
+            self._steps.put_nowait(None)
+
+    async def __anext__(self) -> Step[_Value]:
+        step = await self._steps.get()
+        if self._error is not None:
+            raise self._error
+        if step is None:
+            raise StopAsyncIteration
+        return step
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Work in the queue; made by `ModelWorker.submit` and moved about by it.
+
+    Attributes:
+        work: What is to be done.
+        outlet: Who waits for it now: another one if the loop says so.
+        share: Whose work it is.
+        arrival: Its turn among equal depths of one share.
+        queued_ns: When it was put into the queue.
+        withdrawn_ns: When it was withdrawn, if it was.
+        was_passed_over: Whether a forward has gone without it since it was put into the queue.
+        ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
+    """
+
+    work: Item | Errand[Any]
+    outlet: Outlet[Any]
+    share: str
+    arrival: int = 0
+    queued_ns: int = 0
+    withdrawn_ns: int | None = None
+    was_passed_over: bool = False
+    ns_per_row: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """How urgent it is: the smallest first."""
+        return self.work.depth
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """What one forward computes, or one errand.
+
+    Attributes:
+        jobs: Items of different texts; or an errand, alone.
+        row_limit: How many rows it may have, if that cuts the last item's.
+        interrupt: Set when nobody waits for any of them any more.
+        started_ns: When it began.
+    """
+
+    jobs: list[Job]
+    row_limit: int | None = None
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    started_ns: int = 0
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether all of it was withdrawn."""
+        return all(job.withdrawn_ns is not None for job in self.jobs)
+
+    @property
+    def patience_ns(self) -> int | None:
+        """How long it may take before it counts as hung; None: for ever."""
+        patiences = [each for job in self.jobs if (each := job.work.patience_ns) is not None]
+        return max(patiences) if len(patiences) == len(self.jobs) else None

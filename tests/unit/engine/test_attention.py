@@ -1,0 +1,132 @@
+"""Rows of many texts in one forward: each sees its own text, and nothing of the others'."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+import torch
+
+from paceline_engine.backends.attention import Attention, SharedRows
+from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+
+HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 8, 2
+SHAPE = KeyValueShape(LAYERS, KV_HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))
+PLAIN = Attention(scale=0.3)
+HOWS = {
+    "plain": PLAIN,
+    "a window": Attention(scale=0.3, window=5),
+    "a soft cap": Attention(scale=2.0, soft_cap=1.5),
+    "sinks": Attention(scale=0.3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "all": Attention(scale=0.3, window=3, soft_cap=2.0, sinks=torch.zeros(HEADS)),
+}
+
+
+def by_definition(queries, keys, values, *, position: int, how: Attention):
+    """What one row sees, head by head: (H, D)."""
+    first = 0 if how.window is None else max(0, position + 1 - how.window)
+    seen = slice(first, position + 1)
+    rows = []
+    for head, query in enumerate(queries):
+        group = head // (HEADS // KV_HEADS)
+        products = keys[group, seen] @ query * how.scale
+        if how.soft_cap is not None:
+            products = how.soft_cap * torch.tanh(products / how.soft_cap)
+        if how.sinks is not None:
+            products = torch.cat((products, how.sinks[head : head + 1]))
+        weights = products.softmax(-1)[: position + 1 - first]
+        rows.append(weights @ values[group, seen])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
+def test_each_row_sees_what_is_before_it_in_its_text(how, together):
+    chance, generator = random.Random(7), torch.Generator().manual_seed(7)
+
+    def states(heads, count):
+        return torch.randn(heads, count, WIDTH, generator=generator)
+
+    texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(5)]
+    whole = [[(states(KV_HEADS, 0), states(KV_HEADS, 0))] * LAYERS for _ in texts]
+    for _ in range(12):
+        chosen = chance.sample(range(len(texts)), chance.randint(1, len(texts)))
+        counts = [chance.choice([1, 1, 2, 3, 9]) for _ in chosen]
+        own = [texts[index] for index in chosen]
+        for text, count in zip(own, counts, strict=True):
+            text.make_room(count)
+        parts = [array("I", range(count)) for count in counts]
+        rows = SharedRows(own, parts, counts, together=together)
+        for layer in range(LAYERS):
+            queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
+            actual = rows.attend(layer, queries, keys, values, how)
+            assert actual.shape == queries.shape
+            row = 0
+            for index, count in zip(chosen, counts, strict=True):
+                kept = whole[index][layer]
+                whole[index] = list(whole[index])
+                whole[index][layer] = kept = tuple(
+                    torch.cat((old, new[:, row : row + count]), 1)
+                    for old, new in zip(kept, (keys, values), strict=True)
+                )
+                for place in range(count):
+                    position = texts[index].length + place
+                    expected = by_definition(queries[:, row], *kept, position=position, how=how)
+                    assert torch.allclose(actual[:, row], expected, atol=1e-5)
+                    row += 1
+        for text, part in zip(own, parts, strict=True):
+            text.extend(part)
+
+
+def test_rows_say_where_they_are_and_which_are_scored():
+    texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(3)]
+    for text, length in zip(texts, (0, 4, 7), strict=True):
+        text.make_room(20)
+        text.extend(array("I", range(length)))
+    rows = SharedRows(texts, [[5, 6, 7], [8], [9, 10]], [1, 0, 2])
+    assert rows.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert rows.positions.tolist() == [0, 1, 2, 4, 7, 8]
+    assert rows.longest == 9
+    assert torch.arange(6)[rows.scored].tolist() == [2, 4, 5]
+    assert torch.arange(3)[SharedRows(texts[:1], [[5, 6, 7]], [0]).scored].tolist() == []
+
+
+def test_a_forward_that_is_not_over_has_changed_nothing():
+    text = KeyValues(SHAPE, reserve_length=100)
+    new = torch.ones(KV_HEADS, 3, WIDTH)
+    for part in ([1, 2, 3], [4, 5, 6]):
+        text.make_room(3)
+        rows = SharedRows([text], [part], [3])
+        rows.attend(0, torch.ones(HEADS, 3, WIDTH), new * part[0], new, PLAIN)
+        text.extend(array("I", part[:2]))
+    assert text.token_ids.tolist() == [1, 2, 4, 5]
+    assert text.until(4)[0][0][0, 0, :, 0].tolist() == [1, 1, 4, 4]
+
+
+def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
+    text, capacities = KeyValues(SHAPE, reserve_length=100), []
+    for count in (2, 40, 30, 28, 20):
+        text.make_room(count)
+        text.extend(array("I", [0] * count))
+        capacities.append(text.capacity)
+    assert capacities == [64, 64, 100, 100, 120]
+
+
+def test_buffers_follow_a_reservation_that_grows_and_keep_what_is_in_them():
+    text = KeyValues(SHAPE, reserve_length=70)
+    text.make_room(70)
+    text.extend(array("I", range(70)))
+    text.keys[:] = torch.arange(70)[:, None]
+    text.reserve(500)
+    text.make_room(1)
+    assert text.capacity == 142
+    assert text.until(70)[0][1][0, 1, :, 3].tolist() == list(range(70))
+
+
+def test_a_text_that_is_cleared_gives_its_memory_back():
+    text = KeyValues(SHAPE, reserve_length=70)
+    text.make_room(70)
+    assert text.byte_count == 70 * SHAPE.bytes_per_token
+    text.clear()
+    assert (text.length, text.byte_count) == (0, 0)

@@ -1,0 +1,226 @@
+"""Which jobs share a forward, on a clock that only forwards move."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from paceline_engine.batching import Batching
+from paceline_engine.calls import SessionSpec
+from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.jobs import Batch, Job, Outlet
+from paceline_engine.latencies import LatencyMeter
+from paceline_engine.turns import Turns
+from unit.engine.conftest import chain
+
+MILLISECOND = 1_000_000
+# A forward of n rows, ms: with 20 rows it takes twice as long as with one.
+FIXED_MS, ROW_MS = 1.9, 0.1
+
+
+def forward_ns(rows: int) -> int:
+    return round((FIXED_MS + ROW_MS * rows) * MILLISECOND)
+
+
+class Missing:
+    """A text of which so many tokens are to be computed."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def missing_length(self, _prefix: array[int]) -> int:
+        return self.rows
+
+
+def job(rows: int = 1, *, depth: int = 0, share: str = "", block: int = 0, arrival: int = 0) -> Job:
+    task = Judge(chain([0] * block)) if block else Draft()
+    item = Item(Missing(rows), SessionSpec(1, share=share), array("I", [0]), task, depth)
+    return Job(item, Outlet(), share, arrival=arrival)
+
+
+def measured() -> LatencyMeter:
+    meter = LatencyMeter()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        for _ in range(16):
+            meter.record(rows, forward_ns(rows))
+    return meter
+
+
+def batching(meter: LatencyMeter | None = None) -> Batching:
+    return Batching(meter or measured(), Turns())
+
+
+def chosen(jobs: list[Job], *, of: Batching | None = None, now_ms: float = 1000) -> Batch:
+    return (of or batching()).choose(jobs, now_ns=round(now_ms * MILLISECOND), shares_forwards=True)
+
+
+def test_all_that_is_equally_urgent_shares_a_forward():
+    jobs = [job(arrival=n) for n in range(64)]
+    batch = chosen(jobs)
+    assert batch.jobs == jobs
+    assert batch.row_limit is None
+
+
+def test_where_forwards_cannot_be_shared_each_job_has_its_own():
+    jobs = [job(arrival=1), job(arrival=0)]
+    batch = batching().choose(jobs, now_ns=0, shares_forwards=False)
+    assert batch.jobs == [jobs[1]]
+
+
+def test_a_forward_has_no_more_rows_than_make_it_worth_more():
+    # 0.9 of the most rows a second, 10 a millisecond, come with 9 * 1.9 / 0.1 rows.
+    jobs = [job(10, arrival=n) for n in range(40)]
+    assert len(chosen(jobs).jobs) == 17
+
+
+def test_one_job_may_have_more_rows_than_a_forward_should():
+    meter = LatencyMeter()
+    for rows in (1, 16):
+        meter.record(rows, MILLISECOND * rows)
+    assert meter.most_rows() == 16
+    assert len(chosen([job(40), job(1, arrival=1)], of=batching(meter)).jobs) == 1
+
+
+def test_less_urgent_work_rides_along_where_it_hardly_slows_down_the_urgent():
+    urgent, rider, heavy = job(20), job(1, depth=1), job(8, depth=1, arrival=1)
+    assert chosen([urgent, rider, heavy]).jobs == [urgent, rider]
+
+
+def test_less_urgent_work_is_left_behind_once():
+    waiting = job(8, depth=3)
+    batches = batching()
+    first = chosen([job(2), waiting], of=batches)
+    assert waiting not in first.jobs
+    assert waiting in chosen([job(2), waiting], of=batches).jobs
+
+
+def test_what_is_less_urgent_runs_at_once_where_nothing_is_urgent():
+    deep = [job(8, depth=5), job(8, depth=5, arrival=1)]
+    assert chosen(deep).jobs == deep
+
+
+def test_a_prompt_alone_is_computed_in_parts_that_newcomers_can_wait_for():
+    batch = chosen([job(5000)])
+    assert batch.row_limit == 1000, "100 ms, at 0.1 ms a row"
+
+
+def test_beside_others_a_part_of_a_prompt_makes_their_forward_less_than_twice_as_long():
+    prompt, others = job(5000), [job(arrival=n + 1) for n in range(3)]
+    batch = chosen([prompt, *others])
+    assert batch.jobs == [*others, prompt], "the last one is cut"
+    assert forward_ns(batch.row_limit) <= 1.81 * forward_ns(3)
+    assert batch.row_limit - 3 >= 16
+
+
+def test_streams_that_were_here_a_moment_ago_are_not_locked_out_by_a_prompt():
+    batches = batching()
+    chosen([job()], of=batches, now_ms=1000)
+    assert chosen([job(5000)], of=batches, now_ms=1010).row_limit < 20
+    assert chosen([job(5000)], of=batches, now_ms=1100).row_limit == 1000
+
+
+def test_parts_get_shorter_where_a_longer_text_makes_rows_slower():
+    batches, prompt, stream = batching(), job(5000), job(arrival=1)
+    first = chosen([prompt, stream], of=batches)
+    rows = first.row_limit - 1
+    batches.learn(first, [1, rows], forward_ns(1) + rows * MILLISECOND)
+    second = chosen([prompt, stream], of=batches)
+    assert (second.row_limit - 1) * MILLISECOND <= 0.81 * forward_ns(1) or second.row_limit == 9
+
+
+def test_a_long_block_is_no_prompt():
+    """Only a prefix can be computed in parts: a block that were cut would never be judged."""
+    long = job(1, block=100)
+    assert chosen([long, job(arrival=1)]).row_limit is None
+
+
+def test_of_two_prompts_the_first_is_finished_first():
+    early, late = job(5000, arrival=1), job(300, arrival=2)
+    assert chosen([late, early]).jobs == [early]
+
+
+def test_before_anything_is_measured_nothing_is_held_back():
+    jobs = [job(5000), *(job(depth=n % 3, arrival=n + 1) for n in range(20))]
+    batch = chosen(jobs, of=batching(LatencyMeter()))
+    assert len(batch.jobs) == 21
+
+
+def test_shares_take_turns_within_a_forward():
+    greedy = [job(10, share="greedy", arrival=n) for n in range(30)]
+    modest = [job(10, share="modest", arrival=100 + n) for n in range(3)]
+    batch = chosen(greedy + modest)
+    assert set(modest) <= set(batch.jobs)
+    assert len(batch.jobs) == 17
+
+
+@dataclass
+class World:
+    """Jobs that come, go and are computed; forwards take what they cost."""
+
+    chance: random.Random
+    batches: Batching = field(default_factory=batching)
+    now_ns: int = 0
+    waiting: list[Job] = field(default_factory=list)
+    since: dict[int, int] = field(default_factory=dict)
+    arrivals: int = 0
+    rows: int = 0
+    ended: list[Job] = field(default_factory=list)
+
+    def come(self) -> None:
+        rows = self.chance.choice([1, 1, 1, 2, 5, 9, 300, 2000])
+        new = job(
+            rows,
+            depth=self.chance.choice([0, 0, 0, 1, 2, 5]),
+            share=self.chance.choice("abc"),
+            arrival=self.arrivals,
+        )
+        self.arrivals += 1
+        self.since[id(new)] = 0
+        self.waiting.append(new)
+
+    def forward(self) -> Batch:
+        batch = self.batches.choose(self.waiting, now_ns=self.now_ns, shares_forwards=True)
+        left, counts = batch.row_limit, []
+        for each in batch.jobs:
+            counts.append(
+                each.work.row_count() if left is None else min(left, each.work.row_count())
+            )
+            left = None if left is None else left - counts[-1]
+        took_ns = forward_ns(sum(counts))
+        self.rows = sum(rows for rows in counts if rows <= 64)
+        self.now_ns += took_ns
+        self.batches.learn(batch, counts, took_ns)
+        for each, rows in zip(batch.jobs, counts, strict=True):
+            each.work.cache.rows -= rows
+            if not each.work.cache.rows:
+                self.waiting.remove(each)
+                self.ended.append(each)
+        for each in self.waiting:
+            self.since[id(each)] = 0 if each in batch.jobs else self.since[id(each)] + 1
+        return batch
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nobody_starves_and_nobody_is_served_twice(seed):
+    world = World(random.Random(seed))
+    for _ in range(400):
+        while world.chance.random() < 0.7:
+            world.come()
+        if not world.waiting:
+            continue
+        before = list(world.waiting)
+        batch = world.forward()
+        assert len({id(each) for each in batch.jobs}) == len(batch.jobs)
+        assert all(each in before for each in batch.jobs)
+        room = world.batches._meter.most_rows() - world.rows
+        for each in world.waiting:
+            is_short = each.work.row_count() <= 64
+            if is_short and world.since[id(each)] > 1:
+                assert each.work.row_count() > room, "it was left out twice although it fits"
+    arrived = world.arrivals
+    while world.waiting:
+        world.forward()
+    assert len(world.ended) == arrived == len({id(each) for each in world.ended})

@@ -1,0 +1,204 @@
+"""Items of several texts in one forward: each gets what it would get alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.errors import InternalError, InvalidFieldError, OverloadedError
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import SparseDistribution
+from unit.engine.conftest import NEVER, chain, continuation, instant
+
+SPEC = SessionSpec(200)
+SPECS = [
+    SPEC,
+    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
+    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
+]
+
+
+@pytest.fixture(scope="module", params=["simulated", "fused", "library", "together", "one by one"])
+def backend(request, tiny_pair):
+    if request.param == "simulated":
+        return instant()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "fused":
+            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+        if request.param == "one by one":
+            patch.setattr("paceline_engine.backends.transformers.rotations_change", lambda _: True)
+        model = TransformersBackend(str(tiny_pair.target))
+    model._together = request.param == "together"
+    return model
+
+
+def item(backend, prompt, task, spec=SPEC) -> Item:
+    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+
+
+def drafts(backend, count: int) -> list[Item]:
+    return [
+        item(backend, [7 + n, *range(n)], Draft(9), SPECS[n % len(SPECS)]) for n in range(count)
+    ]
+
+
+def run_all(backend, items) -> list:
+    """Run items until each is done, and return what each got last."""
+    last, left = {}, list(items)
+    while left:
+        for each, outcome in zip(left, backend.run(left, NEVER), strict=True):
+            last[id(each)] = outcome
+        left = [each for each in left if not each.take(last[id(each)])]
+    return [last[id(each)] for each in items]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_that_share_forwards_by_chance_are_what_they_are_alone(backend, seed):
+    chance = random.Random(seed)
+    prompts = [[chance.randrange(300) for _ in range(chance.randint(1, 90))] for _ in range(7)]
+    specs = [chance.choice(SPECS) for _ in prompts]
+    oracle = [
+        continuation(ModelText(backend, spec), prompt, 24)
+        for prompt, spec in zip(prompts, specs, strict=True)
+    ]
+    caches = [backend.new_cache(spec) for spec in specs]
+    done, cut = [0] * len(prompts), 0
+    for _ in range(60):
+        group = chance.sample(range(len(prompts)), chance.randint(1, len(prompts)))
+        items = []
+        for n in group:
+            text = array("I", prompts[n] + oracle[n][: done[n]])
+            right = oracle[n][done[n] : done[n] + chance.randint(0, 4)]
+            block = right + [(oracle[n][-1] + 1) % 300] * chance.randint(0, 2)
+            task = chance.choice([Draft(), Judge(chain(block[: 23 - done[n]]))])
+            items.append(Item(caches[n], specs[n], text, task))
+        rows = [each.row_count() for each in items]
+        limit = chance.choice([None, sum(rows[:-1]) + chance.randint(1, 8)])
+        answers = backend.run(items, NEVER, row_limit=limit)
+        for n, each, answer in zip(group, items, answers, strict=True):
+            if not answer.is_whole:
+                cut += 1
+                assert each is items[-1]
+                longest = rows[-1] - len(each.block) - 1
+                assert 0 < answer.row_count == min(limit - sum(rows[:-1]), longest)
+            elif answer.judgement is None:
+                assert answer.drafted.token_ids == (oracle[n][done[n]],)
+                done[n] = min(done[n] + 1, 20)
+            else:
+                accepted = len(answer.judgement.accepted_path)
+                expected = oracle[n][done[n] : done[n] + accepted + 1]
+                assert [
+                    *each.task.proposal.token_ids[:accepted],
+                    answer.judgement.next_token,
+                ] == expected
+                done[n] = min(done[n] + accepted + 1, 20)
+    assert cut
+
+
+def test_one_forward_goes_through_the_layers_once(tiny_pair):
+    model = TransformersBackend(str(tiny_pair.target))
+    before = model.layers_run
+    model.run(drafts(model, 12), NEVER)
+    assert model.layers_run - before == 4
+
+
+def test_a_distribution_that_is_none_is_its_items_error_alone(tiny_pair):
+    model = TransformersBackend(str(tiny_pair.target))
+    spec = SessionSpec(50, SamplingParameters(1.0), rule=VerificationRule.REJECTION)
+    bad = chain([3], [SparseDistribution([3], [0.5])])
+    wrong = item(model, [1, 2], Judge(bad), spec)
+    answers = model.run([drafts(model, 1)[0], wrong, drafts(model, 2)[1]], NEVER)
+    assert [type(each).__name__ for each in answers] == [
+        "Outcome", InvalidFieldError.__name__, "Outcome",
+    ]  # fmt: skip
+
+
+def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    items, expected = drafts(model, 5), run_all(model, drafts(model, 5))
+    make_room = KeyValues.make_room
+
+    def run_out(self, count):
+        if self is items[2].cache:
+            raise torch.OutOfMemoryError("out of memory")
+        make_room(self, count)
+
+    monkeypatch.setattr(KeyValues, "make_room", run_out)
+    answers = model.run(items, NEVER)
+    assert isinstance(answers[2], OverloadedError)
+    assert items[2].cache.length == 0
+    monkeypatch.undo()
+    for each, answer in zip(items, answers, strict=True):
+        if each is not items[2]:
+            each.take(answer)
+    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+
+
+def test_scores_that_are_no_numbers_are_their_items_error_alone(tiny_pair):
+    model = TransformersBackend(str(tiny_pair.target))
+    items = drafts(model, 3)
+    model.run(items, NEVER)
+    with torch.inference_mode():
+        items[1].cache.keys.fill_(math.nan)
+    for each in items:
+        each.prefix.append(5)
+    answers = model.run(items, NEVER)
+    assert isinstance(answers[1], InternalError)
+    assert not isinstance(answers[0], Exception)
+    assert not isinstance(answers[2], Exception)
+
+
+def test_what_fails_for_all_is_tried_alone_and_told_to_each(tiny_pair):
+    model = TransformersBackend(str(tiny_pair.target))
+    items = drafts(model, 3)
+    hook = model._layers[1].register_forward_hook(lambda *_: 1 / 0)
+    assert [type(each) for each in model.run(items, NEVER)] == [ZeroDivisionError] * 3
+    hook.remove()
+    expected = run_all(model, drafts(model, 3))
+    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+
+
+class StopAtLayer(Interrupt):
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self._left = layer
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):
+    model = TransformersBackend(str(tiny_pair.target))
+    expected = run_all(model, drafts(model, 4))
+    items = drafts(model, 4)
+    for layer in (0, 2, 3):
+        held = [each.cache.token_ids for each in items]
+        with pytest.raises(ForwardInterrupted):
+            model.run(items, StopAtLayer(layer))
+        assert [each.cache.token_ids for each in items] == held
+        for each, answer in zip(items, model.run(items, NEVER), strict=True):
+            each.take(answer)
+    assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+
+
+def test_a_simulated_forward_costs_once_what_all_its_texts_share():
+    model = SimulatedBackend(SimulatedModel(ttft_seconds=0.03, tpot_seconds=0.03))
+    texts = [item(model, [n], Draft(3)) for n in range(40)]
+    alone = [
+        continuation(ModelText(instant(), replace(SPEC, reserve_length=9)), [n], 3)
+        for n in range(40)
+    ]
+    run_all(model, texts)
+    assert [each.prefix.tolist()[1:] for each in texts] == alone
