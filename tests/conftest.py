@@ -30,7 +30,7 @@ def pytest_addoption(parser):
             f"--{role}",
             metavar="HOST:PORT",
             help=f"hold this {role} (in plaintext) to the contract of tests/contract/"
-            "test_model_servers.py, instead of our own servers",
+            "model_servers, instead of our own servers",
         )
     group.addoption("--chaos-seed", type=int, default=1, help="draws a run of chaos")
     group.addoption("--chaos-tokens", type=int, default=3_000, help="how long that run is")

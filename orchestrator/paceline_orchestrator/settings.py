@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.fleet.discovery import (
     DEFAULT_PORT,
     Endpoint,
@@ -129,7 +130,7 @@ class ScalingSettings(Settings):
     verifier_lookahead: int = Field(
         5,
         ge=1,
-        le=64,
+        le=MOST_LOOKAHEAD,
         description="draft tokens in a verification that targets are provided for: a stream wants"
         " ceil(target latency / (this * drafter latency)) of them",
     )

@@ -42,7 +42,7 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.proposal import Proposal
-from paceline_protocol.task import VerificationRule
+from paceline_protocol.task import SPECULATION_LIMIT, VerificationRule
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
 
@@ -52,10 +52,6 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
 
 __all__ = ["DistributedDecoding"]
-
-# How far drafts run ahead of what is committed: it bounds the blocks (a Verify carries at most
-# 1024 tokens) and the tree. Beyond it an accepted token is hardly ever found.
-_SPECULATION_LIMIT = 512
 
 
 @dataclass(slots=True, eq=False)
@@ -250,7 +246,7 @@ class DistributedDecoding:
             tip = self._tree.surviving(self._tips.get(drafter, self._tree.root))
             useful = self._commitment.limit - 1 - tip.length
             window = min(self._task.draft_window, useful)
-            if self._can_grow(tip) and tip.length + window <= committed + _SPECULATION_LIMIT:
+            if self._can_grow(tip) and tip.length + window <= committed + SPECULATION_LIMIT:
                 commands.append(self._start_draft(drafter, tip, window))
         return commands
 

@@ -13,7 +13,7 @@ __all__ = ["Invariant"]
 
 
 class Invariant(Enum):
-    """A promise, by number as docs and tests count them."""
+    """A promise. Its value is the promise in one sentence, for people."""
 
     LOSSLESS = "The emitted tokens are always a prefix of the target's own continuation."
     """Under rejection sampling: of what the verification says that owns the position."""

@@ -147,7 +147,7 @@ class StartVerify:
 
     Attributes:
         verify_id: Its name.
-        target: Where.
+        target: The target that verifies it.
         prefix: The tokens assumed right, one or more.
         proposal: The draft tokens to judge; empty for plain decoding.
         depth: 0 if it decides the first open position; else how many verifications are before it.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["DecodingTask", "DispatchPolicy", "VerificationRule"]
+__all__ = ["SPECULATION_LIMIT", "DecodingTask", "DispatchPolicy", "VerificationRule"]
+
+SPECULATION_LIMIT = 512
+"""How far drafts run ahead of what is committed: it bounds the blocks (a Verify carries at most
+1024 tokens) and the tree. Beyond it an accepted token is hardly ever found."""
 
 
 class VerificationRule(Enum):
@@ -42,7 +46,7 @@ class DecodingTask:
         lookahead: Draft tokens in one verification, 1 or more.
         rule: How draft tokens are judged.
         dispatch: When they are.
-        draft_window: The most tokens one StartDraft asks for, in [1, 512].
+        draft_window: The most tokens one StartDraft asks for, in [1, SPECULATION_LIMIT].
         broadcast_prefill: Whether DSI sends the prompt to all targets at the start.
     """
 
@@ -59,4 +63,4 @@ class DecodingTask:
         assert self.prompt, "a prompt has a token"
         assert self.max_tokens >= 0
         assert self.lookahead >= 1
-        assert 1 <= self.draft_window <= 512
+        assert 1 <= self.draft_window <= SPECULATION_LIMIT

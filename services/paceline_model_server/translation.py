@@ -136,7 +136,6 @@ def session_grant(grant: SessionGrant) -> session_service_pb2.SessionGrant:
     return session_service_pb2.SessionGrant(
         session_id=grant.session_id,
         lease=duration(grant.lease_seconds),
-        reserved_length=grant.reserved_length,
     )
 
 

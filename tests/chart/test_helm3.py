@@ -1,24 +1,17 @@
 """Helm 3, which many still have, makes the same of the chart: no template needs a newer one."""
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from support.helm import CHART, KUBE_VERSIONS
 from support.manifests import VALUES_FILES, install, load_yaml, values_of
 
-# Where `make chart-test` puts it, if it can be had.
-HELM = Path(os.environ.get("HELM3", "no-helm-3")).absolute()
-
-pytestmark = pytest.mark.skipif(not HELM.exists(), reason="there is no Helm 3 here")
-
 
 @pytest.mark.parametrize("file", VALUES_FILES, ids=lambda file: file.name)
-def test_helm_3_renders_the_same_objects(file):
+def test_helm_3_renders_the_same_objects(file, helm3):
     kube_version = KUBE_VERSIONS[-1]
-    command = [HELM, "template", "demo", CHART, "-n", "serving", "-f", file]
+    command = [helm3, "template", "demo", CHART, "-n", "serving", "-f", file]
     ran = subprocess.run(
         [*command, "--kube-version", kube_version], capture_output=True, text=True, check=True
     )

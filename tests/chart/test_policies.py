@@ -1,17 +1,11 @@
 """What a policy scanner finds, apart from what is on purpose."""
 
 import json
-import os
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from support.helm import render_templates
 from support.manifests import values_of
 
-# Where `make chart-test` puts it, if it can be had.
-CHECKOV = Path(os.environ.get("CHECKOV", "no-checkov")).absolute()
 ON_PURPOSE = {
     "CKV_K8S_8": "the pod of `helm test` ends by itself: nothing is to be restarted",
     "CKV_K8S_9": "the pod of `helm test` serves nobody",
@@ -22,10 +16,8 @@ ON_PURPOSE = {
     "CKV_K8S_43": "whoever installs knows the digests, and can give them",
 }
 
-pytestmark = pytest.mark.skipif(not CHECKOV.exists(), reason="there is no checkov here")
 
-
-def test_a_policy_scanner_finds_what_is_on_purpose_and_nothing_else(tmp_path):
+def test_a_policy_scanner_finds_what_is_on_purpose_and_nothing_else(tmp_path, checkov):
     files = ("empty-values.yaml", "every-model-source-values.yaml", "keda.yaml", "tls.yaml")
     for name in files:
         templates = render_templates(values_of(name))
@@ -33,7 +25,7 @@ def test_a_policy_scanner_finds_what_is_on_purpose_and_nothing_else(tmp_path):
         (tmp_path / name).write_text("\n---\n".join(templates.values()))
     flags = ["--framework=kubernetes", "--skip-download", "--quiet", "--compact", "--output=json"]
     ran = subprocess.run(
-        [CHECKOV, *flags, "--directory", tmp_path], capture_output=True, text=True, timeout=240
+        [checkov, *flags, "--directory", tmp_path], capture_output=True, text=True, timeout=240
     )
     report = json.loads(ran.stdout)
     assert report["summary"]["passed"] > 1000

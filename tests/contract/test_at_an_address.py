@@ -10,7 +10,7 @@ from pathlib import Path
 from support.processes import running
 from support.system import simulated_model
 
-SUITE = Path(__file__).with_name("test_model_servers.py")
+SUITE = Path(__file__).with_name("model_servers")
 
 
 def test_servers_at_an_address_are_held_to_the_contract_and_left_as_they_were():

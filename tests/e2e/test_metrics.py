@@ -9,22 +9,33 @@ import pytest
 
 from paceline import Strategy
 from support.system import simulated_system
+from support.waiting import eventually
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 # What `documented` and `shown` leave out: model servers put it on everything.
 ROLE = "role"
+# Of Kubernetes, which is not here: tests/contract/test_kubernetes_discovery.py sees them count.
+DISCOVERY = {"paceline_discovery_relists_total", "paceline_discovery_failures_total"}
 
 
 @pytest.fixture(scope="module")
 def pages():
-    """What each kind of server shows after requests of every kind."""
+    """What each kind of server shows after requests of every kind, the last without a drafter."""
     with simulated_system(target_count=2).running() as system, system.client() as client:
         for strategy in (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED):
             client.generate("def ", max_tokens=24, strategy=strategy).collect()
+        models = [server.page("/metrics") for server in system.models]
+        system.drafters[0].kill()
+        eventually(lambda: len(_ready(client)) == len(system.targets), what="the drafter is gone")
+        client.generate("def ", max_tokens=4, strategy=Strategy.SPECULATIVE).collect()
         return {
             "orchestrator": [system.orchestrators[0].page("/metrics")],
-            "model server": [server.page("/metrics") for server in system.models],
+            "model server": models,
         }
+
+
+def _ready(client):
+    return [server for server in client.info().servers if server.ready]
 
 
 def documented(who):
@@ -63,6 +74,8 @@ def test_a_metric_has_the_labels_that_the_documentation_says(who, pages):
     for page in pages[who]:
         for name, labels in shown(page).items():
             assert labels in (set(), expected[name]), name
+    fired = {name for page in pages[who] for name, labels in shown(page).items() if labels}
+    assert {name for name, labels in expected.items() if labels} - fired <= DISCOVERY
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,7 @@ def test_a_metric_has_the_labels_that_the_documentation_says(who, pages):
         'paceline_rpc_hop_seconds_count{rpc="Draft"}',
         'paceline_rpc_hop_seconds_count{rpc="Verify"}',
         "paceline_spec_decode_num_accepted_tokens_total",
+        'paceline_fallbacks_total{kind="no_drafter"}',
     ],
 )
 def test_an_orchestrator_measures_what_it_served(sample, pages):

@@ -18,13 +18,13 @@ from support.waiting import eventually
 WORK = {"target": "Verify", "drafter": "Draft"}
 CASES = [
     ("distributed", "target"),
-    ("auto", "drafter"),
     *(
         pytest.param(strategy, role, marks=pytest.mark.long)
         for strategy, role in [
             ("autoregressive", "target"),
             ("speculative", "target"),
             ("auto", "target"),
+            ("auto", "drafter"),
             ("speculative", "drafter"),
             ("distributed", "drafter"),
         ]

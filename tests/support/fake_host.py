@@ -201,7 +201,7 @@ class FakeHost:
             accepted_path=tuple(range(accepted)),
             next_token=self._next(held),
             held_length=len(held),
-            logprobs=(0.0,) * (accepted + 1) if options.logprobs else (),
+            logprobs=self._logprobs(held, accepted + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
         )
 
@@ -285,6 +285,12 @@ class FakeHost:
         if not self._tokens.allows(share, token_count):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
         self._tokens.take(share, token_count)
+
+    def _logprobs(self, held: Sequence[int], count: int) -> tuple[float, ...]:
+        """Return another number for each of the last held tokens, and for the one after them."""
+        text = [*held, self._next(held)]
+        ends = range(len(text) - count + 1, len(text) + 1)
+        return tuple(-1.0 - self._next(text[:end]) for end in ends)
 
     def _next(self, text: Sequence[int]) -> int:
         digest = hashlib.sha256(repr(list(text)).encode()).digest()

@@ -1,25 +1,24 @@
 """Drafters and targets without models: in-process gRPC servers with faults on demand.
 
 The token after a text is a function of the text, and a drafter agrees with it where it is told to.
-Sessions, fencing and errors are as the protos say.
+Limits, sessions, fencing and errors are as the protos say: tests/contract/model_servers holds these
+servers to it, but for the `Capability`s that they leave out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import struct
-import zlib
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline import errors
 from paceline.v1 import (
@@ -28,67 +27,27 @@ from paceline.v1 import (
     model_service_pb2,
     model_service_pb2_grpc,
     proposal_pb2,
-    sampling_pb2,
     session_service_pb2,
     session_service_pb2_grpc,
     target_service_pb2,
     target_service_pb2_grpc,
 )
+from paceline_engine import fields
+from paceline_engine.calls import ModelDescription, SessionGrant, SessionSpec, VerificationRule
+from paceline_engine.latencies import ModelLatencies
+from paceline_model_server import translation
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
+from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, logprob_of, next_token
 from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-__all__ = [
-    "EOS",
-    "VOCABULARY_SIZE",
-    "FakeModelServer",
-    "byte_tokenizer",
-    "continuation",
-    "logprob_of",
-    "next_token",
-    "serving",
-]
+__all__ = ["Capability", "FakeModelServer", "serving"]
 
-# The byte alphabet, and one special token.
-VOCABULARY_SIZE = 257
-EOS = 256
 _CONTEXT_LENGTH = 4096
-
-
-def next_token(text: Sequence[int]) -> int:
-    """Return the target's token after a text: a printable ASCII byte of the byte tokenizer."""
-    recent = struct.pack(f"<{len(text[-4:])}I", *text[-4:])
-    letter = 97 + zlib.crc32(recent, len(text)) % 26
-    return byte_tokenizer().token_to_id(chr(letter))
-
-
-def logprob_of(text: Sequence[int]) -> float:
-    """Return what a target says of a text's last token: another number for each text."""
-    return -1.0 - zlib.crc32(struct.pack(f"<{len(text)}I", *text)) / 2**32
-
-
-def continuation(prompt: Sequence[int], count: int) -> list[int]:
-    """Return what plain decoding generates: the oracle."""
-    text = list(prompt)
-    for _ in range(count):
-        text.append(next_token(text))
-    return text[len(prompt) :]
-
-
-@cache
-def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer whose tokens are single bytes, with `<|end|>` as the special one."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: token_id for token_id, letter in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    return tokenizer
 
 
 @cache
@@ -96,9 +55,21 @@ def _tokenizer_bytes() -> bytes:
     return byte_tokenizer().to_str().encode()
 
 
+class Capability(Enum):
+    """What a drafter or target can do and these fakes leave out, each by design."""
+
+    GUARDED_PARSING = "of a large message nothing is parsed before its session is known"
+    """Their peers are the tests' own."""
+
+
+@cache
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 @dataclass
 class _Session:
-    limit_length: int
+    spec: SessionSpec
     tokens: list[int] = field(default_factory=list)
     sequence: int = 0
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,7 +84,7 @@ class FakeModelServer:
         latency_seconds: What a forward takes.
         agrees: Whether a drafter finds the right token at a position.
         token_after: The model.
-        stalls: Whether a target never answers about a prefix.
+        stalls: Whether it never answers about a prefix; of a drafter, about a text so far.
         eos_ids: Tokens that end a text.
         rules: The verification rules that it says it knows; it decides by equality all the same.
         fingerprint: The model's.
@@ -144,7 +115,7 @@ class FakeModelServer:
     token_after: Callable[[Sequence[int]], int] = next_token
     stalls: Callable[[Sequence[int]], bool] = lambda _: False
     eos_ids: tuple[int, ...] = (EOS,)
-    rules: tuple[int, ...] = (sampling_pb2.VERIFICATION_RULE_EXACT,)
+    rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     fingerprint: str = ""
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     faults: deque[str] = field(default_factory=deque)
@@ -207,18 +178,31 @@ class FakeModelServer:
         """What a forward is said to take."""
         return round(self.latency_seconds * 1e9)
 
-    def info(self) -> model_service_pb2.GetModelInfoResponse:
-        """Return what it says of its model."""
-        return model_service_pb2.GetModelInfoResponse(
-            model_name=f"fake-{self.role}",
+    @property
+    def description(self) -> ModelDescription:
+        """What its model is."""
+        return ModelDescription(
+            name=f"fake-{self.role}",
+            revision="",
             fingerprint=self.fingerprint,
-            tokenizer_fingerprint=hashlib.sha256(self.tokenizer or b"").hexdigest(),
+            tokenizer_fingerprint=_digest(self.tokenizer or b""),
             vocabulary_size=VOCABULARY_SIZE,
             eos_token_ids=self.eos_ids,
             context_length=_CONTEXT_LENGTH,
+            backend="fake",
+            dtype="",
+            device="",
+            layer_count=0,
+            cancels_between_layers=True,
+            shares_forwards=False,
             verification_rules=self.rules,
-            role=model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}"),
         )
+
+    def info(self) -> model_service_pb2.GetModelInfoResponse:
+        """Return what it says of its model."""
+        said = translation.model_info(self.description, latencies=ModelLatencies((), 0, 0))
+        said.role = model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}")
+        return said
 
     async def kill(self) -> None:
         """Vanish: connections break, sessions are lost."""
@@ -251,14 +235,14 @@ class FakeModelServer:
             self.refused += 1
             await self.note()
             raise self.open_error
-        self._expect_model(spec.expected_model_fingerprint)
+        understood = translation.session_spec(spec, model=self.description, owner="")
+        fields.check_spec(understood, self.description)
         self.opened += 1
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
-        self.sessions[session_id] = _Session(spec.limit_length or spec.reserve_length)
-        return session_service_pb2.SessionGrant(
-            session_id=session_id, reserved_length=spec.reserve_length
-        )
+        self.sessions[session_id] = _Session(understood)
+        grant = SessionGrant(session_id, understood.lease_seconds, understood.reserve_length)
+        return translation.session_grant(grant)
 
     def close(self, session_id: str) -> None:
         """Close a session; what runs in it is superseded."""
@@ -288,8 +272,7 @@ class FakeModelServer:
             raise errors.OverloadedError("full", retry_after_seconds=0.01)
         if fault == "fail":
             raise errors.DrainingError("the fault that was asked for")
-        self._expect_model(call.expected_model_fingerprint)
-        session = self._session(call.session_id)
+        session = self._understand(request)
         if fault == "lose_tokens":
             session.tokens = session.tokens[: call.base_length - 1]
         if fault == "tamper" and session.tokens:
@@ -299,10 +282,7 @@ class FakeModelServer:
         session.tokens = base
         self.running += 1
         try:
-            prefix = [*base, *call.token_ids]
-            assert prefix, "an empty prefix"
-            assert len(prefix) <= session.limit_length, "longer than it may grow"
-            session.tokens = prefix if self.role == "drafter" else base
+            session.tokens = [*base, *call.token_ids] if self.role == "drafter" else base
             yield session, fault
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request)
@@ -325,31 +305,56 @@ class FakeModelServer:
         if superseded.is_set():
             raise errors.SupersededError("a newer call came")
         return session_service_pb2.CallTiming(
-            forward_count=1, forward_ns=self.forward_ns or 1000, row_count=1
+            forward_count=1, forward_ns=self.forward_ns or 1000, row_count=rows
         )
+
+    def _understand(self, request: Any) -> _Session:
+        """Find a call's session, and check every field, as servers do before anything else."""
+        model = self.description
+        size = model.vocabulary_size
+        if self.role == "drafter":
+            call, max_tokens, chunk_tokens = translation.draft_request(
+                request, model=model, caller=""
+            )
+            session = self._session(call.session_id)
+            limit_length = session.spec.longest_length
+            fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
+            fields.check_window(
+                call, max_tokens=max_tokens, chunk_tokens=chunk_tokens, limit_length=limit_length
+            )
+            return session
+        call, proposal, options = translation.verify_request(request, model=model, caller="")
+        session = self._session(call.session_id)
+        spec = session.spec
+        fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
+        fields.check_proposal(call, proposal, options=options, spec=spec, vocabulary_size=size)
+        if proposal.distributions:
+            fields.check_distributions(proposal, vocabulary_size=size)
+        return session
+
+    def draft_after(self, text: Sequence[int]) -> int:
+        """Return a drafter's token after a text, which is wrong where it does not agree."""
+        token_id = self.token_after(text)
+        return token_id if self.agrees(len(text)) else (token_id + 1) % EOS
 
     def _fence(self, session: _Session, call: session_service_pb2.SessionCall) -> None:
         if call.sequence <= session.sequence:
             raise errors.StaleCallError("a newer call came first")
+        session.sequence = call.sequence
+        session.superseded.set()
+        session.superseded = asyncio.Event()
         if call.base_length > len(session.tokens):
             raise errors.PrefixNotHeldError(
                 "too short", metadata={"held_length": str(len(session.tokens))}
             )
-        digest = prefix_digest(session.tokens[: call.base_length])
-        if call.base_length and digest != call.base_digest:
+        session.tokens = session.tokens[: call.base_length]
+        if call.base_length and prefix_digest(session.tokens) != call.base_digest:
             raise errors.PrefixMismatchError("other tokens are held")
-        session.sequence = call.sequence
-        session.superseded.set()
-        session.superseded = asyncio.Event()
 
     def _session(self, session_id: str) -> _Session:
         if session_id not in self.sessions:
             raise errors.SessionNotFoundError("no such session")
         return self.sessions[session_id]
-
-    def _expect_model(self, fingerprint: str) -> None:
-        if fingerprint != self.fingerprint:
-            raise errors.ModelMismatchError("another model")
 
 
 class _Model(model_service_pb2_grpc.ModelServiceServicer):
@@ -367,7 +372,7 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
             raise errors.UnsupportedError("no tokenizer")
         half = len(self._fake.tokenizer) // 2
         yield model_service_pb2.GetTokenizerResponse(
-            tokenizer_fingerprint=hashlib.sha256(self._fake.tokenizer).hexdigest(),
+            tokenizer_fingerprint=_digest(self._fake.tokenizer),
             total_bytes=len(self._fake.tokenizer),
             data=self._fake.tokenizer[:half],
         )
@@ -384,7 +389,10 @@ class _Sessions(session_service_pb2_grpc.SessionServiceServicer):
 
     async def RenewSession(self, request, context):  # noqa: N802
         live_sequence = self._fake.renew(request.session_id)
-        return session_service_pb2.RenewSessionResponse(live_sequence=live_sequence)
+        lease_seconds = self._fake.sessions[request.session_id].spec.lease_seconds
+        return session_service_pb2.RenewSessionResponse(
+            lease=translation.duration(lease_seconds), live_sequence=live_sequence
+        )
 
     async def CloseSession(self, request, context):  # noqa: N802
         self._fake.close(request.session_id)
@@ -447,25 +455,33 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
         fake = self._fake
         try:
             with fake.call(request) as (session, fault):
-                superseded = session.superseded
-                for count in range(request.max_tokens):
-                    rows = 1 if count else max(1, len(request.call.token_ids))
-                    timing = await fake.forward(superseded, fault, rows=rows)
+                superseded, text = session.superseded, list(session.tokens)
+                left, rows = request.max_tokens, max(1, len(request.call.token_ids))
+                while left:
+                    start_length, timing = len(text), session_service_pb2.CallTiming()
+                    for _ in range(min(left, request.chunk_tokens or 1)):
+                        how = "hang" if fake.stalls(text) else fault
+                        _add(await fake.forward(superseded, how, rows=rows), to=timing)
+                        text.append(fake.draft_after(text))
+                        left, rows = left - 1, 1
                     await fake.answers.wait()
-                    token_id = fake.token_after(session.tokens)
-                    if not fake.agrees(len(session.tokens)):
-                        token_id = (token_id + 1) % EOS
-                    session.tokens.append(token_id)
                     response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
-                        start_length=len(session.tokens) - (fault != "wrong_answer"),
-                        proposal=proposal_pb2.Proposal(token_ids=[token_id]),
+                        start_length=start_length + (fault == "wrong_answer"),
+                        proposal=proposal_pb2.Proposal(token_ids=text[start_length:]),
                         timing=timing,
                     )
+                    if not superseded.is_set():
+                        session.tokens = list(text)
                     fake.distort(response)
                     yield response
         finally:
             await fake.note()
+
+
+def _add(took: session_service_pb2.CallTiming, *, to: session_service_pb2.CallTiming) -> None:
+    for part in ("queue_ns", "forward_ns", "forward_count", "row_count"):
+        setattr(to, part, getattr(to, part) + getattr(took, part))
 
 
 @asynccontextmanager

@@ -16,16 +16,41 @@ from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.lifecycle import ServerProcess
-from support.fake_models import FakeModelServer, byte_tokenizer, serving
+from support.fake_models import FakeModelServer, serving
+from support.fake_text import byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from paceline_orchestrator.fleet.discovery import Discovery
 
-__all__ = ["Received", "System", "not_yet_begun", "orchestrating"]
+__all__ = [
+    "PROMPT",
+    "STRATEGIES",
+    "Received",
+    "System",
+    "a_drafter",
+    "not_yet_begun",
+    "orchestrating",
+    "targets",
+]
 
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
+STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
+_STEP_SECONDS = 0.002
+
+
+def a_drafter(**settings: Any) -> FakeModelServer:
+    """Return one that is four times as fast as a target, and wrong at every fifth position."""
+    settings.setdefault("latency_seconds", _STEP_SECONDS / 4)
+    settings.setdefault("agrees", lambda position: position % 5 != 0)
+    return FakeModelServer("drafter", **settings)
+
+
+def targets(count: int, **settings: Any) -> list[FakeModelServer]:
+    """Return so many that take 2 ms for a forward."""
+    settings.setdefault("latency_seconds", _STEP_SECONDS)
+    return [FakeModelServer("target", **settings) for _ in range(count)]
 
 
 @dataclass

@@ -33,6 +33,8 @@ __all__ = ["RUN_VARIABLE", "ServerProcess", "leftovers", "running"]
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
 _PORTS = range(20_000, 32_000)
+# gRPC would try again after 1 s, and then later and later.
+_EAGER = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50))
 _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
 
 
@@ -222,7 +224,7 @@ def leftovers() -> Sequence[str]:
 
 def _is_serving(address: str) -> bool:
     serving = health_pb2.HealthCheckResponse.SERVING
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=_EAGER) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=2.0)

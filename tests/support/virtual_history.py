@@ -268,7 +268,7 @@ class History:
         if took.cancelled_rpc_count > early + unsent:
             yield f"request {number}: {took.cancelled_rpc_count} calls cancelled, and not {early}"
         drafts = [it for it in work if it.method == "Draft"]
-        most = sum(len(it.messages) for it in drafts)
+        most = sum(_forwards(message) for it in drafts for _, message in it.messages)
         least = sum(_surely_counted(it) for it in drafts if it.end == "answered")
         if not least <= took.drafter_forward_count <= most:
             yield (
@@ -406,9 +406,13 @@ def _was_dropped(call: CallRecord) -> bool:
 
 
 def _surely_counted(draft: CallRecord) -> int:
-    """Count its messages, but for those that may have come after it was withdrawn."""
+    """Count its messages' forwards, but for those that may have come after it was withdrawn."""
     until = (draft.ended_at or 0.0) - COURTESY_SECONDS - INSTANT
-    return sum(at < until for at, _ in draft.messages)
+    return sum(_forwards(message) for at, message in draft.messages if at < until)
+
+
+def _forwards(message: Any) -> int:
+    return int(message.timing.forward_count)
 
 
 def _asks_the_same(older: CallRecord, newer: CallRecord) -> bool:

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from paceline import errors
-from support.fake_models import EOS, next_token
+from support.fake_text import EOS, next_token
 from support.orchestrating import PROMPT
 from support.virtual_history import History
 from support.virtual_servers import drafters, targets

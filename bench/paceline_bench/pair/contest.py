@@ -102,7 +102,7 @@ class Contestant:
 
     Attributes:
         group: Who decodes.
-        method: How.
+        method: The decoding method.
         name: Told within its group.
         run: Decodes a prompt.
         lookahead: The one that is asked for, if any.

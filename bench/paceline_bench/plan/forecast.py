@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.protocol_runs import (
     Batch,
     Setup,
@@ -37,7 +38,6 @@ from paceline_bench.recurrences import (
 )
 from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
-    MAX_LOOKAHEAD,
     needed_target_count,
     pays_to_broadcast,
     smallest_lookahead,
@@ -61,7 +61,7 @@ class Forecast:
     """What one strategy would take.
 
     Attributes:
-        strategy: Which.
+        strategy: The method whose forecast this is.
         target_count: Targets at work.
         lookahead: The best one; 0 for plain decoding.
         times_ns: Of each generation, without its luck; those of equal place have equal draws.
@@ -211,7 +211,7 @@ class _Speculative:
     choice_tokens = sys.maxsize
 
     def lookaheads(self, job: ForecastJob) -> Sequence[int]:
-        return range(1, min(job.token_count, MAX_LOOKAHEAD) + 1)
+        return range(1, min(job.token_count, MOST_LOOKAHEAD) + 1)
 
     def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
         drafts, rounds = expected_speculative_forwards(
@@ -248,7 +248,7 @@ class _Distributed:
         feasible = smallest_lookahead(
             _verification_ns(job.node), drafter_ns, target_count=job.target_count
         )
-        return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MAX_LOOKAHEAD)]
+        return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MOST_LOOKAHEAD)]
 
     def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
         rate = np.array([job.node.acceptance_rate])

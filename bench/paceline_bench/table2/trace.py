@@ -72,7 +72,7 @@ class _Call:
     """A call as the orchestrator saw it, with the server's record of it.
 
     Attributes:
-        server: Where.
+        server: The server that was called.
         is_draft: Else it is a verification.
         start_ns: Of the call.
         answers: When each answer came, and how many forwards it took until then.

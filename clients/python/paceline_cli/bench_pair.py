@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_TARGETS
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.contest import (
     Rules,
@@ -134,7 +135,7 @@ class PairSettings(_Models):
     lookaheads: _Lookaheads = Field(
         "2,4,8", validate_default=True, description="lookaheads to compare with"
     )
-    targets: int = Field(2, ge=1, le=64, description="target processes of the services")
+    targets: int = Field(2, ge=1, le=MOST_TARGETS, description="target processes of the services")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.node import TABLE2
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2 import measurement as table2
@@ -45,7 +46,6 @@ paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
 paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5 --json grid.json --chart grid.svg
 """
-_MOST_LOOKAHEAD = 64
 _ROWS = {row.name: row for row in TABLE2}
 _NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads")
 
@@ -67,7 +67,7 @@ def _check_grid(size: int) -> int:
     return size
 
 
-_Lookaheads = Annotated[tuple[int, ...], numbers_to(_MOST_LOOKAHEAD)]
+_Lookaheads = Annotated[tuple[int, ...], numbers_to(MOST_LOOKAHEAD)]
 
 
 class Table2Settings(Settings):

@@ -16,6 +16,7 @@ from rich.console import Console
 from paceline import AsyncClient
 from paceline.channel import open_async_channel
 from paceline.errors import InvalidFieldError, LoadingError, UnsupportedError
+from paceline.limits import MOST_TARGETS
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
 from paceline.v1.model_service_pb2 import (
@@ -65,7 +66,10 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
     target: str = Field("", description="directory or hub id of the large model, or HOST:PORT")
     targets: int = Field(
-        1, ge=1, le=64, description="copies of the target to start; DSI gains from two or more"
+        1,
+        ge=1,
+        le=MOST_TARGETS,
+        description="copies of the target to start; DSI gains from two or more",
     )
     prompts: Path | None = Field(None, description="file with one prompt a line; else some of ours")
     max_tokens: int = Field(48, ge=2, description="tokens of each completion")

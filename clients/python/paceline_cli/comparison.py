@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_cli.screen import table
+from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STRATEGIES", "Comparison", "compare"]
 
-STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
+STRATEGIES = tuple(Strategy(strategy.value) for strategy in METHODS)
 _HEADINGS = ("", "TTFT ms", "tokens/s", "forwards", "acceptance", "speed-up", "output")
 
 

@@ -28,13 +28,10 @@ __all__ = ["STRATEGIES", "GenerateSettings", "main"]
 
 # The papers' words are understood, too.
 STRATEGIES = {
-    "auto": Strategy.AUTO,
-    "autoregressive": Strategy.AUTOREGRESSIVE,
-    "non-si": Strategy.AUTOREGRESSIVE,
-    "speculative": Strategy.SPECULATIVE,
-    "si": Strategy.SPECULATIVE,
-    "distributed": Strategy.DISTRIBUTED,
-    "dsi": Strategy.DISTRIBUTED,
+    word: strategy
+    for strategy in Strategy
+    if strategy is not Strategy.UNKNOWN
+    for word in (strategy.value, strategy.abbreviation.lower())
 }
 
 _EXAMPLES = """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 from rich.console import Console
 
+from paceline.limits import MOST_TARGETS
 from paceline_bench.parallel import compute_all
 from paceline_bench.report import write_json
 from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
@@ -59,7 +60,7 @@ class SimulateSettings(Settings):
         100, ge=2, le=1000, description="tokens of a generation; time grows with their square"
     )
     repeats: int = Field(5, ge=1, le=1000, description="generations in each cell")
-    targets: int = Field(7, ge=1, le=64, description="targets of DSI: its SP degree")
+    targets: int = Field(7, ge=1, le=MOST_TARGETS, description="targets of DSI: its SP degree")
     dispatch: Literal["blocks", "work_conserving"] = Field(
         "blocks",
         description="blocks of exactly the lookahead, as in the paper, or as Paceline serves: a"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from paceline.errors import InternalError
+from paceline.limits import MOST_TARGETS
 from paceline_cli.bundled import find_models
 from paceline_cli.local_models import LocalModelSettings, flags
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
@@ -42,7 +43,7 @@ class UpSettings(LocalModelSettings):
     Each is a process of its own; none is left behind. If one of them ends, all do.
     """
 
-    targets: int = Field(2, ge=1, le=64, description="targets to run")
+    targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
     drafters: int = Field(1, ge=0, le=8, description="drafters to run")
     target_model: str | None = Field(
         None, description="directory or hub id of the large model; else the bundled one"

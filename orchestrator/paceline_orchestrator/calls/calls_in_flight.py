@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
+from paceline.limits import MOST_CHUNK_TOKENS
 from paceline_protocol.messages import (
     BlockVerified,
     DraftEnded,
@@ -37,7 +38,6 @@ COURTESY_SECONDS = 0.002
 
 # A server whose calls wait longer than this has a queue.
 _QUEUEING_NS = 1_000_000
-_MAX_CHUNK_TOKENS = 64  # as in DraftRequest.chunk_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class CallsInFlight:
         sent = session.draft(
             call.prefix,
             max_tokens=call.max_tokens,
-            chunk_tokens=min(call.chunk_tokens, _MAX_CHUNK_TOKENS),
+            chunk_tokens=min(call.chunk_tokens, MOST_CHUNK_TOKENS),
             final_length=self._ledger.final_length,
             report=report,
         )

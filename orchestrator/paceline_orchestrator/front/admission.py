@@ -15,10 +15,10 @@ from paceline.errors import (
     InvalidFieldError,
     UnsupportedError,
 )
+from paceline.limits import MOST_DRAFTERS, MOST_LOOKAHEAD, MOST_TARGETS
 from paceline.names import NAME_RULE, is_name
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
-from paceline_orchestrator.front.order import MOST_TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +78,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("strategy", "is unknown", lambda it: it.strategy in pb.Strategy.values()),
     (
         "lookahead",
-        "must be in [1, 64]",
-        lambda it: not it.HasField("lookahead") or 1 <= it.lookahead <= 64,
+        f"must be in [1, {MOST_LOOKAHEAD}]",
+        lambda it: not it.HasField("lookahead") or 1 <= it.lookahead <= MOST_LOOKAHEAD,
     ),
     (
         "target_count",
@@ -88,8 +88,8 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ),
     (
         "drafter_count",
-        "must be in [1, 8]",
-        lambda it: not it.HasField("drafter_count") or 1 <= it.drafter_count <= 8,
+        f"must be in [1, {MOST_DRAFTERS}]",
+        lambda it: not it.HasField("drafter_count") or 1 <= it.drafter_count <= MOST_DRAFTERS,
     ),
     (
         "verification_rule",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.planning.growth import Growth
 from paceline_protocol.methods import METHODS
@@ -17,14 +18,11 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
 
-__all__ = ["MOST_TARGETS", "Options", "Order"]
+__all__ = ["Options", "Order"]
 
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
 _RESERVED_AHEAD = 256
-
-MOST_TARGETS = 64
-"""As in GenerateRequest.target_count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

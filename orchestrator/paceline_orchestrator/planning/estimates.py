@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_protocol.methods import METHODS, Strategy
 
 __all__ = [
     "LOOKAHEADS",
-    "MAX_LOOKAHEAD",
     "Measurements",
     "Option",
     "affordable_lookahead",
@@ -42,10 +42,7 @@ __all__ = [
     "speculative",
 ]
 
-MAX_LOOKAHEAD = 64
-"""As in GenerateRequest.lookahead."""
-
-LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""
 
 # From here on the prompt goes to all targets at once: waiting for a cold target in the middle of a
@@ -174,7 +171,7 @@ def _sustainable_lookaheads(measurements: Measurements) -> list[int]:
     everybody = measurements.request_count / measurements.drafter_count
     return [1] + [
         lookahead
-        for lookahead in range(2, MAX_LOOKAHEAD + 1)
+        for lookahead in range(2, MOST_LOOKAHEAD + 1)
         if _keeps_up(measurements, lookahead, drafting=everybody)
     ]
 
@@ -249,7 +246,7 @@ def affordable_lookahead(measurements: Measurements) -> int:
     """
     drafters = min(measurements.drafter_count, measurements.request_count)
     dispatching_ns = _DISPATCH_PARTS * drafters * measurements.dispatch_ns
-    return min(max(1, _ceil_div(dispatching_ns, measurements.drafter_step_ns)), MAX_LOOKAHEAD)
+    return min(max(1, _ceil_div(dispatching_ns, measurements.drafter_step_ns)), MOST_LOOKAHEAD)
 
 
 def _ceil_div(numerator: int, denominator: int) -> int:

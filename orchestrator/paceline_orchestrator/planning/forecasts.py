@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.estimates import (
-    MAX_LOOKAHEAD,
     Option,
     affordable_lookahead,
     distributed_token_ns,
@@ -56,7 +56,7 @@ def _distributed(case: Case) -> Option:
     rehearsed = case.rehearsals.times(measurements, case.target_count)
     if lookahead is None:
         lookahead = _longest_of_the_best(rehearsed, at_least=affordable)
-    lookahead = lookahead or min(max(feasible, affordable), MAX_LOOKAHEAD)
+    lookahead = lookahead or min(max(feasible, affordable), MOST_LOOKAHEAD)
     needed = needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
     if lookahead in rehearsed:
         token_ns = min(rehearsed[lookahead], target_ns)

@@ -113,7 +113,7 @@ class Planner:
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
         What fails is forgotten, and simulated again when it is next asked for.
         """
-        self._rehearsals.hold()
+        self._rehearsals.rehearse_missing()
 
 
 def _plan(option: Option, measurements: Measurements, *, others: Sequence[Option]) -> Plan:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
-    MAX_LOOKAHEAD,
     Measurements,
     on_its_part,
     smallest_lookahead,
@@ -104,7 +104,8 @@ class Rehearsals:
     """What was rehearsed lately, and what is still to be.
 
     Concurrency:
-        `hold` computes for long, on a worker thread; all else is cheap, and may run meanwhile.
+        `rehearse_missing` computes for long, on a worker thread; all else is cheap, and may run
+        meanwhile.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class Rehearsals:
         A setting is only near to what was measured; SI, in closed form in both, tells how near.
         """
         setting = _setting(measurements, target_count)
-        with suppress(KeyError):  # unknown, or `hold` has dropped it just now
+        with suppress(KeyError):  # unknown, or `rehearse_missing` has dropped it just now
             self._held.move_to_end(setting)
         rehearsed = self._held.get(setting, {})
         rate = measurements.acceptance_rate
@@ -138,7 +139,7 @@ class Rehearsals:
         if not is_known and setting.drafter_step <= VERIFICATION:
             self._missing.append(setting)
 
-    def hold(self) -> None:
+    def rehearse_missing(self) -> None:
         """Rehearse what was asked for.
 
         What fails is forgotten, and rehearsed again when it is next asked for.
@@ -189,7 +190,7 @@ def _lookaheads(setting: Setting) -> list[int]:
     feasible = smallest_lookahead(VERIFICATION, step, target_count=targets)
     longest = smallest_lookahead(VERIFICATION, step, target_count=1)
     shorter = (each for each in LOOKAHEADS if each < longest)
-    return sorted({*shorter, min(feasible, MAX_LOOKAHEAD), min(longest, MAX_LOOKAHEAD)})
+    return sorted({*shorter, min(feasible, MOST_LOOKAHEAD), min(longest, MOST_LOOKAHEAD)})
 
 
 def _rounded(ratio: float, steps: int) -> int:

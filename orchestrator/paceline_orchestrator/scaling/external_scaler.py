@@ -47,7 +47,7 @@ class ExternalScaler(ExternalScalerServicer):
     """Answers KEDA, and other orchestrators.
 
     Args:
-        autoscaler: Knows.
+        autoscaler: Works out what is wanted, for all replicas and for this one.
     """
 
     def __init__(self, autoscaler: Autoscaler) -> None:
@@ -127,7 +127,7 @@ class ScalerServer:
     With the certificate and the peers' roles of the orchestrator itself.
 
     Args:
-        autoscaler: Knows.
+        autoscaler: What the served `ExternalScaler` answers from.
         settings: Where, and with which certificate.
 
     Attributes:

@@ -32,4 +32,5 @@ def fake():
     yield orchestrator
     loop.call_soon_threadsafe(end.set)
     thread.join(10)
+    assert not thread.is_alive()
     loop.close()

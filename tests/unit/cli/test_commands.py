@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from typing import get_args
 
 import pytest
 
 from paceline import ServerInfo, SystemInfo, errors
 from paceline_cli import info
 from paceline_cli.__main__ import main
+from paceline_cli.generate import STRATEGIES, GenerateSettings
 from paceline_cli.up import UpSettings, _config, _local_address
 from support.fake_models import FakeModelServer, serving
 from support.fake_orchestrator import Leg
@@ -145,6 +147,10 @@ def test_generate_reads_the_prompt_from_a_file(capsys, fake, tmp_path):
     (tmp_path / "prompt.py").write_text("def f():\n")
     run(capsys, "generate", "--file", str(tmp_path / "prompt.py"), "--address", fake.address)
     assert fake.requests[0].text == "def f():\n"
+
+
+def test_every_word_for_a_strategy_is_a_choice_and_no_other():
+    assert get_args(GenerateSettings.model_fields["strategy"].annotation) == tuple(STRATEGIES)
 
 
 @pytest.mark.parametrize(

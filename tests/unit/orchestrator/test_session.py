@@ -19,7 +19,8 @@ from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
-from support.fake_models import VOCABULARY_SIZE, FakeModelServer, continuation, serving
+from support.fake_models import FakeModelServer, serving
+from support.fake_text import VOCABULARY_SIZE, continuation
 
 TEXT = (1, 2, 3, 4)
 

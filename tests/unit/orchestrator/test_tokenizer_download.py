@@ -11,7 +11,7 @@ from paceline.errors import InternalError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_orchestrator.fleet import wire
 from paceline_orchestrator.front.tokenizer import Codecs
-from support.fake_models import byte_tokenizer
+from support.fake_text import byte_tokenizer
 
 TOKENIZER = byte_tokenizer().to_str().encode()
 

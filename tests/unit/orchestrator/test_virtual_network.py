@@ -17,7 +17,8 @@ from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import answer, health_changes
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
-from support.fake_models import FakeModelServer, continuation, serving
+from support.fake_models import FakeModelServer, serving
+from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_network import VirtualChannel
 from support.virtual_servers import VirtualServer

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_models import continuation
+from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
 from support.virtual_system import VirtualDiscovery, now, virtual_system

@@ -237,27 +237,23 @@ class SessionGrant(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
-    RESERVED_LENGTH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The handle: unguessable, valid at the server process that issued it and nowhere else. Where
     callers show certificates it is valid for the identity that opened the session.
     """
-    reserved_length: _builtins.int
-    """Tokens reserved."""
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """The lease granted."""
+        """The lease granted: within it a session that has no call wants to be renewed."""
 
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
-        reserved_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "reserved_length", b"reserved_length", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

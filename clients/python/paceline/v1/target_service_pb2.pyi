@@ -80,7 +80,9 @@ class VerifyResponse(_message.Message):
     next_token_id: _builtins.int
     """The target's token after the accepted ones: a correction if more was proposed."""
     held_length: _builtins.int
-    """How many tokens the session holds now."""
+    """How many tokens the session holds now, and so the largest base_length of its next call: those
+    of the prefix and the accepted ones.
+    """
     @_builtins.property
     def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Which of the proposal's tokens are accepted: indices, root first. Of a chain, 0 to n - 1."""

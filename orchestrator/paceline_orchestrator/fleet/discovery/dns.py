@@ -70,7 +70,7 @@ class DnsDiscovery:
     """Looks up some Services again and again.
 
     Args:
-        services: Which.
+        services: The headless Services to look up.
         metrics: Told of what happens.
         look_up: Returns a name's addresses.
         sleep: Waits for the next time.

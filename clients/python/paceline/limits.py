@@ -1,0 +1,17 @@
+"""Limits of the protos' fields that more than one package has to know."""
+
+from __future__ import annotations
+
+__all__ = ["MOST_CHUNK_TOKENS", "MOST_DRAFTERS", "MOST_LOOKAHEAD", "MOST_TARGETS"]
+
+MOST_LOOKAHEAD = 64
+"""GenerateRequest.lookahead."""
+
+MOST_TARGETS = 64
+"""GenerateRequest.target_count."""
+
+MOST_DRAFTERS = 8
+"""GenerateRequest.drafter_count."""
+
+MOST_CHUNK_TOKENS = 64
+"""DraftRequest.chunk_tokens."""

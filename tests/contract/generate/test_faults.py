@@ -1,0 +1,174 @@
+"""Faults of model servers cost time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_models import FakeModelServer
+from support.fake_text import EOS, continuation, next_token
+from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("lose_session", "session_lost"),
+        ("lose_tokens", "prefix_resent"),
+        ("tamper", "prefix_resent"),
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_a_server_forgets_is_sent_again(strategy, fault, kind):
+    drafter, target = a_drafter(), targets(1)[0]
+    async with orchestrating(drafters=[drafter], targets=[target]) as system:
+        target.faults.extend(["", "", fault, "", fault])
+        drafter.faults.extend(["", fault])
+        received = await system.generate(strategy=strategy, lookahead=2)
+        assert received.token_ids == continuation(PROMPT, 24)
+        assert received.fallbacks[kind] >= 2
+        await system.settled()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_target_that_vanishes_is_replaced(strategy):
+    async with orchestrating(drafters=[a_drafter()], targets=targets(3)) as system:
+        call = system.call(strategy=strategy, lookahead=2, target_count=2)
+        token_ids = []
+        async for message in call:
+            token_ids += message.chunk.token_ids
+            if len(token_ids) == 5:
+                victim = max(system.targets, key=lambda it: len(it.calls))
+                await victim.kill()
+                token_ids.append(-1)
+        token_ids.remove(-1)
+        assert token_ids == continuation(PROMPT, 24)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+async def test_a_drafter_that_vanishes_is_done_without(strategy):
+    drafter = a_drafter()
+    async with orchestrating(drafters=[drafter], targets=targets(2)) as system:
+        drafter.faults.extend(["", "hang"])
+        call = asyncio.create_task(system.generate(strategy=strategy, lookahead=2))
+        await drafter.until(lambda it: len(it.calls) >= 2)
+        await drafter.kill()
+        received = await call
+        assert received.token_ids == continuation(PROMPT, 24)
+        assert received.fallbacks["no_drafter"]
+        assert received.fallbacks.keys() <= {"drafter_lost", "deadline", "no_drafter"}
+
+
+async def test_a_target_that_hangs_is_given_up_at_its_deadline():
+    async with orchestrating(targets=targets(2)) as system:
+        for target in system.targets:
+            target.faults.extend(["", "", "hang"])
+        received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=6)
+        assert received.token_ids == continuation(PROMPT, 6)
+        assert received.fallbacks["deadline"] >= 1
+
+
+@pytest.mark.parametrize("ends_by", ["deadline", "cancel"])
+async def test_requests_that_end_early_do_not_hide_that_a_target_is_silent(ends_by, monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.calls.deadline._UNKNOWN_SECONDS", 0.5)
+    async with orchestrating(targets=targets(1, stalls=lambda _: True)) as system:
+        for _ in range(20):
+            calls_before = len(system.targets[0].calls)
+            call = asyncio.create_task(
+                system.generate(timeout=0.2 if ends_by == "deadline" else 20)
+            )
+            await system.targets[0].until(lambda it, n=calls_before: len(it.calls) > n)
+            if ends_by == "cancel":
+                await asyncio.wait((call,), timeout=0.2)
+                call.cancel()
+            await asyncio.wait((call,))
+            (server,) = (await system.stub.GetSystemInfo(pb.GetSystemInfoRequest())).servers
+            if server.status == "SILENT":
+                break
+        assert server.status == "SILENT"
+
+
+async def test_a_target_that_answers_nonsense_is_not_believed():
+    async with orchestrating(targets=targets(2)) as system:
+        system.targets[0].faults.extend(["", "wrong_answer"])
+        system.targets[1].faults.extend(["", "wrong_answer"])
+        received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=6)
+        assert received.token_ids == continuation(PROMPT, 6)
+        assert received.fallbacks["target_lost"] >= 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_target_whose_session_does_not_open_holds_up_nothing(strategy, monkeypatch):
+    monkeypatch.setattr(random, "random", lambda: 0.0)  # alike: the first one is asked first
+    hung, well = targets(2)
+    hung.opens.clear()
+    async with orchestrating(drafters=[a_drafter()], targets=[hung, well]) as system:
+        received = await system.generate(strategy=strategy, max_tokens=6)
+        assert received.token_ids == continuation(PROMPT, 6)
+        assert not hung.calls
+        hung.opens.set()
+        await system.settled()
+
+
+async def test_an_overloaded_target_is_asked_again():
+    async with orchestrating(targets=targets(1)) as system:
+        system.targets[0].faults.extend(["", "overload"])
+        received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=6)
+        assert received.token_ids == continuation(PROMPT, 6)
+        assert received.fallbacks == {"session_refused": 1}
+
+
+async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
+    """Before its first token, and after it: either way as soon, and with the same time to wait."""
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.RETRY_SECONDS", 7.0)
+    target = targets(1)[0]
+    async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
+        target.faults.extend(["", "", "hang"])
+        sooner_than_usual = {"timeout": 4.5}
+        call = asyncio.create_task(
+            system.generate(strategy=pb.STRATEGY_DISTRIBUTED, **sooner_than_usual)
+        )
+        await target.until(lambda it: len(it.calls) >= 3)
+        await target.kill()
+        with pytest.raises(errors.NoTargetError) as after:
+            await call
+        await system.drafters[0].until(lambda it: not it.sessions and not it.running)
+        with pytest.raises(errors.NoTargetError) as before:
+            await system.generate(**sooner_than_usual)
+        assert after.value.retry_after_seconds == before.value.retry_after_seconds == 7.0
+
+
+async def test_a_target_that_comes_back_in_time_goes_on():
+    target = targets(1)[0]
+    async with orchestrating(targets=[target]) as system:
+        target.faults.extend(["", "", "hang"])
+        call = asyncio.create_task(system.generate(max_tokens=6))
+        await target.until(lambda it: len(it.calls) >= 3)
+        await target.kill()
+        await target.start()
+        received = await call
+        assert received.token_ids == continuation(PROMPT, 6)
+        # Once more where it is asked for a session before its port is open again.
+        assert received.fallbacks.keys() == {"target_lost"}
+
+
+async def test_a_target_with_another_model_never_takes_over(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.05)
+    first = targets(1)[0]
+    other = FakeModelServer(
+        "target", fingerprint="other", token_after=lambda text: (next_token(text) + 1) % EOS
+    )
+    async with orchestrating(targets=[first, other]) as system:
+        used = first if (await system.generate()).started.model_fingerprint != "other" else other
+        used.faults.extend(["", "", "hang"])
+        call = asyncio.create_task(system.generate())
+        await used.until(lambda it: it.faults == type(it.faults)())
+        await used.until(lambda it: it.running == 1)
+        await used.kill()
+        with pytest.raises(errors.NoTargetError):
+            await call

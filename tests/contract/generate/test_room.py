@@ -1,0 +1,129 @@
+"""Room: what requests ask for, what happens where there is none, and who may have how much."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import pytest
+
+from paceline import errors
+from paceline.status import decode
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_models import FakeModelServer
+from support.fake_text import continuation
+from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+
+
+async def test_a_target_without_room_is_passed_over(monkeypatch):
+    monkeypatch.setattr(random, "random", lambda: 0.0)  # alike: the first one is asked first
+    full, free = targets(2)
+    full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=30)
+    async with orchestrating(targets=[full, free]) as system:
+        received = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=6)
+        assert received.token_ids == continuation(PROMPT, 6)
+        assert received.fallbacks == {"session_refused": 1}
+
+
+async def test_a_request_that_finds_no_room_ends_in_time_and_says_when_to_come_again(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        for target in system.targets:
+            target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
+        for strategy in STRATEGIES:
+            with pytest.raises(errors.OverloadedError, match="full") as caught:
+                await system.generate(strategy=strategy)
+            assert caught.value.retry_after_seconds
+        await system.settled()
+        assert not any(target.calls for target in system.targets)
+
+
+async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.3)
+    async with orchestrating(targets=targets(2)) as system:
+        for target in system.targets:
+            target.faults.extend(["overload"] * 1000)
+        with pytest.raises(errors.OverloadedError, match="full"):
+            await system.generate()
+
+
+async def test_a_target_at_work_is_waited_for_while_another_has_no_room(
+    monkeypatch,
+):
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.1)
+    slow, full = targets(2)
+    slow.latency_seconds = 1.0
+    full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
+    async with orchestrating(drafters=[a_drafter()], targets=[slow, full]) as system:
+        received = await system.generate(strategy=pb.STRATEGY_DISTRIBUTED, max_tokens=2)
+        assert received.token_ids == continuation(PROMPT, 2)
+        assert full.refused > 3
+
+
+async def test_a_request_that_finds_room_within_its_patience_is_served():
+    async with orchestrating(targets=targets(1)) as system:
+        (target,) = system.targets
+        target.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
+        call = asyncio.create_task(system.generate(max_tokens=6))
+        await target.until(lambda it: it.refused >= 3)
+        target.open_error = None
+        assert (await call).token_ids == continuation(PROMPT, 6)
+
+
+async def test_a_session_reserves_in_steps_and_says_how_far_it_may_grow():
+    async with orchestrating(targets=targets(1)) as system:
+        call = system.call(max_tokens=2000)
+        await system.targets[0].until(lambda it: it.calls)
+        call.cancel()
+        await system.settled()
+        (spec,) = system.targets[0].specs
+        assert spec.limit_length == len(PROMPT) + 2000
+        assert len(PROMPT) < spec.reserve_length < len(PROMPT) + 1000
+        assert spec.share
+
+
+async def test_more_requests_than_allowed_are_refused_at_once():
+    target = targets(1)[0]
+    async with orchestrating(targets=[target], request_limit=1) as system:
+        target.faults.extend(["", "hang"])
+        first = system.call()
+        await target.until(lambda it: len(it.calls) >= 2)
+        with pytest.raises(errors.OverloadedError) as caught:
+            await system.generate()
+        assert caught.value.retry_after_seconds
+        first.cancel()
+        await system.settled()
+        assert (await system.generate(max_tokens=1)).token_ids
+
+
+async def test_one_client_cannot_take_all_requests_there_may_be():
+    """Two addresses of this machine are two clients."""
+    target = FakeModelServer("target", stalls=lambda _: True)
+    async with orchestrating(
+        targets=[target], request_limit=10, listen="[::]:0", insecure=True
+    ) as system:
+        port = system.address.rpartition(":")[2]
+        async with (
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as greedy,
+            grpc.aio.insecure_channel(f"[::1]:{port}") as modest,
+        ):
+            calls = [system.call(channel=greedy) for _ in range(10)]
+            refused = [it for it in await asyncio.gather(*map(began, calls)) if not it]
+            assert len(refused) == 2, "it gets four fifths"
+            late = system.call(channel=modest)
+            assert await began(late)
+            for call in (*calls, late):
+                call.cancel()
+        await system.settled()
+
+
+async def began(call):
+    """Whether a call is served; else it was refused as one too many."""
+    first = asyncio.ensure_future(call.read())
+    await asyncio.wait((first,))
+    if first.exception() is None:
+        return first.result().HasField("started")
+    with pytest.raises(errors.OverloadedError):
+        raise decode(first.exception())
+    return False

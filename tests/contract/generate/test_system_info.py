@@ -1,0 +1,67 @@
+"""Who is there: what GetSystemInfo tells, and a request that waits for the first target."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from paceline.v1 import model_service_pb2 as model_pb
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator.settings import OrchestratorSettings
+from support.fake_models import serving
+from support.fake_text import VOCABULARY_SIZE, continuation
+from support.orchestrating import PROMPT, a_drafter, not_yet_begun, orchestrating, targets
+from support.waiting import until as soon
+
+
+async def test_system_info_tells_who_is_there():
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        await system.generate()
+        info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        assert info.model_name == "fake-target"
+        assert info.vocabulary_size == VOCABULARY_SIZE
+        assert [(it.name, it.role, it.ready) for it in info.servers] == [
+            ("drafter-0", model_pb.MODEL_ROLE_DRAFTER, True),
+            ("target-0", model_pb.MODEL_ROLE_TARGET, True),
+            ("target-1", model_pb.MODEL_ROLE_TARGET, True),
+        ]
+        assert info.running_request_count == 0
+        assert info.tokenizer_fingerprint
+
+
+async def test_system_info_still_tells_the_model_when_the_last_target_is_gone():
+    async with orchestrating(targets=targets(1)) as system:
+        before = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        await system.targets[0].kill()
+        async with asyncio.timeout(10):
+            info = before
+            while info.servers[0].ready:
+                info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        assert info.model_fingerprint == before.model_fingerprint == "target-model"
+        assert info.vocabulary_size == VOCABULARY_SIZE
+
+
+async def test_a_request_just_after_the_start_waits_for_the_first_target():
+    target = targets(1)[0]
+    async with serving(target):
+        await target.set_serving(False)
+        settings = OrchestratorSettings(
+            listen="127.0.0.1:0", health_listen="", targets=(target.address,)
+        )
+        process = not_yet_begun(settings)
+        beginning = asyncio.create_task(process.begin())
+        await soon(lambda: "address" in process.addresses, what="the orchestrator listens")
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            stub = OrchestratorServiceStub(channel)
+            call = stub.Generate(
+                pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4), timeout=20
+            )
+            while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
+                assert not call.done()
+            await target.set_serving(True)
+            token_ids = [id_ async for message in call for id_ in message.chunk.token_ids]
+        await beginning
+        await process.finish()
+    assert token_ids == continuation(PROMPT, 4)

@@ -1,0 +1,58 @@
+"""What fake models write: each next token is a function of the text, over the bytes' alphabet."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "EOS",
+    "VOCABULARY_SIZE",
+    "byte_tokenizer",
+    "continuation",
+    "logprob_of",
+    "next_token",
+]
+
+# The byte alphabet, and one special token.
+VOCABULARY_SIZE = 257
+EOS = 256
+
+
+def next_token(text: Sequence[int]) -> int:
+    """Return the target's token after a text: a printable ASCII byte of the byte tokenizer."""
+    recent = struct.pack(f"<{len(text[-4:])}I", *text[-4:])
+    letter = 97 + zlib.crc32(recent, len(text)) % 26
+    return byte_tokenizer().token_to_id(chr(letter))
+
+
+def logprob_of(text: Sequence[int]) -> float:
+    """Return what a target says of a text's last token: another number for each text."""
+    return -1.0 - zlib.crc32(struct.pack(f"<{len(text)}I", *text)) / 2**32
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """Return what plain decoding generates: the oracle."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(next_token(text))
+    return text[len(prompt) :]
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer whose tokens are single bytes, with `<|end|>` as the special one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: token_id for token_id, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer

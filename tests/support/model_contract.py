@@ -1,0 +1,127 @@
+"""What the contract suite of drafters and targets says and asks: tests/contract/model_servers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import InvalidFieldError, PacelineError
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.host import HostLimits, ModelHost
+from support.fake_host import FakeHost
+from support.model_servers import ModelClient, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from paceline.v1 import model_service_pb2
+    from paceline_model_server.host import Host
+
+__all__ = [
+    "HOST_MAKERS",
+    "NEVER_SECONDS",
+    "PROMPT",
+    "Told",
+    "assert_names",
+    "assert_no_forward",
+    "connected",
+    "continuation",
+    "is_running",
+    "until",
+]
+
+PROMPT = (5, 6, 7, 8)
+NEVER_SECONDS = 600.0
+
+
+def _fake(*, stalls: bool = False, **limits: Any) -> Host:
+    return FakeHost(limits=HostLimits(**limits), stalls=stalls)
+
+
+def _simulated(*, stalls: bool = False, **limits: Any) -> Host:
+    model = SimulatedModel(
+        ttft_seconds=0, tpot_seconds=NEVER_SECONDS if stalls else 0, vocabulary_size=300
+    )
+    return ModelHost(lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0, **limits))
+
+
+HOST_MAKERS: dict[str, Callable[..., Any]] = {"fake": _fake, "simulated": _simulated}
+"""Make hosts of each kind; a stalling one answers each session's first forward only."""
+
+
+@asynccontextmanager
+async def connected(role: Any, host: Any, **settings: Any) -> AsyncIterator[ModelClient]:
+    """Serve a host by the real servicers, and connect to it."""
+    async with serving(role, host, **settings) as process:
+        client = await ModelClient(role, process.addresses["address"]).learn()
+        client.host = host
+        try:
+            yield client
+        finally:
+            await client.channel.close()
+
+
+async def continuation(target: ModelClient, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Decode plainly: the oracle."""
+    session = await target.open()
+    text = list(prompt)
+    answer = await target.verify(target.call(session, 1, new=text))
+    for sequence in range(2, count + 1):
+        held = tuple(text)
+        text.append(answer.next_token_id)
+        call = target.call(session, sequence, held=held, new=text[-1:])
+        answer = await target.verify(call)
+    await target.close(session)
+    return [*text[len(prompt) :], answer.next_token_id]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A limit that the server tells, and so much more or less."""
+
+    name: str
+    more: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.name}{self.more:+}" if self.more else self.name
+
+    @staticmethod
+    def put_in(value: Any, info: model_service_pb2.GetModelInfoResponse) -> Any:
+        """Return a value with the limits in it known."""
+        match value:
+            case Told(name, more):
+                return getattr(info, name) + more
+            case list():
+                return [Told.put_in(each, info) for each in value]
+            case _:
+                return value
+
+
+def assert_names(error: PacelineError, path: str) -> None:
+    """Assert that an error is about the field at a path, and says what is wrong with it."""
+    assert isinstance(error, InvalidFieldError)
+    (violation,) = error.violations
+    # A limit on a length that several fields make up is named after the last of them.
+    assert violation.field.startswith(path.removesuffix(".seconds").removesuffix(".nanos"))
+    assert violation.description
+
+
+def assert_no_forward(client: ModelClient) -> None:
+    """Assert that a model has computed nothing, where it is within reach."""
+    if client.host is not None:  # else it cannot be seen
+        assert client.host.statistics().forwards == 0
+
+
+def is_running(host: Any) -> bool:
+    """Whether a call waits at a stalling host."""
+    if isinstance(host, FakeHost):
+        return host.is_stalled
+    return bool(host.statistics().forwards_running == 1)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something holds; the test's own timeout is the limit."""
+    while not condition():  # noqa: ASYNC110 - what another thread does sets no event
+        await asyncio.sleep(0.001)
