@@ -99,6 +99,7 @@ class AutoregressiveDecoding:
                 prefix=self._commitment.prefix,
                 proposal=Proposal(),
                 depth=0,
+                anticipate=self._commitment.remaining > 1,
             )
         ]
 

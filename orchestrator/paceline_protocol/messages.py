@@ -151,6 +151,8 @@ class StartVerify:
         prefix: The tokens assumed right, one or more.
         proposal: The draft tokens to judge; empty for plain decoding.
         depth: 0 if it decides the first open position; else how many verifications are before it.
+        anticipate: Whether the target shall go on by itself: the next one will ask for the token
+            after this one's.
     """
 
     verify_id: int
@@ -158,6 +160,7 @@ class StartVerify:
     prefix: tuple[int, ...]
     proposal: Proposal
     depth: int
+    anticipate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class HostStatistics:
     draft_calls: int = 0
     calls_refused: int = 0
     calls_adopted: int = 0
+    calls_anticipated: int = 0
     calls_superseded: int = 0
     calls_cancelled: int = 0
     draft_tokens: int = 0

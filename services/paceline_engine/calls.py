@@ -108,20 +108,30 @@ class PrefixCall:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What else a verification is told."""
+    """What else a verification is told.
+
+    Attributes:
+        anticipate: Whether the model shall go on by itself to the token after the verdict.
+    """
 
     depth: int = 0
     logprobs: bool = False
+    anticipate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallTiming:
-    """Where the time of a call went."""
+    """Where the time of a call went.
+
+    Attributes:
+        began_early: Whether the forward had begun before the call came.
+    """
 
     queue_ns: int = 0
     forward_ns: int = 0
     forward_count: int = 0
     row_count: int = 0
+    began_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

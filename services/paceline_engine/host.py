@@ -157,7 +157,7 @@ class ModelHost:
         """End all sessions, and with DrainingError their live calls and those that come later."""
         self._ready = False
         for session in self._sessions:
-            self._calls.end(session.live_call, DrainingError("the server is shutting down"))
+            self._calls.leave(session, DrainingError("the server is shutting down"))
             self._sessions.close(session.session_id)
 
     @property
@@ -281,7 +281,7 @@ class ModelHost:
         with suppress(SessionNotFoundError):
             session = self._sessions.find(session_id, caller=caller)
             self._sessions.close(session_id)
-            self._calls.end(session.live_call, SupersededError("the session was closed"))
+            self._calls.leave(session, SupersededError("the session was closed"))
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -307,16 +307,18 @@ class ModelHost:
             )
             # The caller's lists may lie in a message; these are quicker, and stay.
             proposal = Proposal(
-                tuple(proposal.token_ids), tuple(proposal.parents), proposal.distributions
+                tuple(proposal.token_ids), tuple(proposal.parents), tuple(proposal.distributions)
             )
             length = call.prefix_length + len(proposal)
-            self._make_room(session, length)
+            goes_on = options.anticipate and length < session.spec.longest_length
+            self._make_room(session, length + goes_on)
             live = self._calls.admit(
                 session,
                 call,
                 Judge(proposal, options.logprobs),
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
+                longest_ahead=session.reserved_length if goes_on else 0,
             )
         self._counts.verify_calls += 1
         with self._calls.until_left(session, live):
@@ -325,6 +327,7 @@ class ModelHost:
             assert judgement is not None, "then it is done"
             session.hold(call.token_ids)
             session.hold(proposal.along(judgement.accepted_path))
+            self._calls.answered(session, live)
         accepted_count = len(judgement.accepted_path)
         self._counts.judged_tokens += len(proposal)
         self._counts.accepted_tokens += accepted_count
@@ -334,7 +337,7 @@ class ModelHost:
             next_token=judgement.next_token,
             held_length=live.prefix_length + accepted_count,
             logprobs=judgement.logprobs,
-            timing=_timing(steps),
+            timing=replace(_timing(steps), began_early=live.began_early),
         )
 
     async def draft(

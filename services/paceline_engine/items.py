@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from paceline_engine.calls import SessionSpec
     from paceline_engine.model_cache import ModelCache
 
-__all__ = ["Draft", "Item", "Judge", "Judgement", "Outcome"]
+__all__ = ["ANTICIPATED", "Draft", "Item", "Judge", "Judgement", "Outcome"]
+
+ANTICIPATED = 1 << 20
+"""The depth of what nobody has asked for yet: less urgent than all that somebody has."""
 
 _NOTHING = Proposal()
 
@@ -78,6 +81,8 @@ class Item:
         depth: How urgent: the smallest first.
         patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
         found_count: Tokens drafted so far.
+        longest_ahead: Of a Judge: how long a text the model may go on with by itself after the
+            verdict; 0: it does not go on.
     """
 
     cache: ModelCache
@@ -87,6 +92,7 @@ class Item:
     depth: int = 0
     patience_ns: int | None = None
     found_count: int = 0
+    longest_ahead: int = 0
 
     @property
     def share(self) -> str:
@@ -101,6 +107,20 @@ class Item:
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""
         return self.cache.missing_length(self.prefix) + len(self.block)
+
+    def ahead(self, judgement: Judgement) -> Item | None:
+        """Return what is asked next, if the caller goes on from this answer; None past the limit.
+
+        It does not go on from there by itself.
+        """
+        assert isinstance(self.task, Judge)
+        if len(self.prefix) + len(judgement.accepted_path) + 1 > self.longest_ahead:
+            return None
+        prefix = self.prefix[:]
+        prefix.extend(self.task.proposal.along(judgement.accepted_path))
+        prefix.append(judgement.next_token)
+        task = Judge(_NOTHING, self.task.logprobs)
+        return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
 
     def asks_the_same(self, other: Item) -> bool:
         """Whether both have one answer. A draft's may have gone out in part, so it never has."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline_engine.backends.base import Interrupt
+from paceline_engine.items import ANTICIPATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.items import Item
+    from paceline_engine.items import Item, Outcome
 
 __all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
 
@@ -57,6 +58,11 @@ class Outlet(AsyncIterator[Step[_Value]]):
         self._ended = False
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self._error is not None
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will be put in."""
         return self._ended
@@ -94,6 +100,8 @@ class Job:
         queued_ns: When it was put into the queue.
         withdrawn_ns: When it was withdrawn, if it was.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
+        successor: What the model goes on with by itself after this.
+        outcome: What it got, if that was the last.
         ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
     """
 
@@ -105,6 +113,8 @@ class Job:
     withdrawn_ns: int | None = None
     was_passed_over: bool = False
     ns_per_row: float = 0.0
+    successor: Job | None = None
+    outcome: Outcome | None = None
 
     @property
     def depth(self) -> int:
@@ -132,6 +142,11 @@ class Batch:
     def is_unwanted(self) -> bool:
         """Whether all of it was withdrawn."""
         return all(job.withdrawn_ns is not None for job in self.jobs)
+
+    @property
+    def is_anticipated(self) -> bool:
+        """Whether nobody has asked for any of it yet."""
+        return all(job.depth >= ANTICIPATED for job in self.jobs)
 
     @property
     def patience_ns(self) -> int | None:

@@ -37,12 +37,14 @@ class LiveCall:
         outlet: Where its caller waits.
         item: What it asks.
         job: The item's place at the worker.
+        began_early: Whether the model had begun it by itself.
     """
 
     prefix_length: int
     outlet: Outlet[Outcome]
     item: Item
     job: Job
+    began_early: bool = False
 
     def will_answer(self, item: Item) -> bool:
         """Whether what it is about to answer is this."""
@@ -83,6 +85,7 @@ class LiveCalls:
         *,
         depth: int = 0,
         patience_ns: int | None = None,
+        longest_ahead: int = 0,
     ) -> LiveCall:
         """Make a call its session's live one.
 
@@ -95,22 +98,35 @@ class LiveCalls:
         """
         session.fence(call.sequence)
         older, session.live_call = session.live_call, None
+        ahead, session.ahead = session.ahead, None
         # Now, because a call that fails below leaves nobody else to do it.
         self._renew(session)
         try:
             prefix = session.rebase(call)
         except SessionError:
             self._supersede(older)
+            self._drop(ahead)
             raise
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
+        item.longest_ahead = longest_ahead
         if older is not None and older.will_answer(item):
-            session.live_call = self._take_over(older, sequence=call.sequence, depth=depth)
+            session.live_call = self._take_over(older, sequence=call.sequence, item=item)
+        elif ahead is not None and _is_begun(ahead, item):
+            self._worker.ask_for(ahead, item)
+            self._counts.calls_anticipated += 1
+            session.live_call = LiveCall(len(prefix), ahead.outlet, item, ahead, began_early=True)
         else:
             self._supersede(older)
+            self._drop(ahead)
             outlet: Outlet[Outcome] = Outlet()
             job = self._worker.submit(item, outlet=outlet)
             session.live_call = LiveCall(len(prefix), outlet, item, job)
         return session.live_call
+
+    def answered(self, session: Session, live: LiveCall) -> None:
+        """Keep what the model goes on with after a call's answer, for the session's next one."""
+        if session.live_call is live:
+            session.ahead, live.job.successor = live.job.successor, None
 
     @contextmanager
     def until_left(self, session: Session, live: LiveCall) -> Iterator[None]:
@@ -144,10 +160,20 @@ class LiveCalls:
             live.outlet.end(error)
             self._worker.withdraw(live.job)
 
+    def leave(self, session: Session, error: PacelineError) -> None:
+        """Give up all that is under way for a session."""
+        ahead, session.ahead = session.ahead, None
+        self._drop(ahead)
+        self.end(session.live_call, error)
+
+    def _drop(self, ahead: Job | None) -> None:
+        if ahead is not None:
+            self._worker.withdraw(ahead)
+
     def _supersede(self, older: LiveCall | None) -> None:
         self.end(older, SupersededError("a newer call replaced this one"))
 
-    def _take_over(self, older: LiveCall, *, sequence: int, depth: int) -> LiveCall:
+    def _take_over(self, older: LiveCall, *, sequence: int, item: Item) -> LiveCall:
         older.outlet.end(
             SupersededError(
                 "the same call with a higher sequence replaced this one",
@@ -156,6 +182,12 @@ class LiveCalls:
         )
         outlet: Outlet[Outcome] = Outlet()
         older.job.outlet = outlet
-        self._worker.promote(older.job, depth=depth)
+        self._worker.ask_for(older.job, item)
         self._counts.calls_adopted += 1
         return replace(older, outlet=outlet)
+
+
+def _is_begun(ahead: Job, item: Item) -> bool:
+    """Whether what the model went on with is what is asked, and can be had."""
+    assert isinstance(ahead.work, Item)
+    return ahead.work.asks_the_same(item) and not ahead.outlet.failed

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Sequence
 
+    from paceline_engine.jobs import Job
     from paceline_engine.live_calls import LiveCall
     from paceline_engine.model_cache import ModelCache
 
@@ -52,6 +53,7 @@ class Session:
             more. `SessionTable` counts them.
         cache: The model's side; for the worker thread.
         live_call: Its newest call while that is queued or running.
+        ahead: What the model goes on with by itself after its last call.
         expires_at: When it ends if nothing happens, on the table's clock.
     """
 
@@ -62,6 +64,7 @@ class Session:
         self.reserved_length = spec.reserve_length
         self.cache = cache
         self.live_call: LiveCall | None = None
+        self.ahead: Job | None = None
         self.expires_at = 0.0
         self._prefix = TokenPrefix()
         self._sequence = 0

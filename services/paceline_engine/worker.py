@@ -77,7 +77,7 @@ class ModelWorker:
 
     Shares take turns by their part of the time of forwards (`Turns`), however many jobs each has.
 
-    Concurrency: `start`, `submit`, `promote`, `withdraw` and `stop` belong to one event loop.
+    Concurrency: `start`, `submit`, `ask_for`, `withdraw` and `stop` belong to one event loop.
 
     Cancellation: a withdrawn job leaves the queue at once; a forward is given up when all of its
     jobs are withdrawn.
@@ -195,6 +195,7 @@ class ModelWorker:
                 )
             job = Job(work, outlet, share)
             self._enqueue(job)
+            self._give_way()
         return job
 
     async def run(self, errand: Callable[[Interrupt], _Value]) -> _Value:
@@ -203,10 +204,16 @@ class ModelWorker:
         self.submit(Errand(errand), outlet=outlet)
         return (await anext(outlet)).outcome
 
-    def promote(self, job: Job, *, depth: int) -> None:
-        """Move a waiting job to another depth; it keeps its turn there."""
+    def ask_for(self, job: Job, item: Item) -> None:
+        """Have a job that asks the same as an item count as that: as urgent, and as far ahead.
+
+        It keeps its turn there.
+        """
         with self._changed:
-            job.work.depth = depth
+            work = cast("Item", job.work)
+            work.depth, work.longest_ahead = item.depth, item.longest_ahead
+            if job.outcome is not None:
+                self._anticipate(job, job.outcome)
 
     def withdraw(self, job: Job) -> None:
         """Take a job out of the queue, or out of its forward. Its outlet is left alone.
@@ -219,6 +226,9 @@ class ModelWorker:
                 self._remove(job)
             elif (batch := self._running) and job in batch.jobs and batch.is_unwanted:
                 batch.interrupt.set()
+            successor, job.successor = job.successor, None
+        if successor is not None:
+            self.withdraw(successor)
 
     def _enqueue(self, job: Job, *, keeps_turn: bool = False) -> None:
         if not keeps_turn:
@@ -228,6 +238,24 @@ class ModelWorker:
         self._queue.append(job)
         self._places.take(job.share)
         self._changed.notify()
+
+    def _give_way(self) -> None:
+        """Give a forward up that nobody has asked for; it is begun anew beside what came."""
+        if (batch := self._running) and batch.is_anticipated:
+            batch.interrupt.set()
+
+    def _anticipate(self, job: Job, outcome: Outcome) -> None:
+        """Queue what is asked next, if the caller goes on from this answer."""
+        assert outcome.judgement is not None
+        assert self.backend is not None
+        if self._stopping or self._refusal or not self._places.allows(job.share):
+            return
+        if outcome.judgement.next_token in self.backend.description.eos_token_ids:
+            return
+        ahead = cast("Item", job.work).ahead(outcome.judgement)
+        if ahead is not None:
+            job.successor = Job(ahead, Outlet(), job.share)
+            self._enqueue(job.successor)
 
     def _remove(self, job: Job) -> Job:
         self._queue.remove(job)
@@ -298,11 +326,18 @@ class ModelWorker:
 
     def _hand_out(self, job: Job, answer: Any, forward_ns: int, *, queue_ns: int) -> None:
         if isinstance(answer, BaseException):
-            self._tell(_fail, [job], answer)
+            was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
+            if was_given_up and not self._stopping:
+                self._enqueue(job, keeps_turn=True)
+            else:
+                self._tell(_fail, [job], answer)
             return
         is_last, found = True, True
         if isinstance(job.work, Item):
             is_last, found = job.work.take(answer), bool(answer.drafted)
+            if is_last and answer.judgement is not None and job.withdrawn_ns is None:
+                job.outcome = answer
+                self._anticipate(job, answer)
         self._tell(_deliver, job, Step(answer, queue_ns, forward_ns), is_last)
         if is_last or job.withdrawn_ns is not None:
             return

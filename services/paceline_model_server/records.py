@@ -205,6 +205,11 @@ class HostCollector(Collector):
             ("layers_run", "Layers that forwards went through", now.layers_run),
             ("calls_refused", "Calls refused before the queue", now.calls_refused),
             ("calls_adopted", "Calls that took over an older one's place", now.calls_adopted),
+            (
+                "calls_anticipated",
+                "Calls whose forward had begun before they came",
+                now.calls_anticipated,
+            ),
             ("calls_superseded", "Calls that a newer one replaced", now.calls_superseded),
             ("calls_cancelled", "Calls cancelled by their caller", now.calls_cancelled),
             ("spec_decode_num_drafts", "Windows drafted", now.draft_calls),

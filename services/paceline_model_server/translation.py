@@ -120,7 +120,11 @@ def verify_request(
     call = _prefix_call(message.call, model=model, caller=caller)
     given = message.proposal
     proposal = Proposal(given.token_ids, given.parents, _Distributions(given.distributions))
-    return call, proposal, VerifyOptions(message.speculation_depth, message.logprobs)
+    return (
+        call,
+        proposal,
+        VerifyOptions(message.speculation_depth, message.logprobs, message.anticipate),
+    )
 
 
 def draft_request(
@@ -242,6 +246,7 @@ def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
     return session_service_pb2.CallTiming(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
+        began_early=timing.began_early,
         forward_count=timing.forward_count,
         row_count=timing.row_count,
     )

@@ -157,6 +157,7 @@ class CallsInFlight:
             call.proposal,
             depth=call.depth,
             logprobs=self._logprobs,
+            anticipate=call.anticipate,
             final_length=self._ledger.final_length,
         )
         task = self._tasks.create_task(

@@ -177,6 +177,7 @@ def send_verify(
     *,
     depth: int,
     logprobs: bool,
+    anticipate: bool,
     timeout_seconds: float,
 ) -> VerifyRpc:
     """Send a proposal to be judged."""
@@ -189,6 +190,7 @@ def send_verify(
         ),
         speculation_depth=depth,
         logprobs=logprobs,
+        anticipate=anticipate,
     )
     return server.target.Verify(request, timeout=timeout_seconds)
 

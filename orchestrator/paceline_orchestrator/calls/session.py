@@ -138,6 +138,7 @@ class RemoteSession:
         *,
         depth: int = 0,
         logprobs: bool = False,
+        anticipate: bool = False,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -147,6 +148,7 @@ class RemoteSession:
             proposal: The tokens to judge.
             depth: How far this runs ahead.
             logprobs: Whether they are wanted.
+            anticipate: Whether the target shall go on by itself after the verdict.
             final_length: How many tokens of the prefix can never change again.
         """
 
@@ -158,6 +160,7 @@ class RemoteSession:
                 proposal,
                 depth=depth,
                 logprobs=logprobs,
+                anticipate=anticipate,
                 timeout_seconds=self._call_seconds,
             )
             return self._sent(call, rpc, patience=self._patience(call, block_length=len(proposal)))

@@ -100,7 +100,9 @@ class ObservedLatency:
         self._queue_seen_at = self._clock()
         self._was_free = timing.queue_ns <= _NO_WAIT * timing.forward_ns
         rest_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)
-        if is_first:
+        if timing.began_early:
+            pass  # its call passed meanwhile, and shows nowhere
+        elif is_first:
             self._call_ns = _average(self._call_ns, rest_ns)
         elif timing.forward_count:
             self._lag_ns += _WEIGHT * (rest_ns / timing.forward_count - self._lag_ns)

@@ -66,12 +66,17 @@ class StreamCall(Protocol[_T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a call's time went, as the server saw it."""
+    """Where a call's time went, as the server saw it.
+
+    Attributes:
+        began_early: Whether the server had begun before the call came.
+    """
 
     queue_ns: int = 0
     forward_ns: int = 0
     forward_count: int = 0
     row_count: int = 0
+    began_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ def read_timing(timing: CallTiming) -> Timing:
         forward_ns=timing.forward_ns,
         forward_count=timing.forward_count,
         row_count=timing.row_count,
+        began_early=timing.began_early,
     )
 
 

@@ -107,7 +107,7 @@ async def test_a_promoted_job_keeps_its_turn_at_its_new_depth():
             jobs[name] = worker.submit(
                 item(lambda _, name=name: order.append(name), depth=depth), outlet=Outlet()
             )
-        worker.promote(jobs["a"], depth=1)
+        worker.ask_for(jobs["a"], item(depth=1))
         blocker.let_go.set()
         await until(lambda: len(order) == 3)
         assert order == ["a", "b", "c"]

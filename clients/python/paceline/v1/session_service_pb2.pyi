@@ -327,6 +327,7 @@ class CallTiming(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     FORWARD_COUNT_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
+    BEGAN_EARLY_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From the call's arrival to the start of its first forward, ns."""
     forward_ns: _builtins.int
@@ -335,6 +336,10 @@ class CallTiming(_message.Message):
     """Model forwards run."""
     row_count: _builtins.int
     """Rows (token positions) computed in them."""
+    began_early: _builtins.bool
+    """Whether they had begun before the call came: see VerifyRequest.anticipate. So the call's wait
+    may be shorter than these times.
+    """
     def __init__(
         self,
         *,
@@ -342,10 +347,11 @@ class CallTiming(_message.Message):
         forward_ns: _builtins.int = ...,
         forward_count: _builtins.int = ...,
         row_count: _builtins.int = ...,
+        began_early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

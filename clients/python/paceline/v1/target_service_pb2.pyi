@@ -30,12 +30,19 @@ class VerifyRequest(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     SPECULATION_DEPTH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ANTICIPATE_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
     """How far this verification runs ahead: 0 decides the request's first open position, 1 is assumed
     to follow on that, and so on. At most 65535.
     """
     logprobs: _builtins.bool
     """Return the log probability of each decided token."""
+    anticipate: _builtins.bool
+    """Begin the forward that decides the token after next_token_id, once the verdict is out and where
+    nobody waits for the model. The session's next Verify takes it over if it asks just that: the
+    text so far with next_token_id, and no proposal. Any other call of the session drops it. It
+    changes no answer, nor what the session holds; where there is no room it is not done.
+    """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix, which the verdict assumes to be right."""
@@ -51,10 +58,11 @@ class VerifyRequest(_message.Message):
         proposal: _proposal_pb2.Proposal | None = ...,
         speculation_depth: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
+        anticipate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "speculation_depth", b"speculation_depth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "speculation_depth", b"speculation_depth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,212 @@
+"""A target goes on by itself after a verdict, and the next call takes that over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline.errors import SessionNotFoundError
+from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline_engine.backends.simulated import SimulatedBackend
+from paceline_engine.calls import SessionSpec, VerifyOptions
+from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import Proposal
+from unit.engine.conftest import Gate, call_on, chain, continuation, instant, running, until
+
+SPEC = SessionSpec(200)
+PROMPT = [3, 1, 4]
+ORACLE = continuation(ModelText(instant(), SPEC), PROMPT, 40)
+AHEAD = VerifyOptions(anticipate=True)
+
+
+def opened(host, spec=SPEC) -> str:
+    return host.open_session(spec).session_id
+
+
+def first_call(session: str):
+    return call_on(session, 1, base=[], append=PROMPT)
+
+
+def next_call(session: str, done: int):
+    """The call for the token after so many."""
+    text = PROMPT + ORACLE[:done]
+    return call_on(session, done + 1, base=text[:-1], append=text[-1:])
+
+
+class Turnstile(Gate):
+    """Lets one forward pass at once; the others wait at the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_first = True
+
+    def _forward(self, feeds, interrupt):
+        if not self._is_first:
+            return super()._forward(feeds, interrupt)
+        self._is_first = False
+        self.entered.append(1)
+        return SimulatedBackend._forward(self, feeds, interrupt)
+
+
+async def test_plain_decoding_finds_each_next_forward_begun():
+    async with running(instant()) as host:
+        session = opened(host)
+        said = [(await host.verify(first_call(session), options=AHEAD)).next_token]
+        for done in range(1, 20):
+            await until(lambda count=done: host.statistics().forwards > count)
+            verdict = await host.verify(next_call(session, done), options=AHEAD)
+            assert verdict.timing.began_early
+            said.append(verdict.next_token)
+        assert said == ORACLE[:20]
+        assert host.statistics().calls_anticipated == 19
+        assert host.statistics().verify_calls == 20
+
+
+async def test_lists_that_lie_in_a_message_ask_for_the_same():
+    from_wire = VerifyRequest().proposal
+    proposal = Proposal(from_wire.token_ids, from_wire.parents, from_wire.distributions)
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(first_call(session), proposal, options=AHEAD)
+        assert (await host.verify(next_call(session, 1), proposal)).timing.began_early
+
+
+async def test_a_forward_that_runs_already_is_taken_over():
+    gate = Turnstile()
+    async with running(gate) as host:
+        session = opened(host)
+        await host.verify(first_call(session), options=AHEAD)
+        await until(lambda: len(gate.entered) >= 2)
+        gate.open.set()
+        verdict = await host.verify(next_call(session, 1))
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], True)
+        await asyncio.sleep(0.01)
+        assert len(gate.entered) == 2, "the last call did not ask to go on"
+
+
+async def test_nothing_is_begun_unless_it_is_asked_for():
+    async with running(instant()) as host:
+        session = opened(host)
+        assert (await host.verify(first_call(session))).next_token == ORACLE[0]
+        verdict = await host.verify(next_call(session, 1))
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], False)
+        assert host.statistics().forwards == 2
+
+
+@pytest.mark.parametrize("block", [[], [ORACLE[1]], [7]])
+async def test_what_asks_for_something_else_gets_its_own_answer(block):
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(first_call(session), chain(ORACLE[:2]), options=AHEAD)
+        text = PROMPT + ORACLE[:1]
+        verdict = await host.verify(
+            call_on(session, 2, base=text, append=[]), chain(block), options=AHEAD
+        )
+        accepted = int(block == [ORACLE[1]])
+        assert len(verdict.accepted_path) == accepted
+        assert verdict.next_token == ORACLE[1 + accepted]
+        assert not verdict.timing.began_early
+
+
+async def test_after_accepted_tokens_it_goes_on_behind_them():
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(first_call(session), chain([*ORACLE[:3], 7]), options=AHEAD)
+        text = PROMPT + ORACLE[:4]
+        verdict = await host.verify(call_on(session, 2, base=text[:-1], append=text[-1:]))
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[4], True)
+
+
+async def test_it_gives_way_to_what_somebody_asks_for_and_begins_anew_beside_it():
+    gate = Turnstile()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session, other = opened(host), opened(host)
+        await host.verify(first_call(session), options=AHEAD)
+        await until(lambda: len(gate.entered) >= 2)
+        real = group.create_task(host.verify(first_call(other)))
+        await until(lambda: host.statistics().forwards_interrupted == 1)
+        gate.open.set()
+        assert (await real).next_token == ORACLE[0]
+        assert (await host.verify(next_call(session, 1))).next_token == ORACLE[1]
+
+
+async def test_a_session_that_ends_takes_what_was_begun_along():
+    gate = Turnstile()
+    async with running(gate) as host:
+        session = opened(host)
+        await host.verify(first_call(session), options=AHEAD)
+        await until(lambda: len(gate.entered) >= 2)
+        host.close_session(session)
+        await until(lambda: not host.statistics().forwards_running)
+        statistics = host.statistics()
+        assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
+        with pytest.raises(SessionNotFoundError):
+            await host.verify(next_call(session, 1))
+
+
+async def test_a_caller_that_leaves_takes_along_what_its_answer_began():
+    gate = Gate()
+    async with running(gate) as host:
+        session = opened(host)
+        call = asyncio.create_task(host.verify(first_call(session), options=AHEAD))
+        await until(lambda: len(gate.entered) >= 1)
+        call.cancel()
+        gate.open.set()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: not host.statistics().forwards_running)
+        assert host._sessions.find(session).ahead is None
+        assert host.statistics().queue_length == 0
+        assert (await host.verify(call_on(session, 2, base=[], append=PROMPT))).next_token == (
+            ORACLE[0]
+        )
+
+
+async def test_it_never_grows_beyond_what_a_session_may_hold():
+    async with running(instant()) as host:
+        session = opened(host, SessionSpec(len(PROMPT) + 1))
+        await host.verify(first_call(session), options=AHEAD)
+        await until(lambda: host.statistics().forwards == 2)
+        verdict = await host.verify(next_call(session, 1), options=AHEAD)
+        assert verdict.next_token == ORACLE[1]
+        await asyncio.sleep(0.01)
+        assert host.statistics().forwards == 2, "there is no room for another token"
+
+
+async def test_logprobs_of_what_was_begun_are_those_that_are_asked_for():
+    wanted = VerifyOptions(anticipate=True, logprobs=True)
+    async with running(instant()) as host:
+        session = opened(host)
+        await host.verify(first_call(session), options=wanted)
+        assert (await host.verify(next_call(session, 1), options=wanted)).logprobs == (0.0,)
+        assert not (await host.verify(next_call(session, 2), options=AHEAD)).timing.began_early
+
+
+async def test_an_error_in_what_was_begun_is_nobodys():
+    gate = Turnstile()
+    async with running(gate) as host:
+        session = opened(host)
+        await host.verify(first_call(session), options=AHEAD)
+        await until(lambda: len(gate.entered) >= 2)
+        gate.failures.append(ZeroDivisionError())
+        gate.open.set()
+        await until(lambda: not host.statistics().forwards_running)
+        await until(lambda: not gate.failures)
+        assert (await host.verify(next_call(session, 1))).next_token == ORACLE[1]
+
+
+@pytest.mark.parametrize("eos", [True, False])
+async def test_behind_the_end_of_a_text_nothing_is_begun(eos):
+    model = instant()
+    ends = (ORACLE[0],) if eos else ()
+    model.description = type(model.description)(
+        **{
+            **{name: getattr(model.description, name) for name in model.description.__slots__},
+            "eos_token_ids": ends,
+        }
+    )
+    async with running(model) as host:
+        session = opened(host)
+        await host.verify(first_call(session), options=AHEAD)
+        await asyncio.sleep(0.01)
+        assert host.statistics().forwards == (1 if eos else 2)
