@@ -53,6 +53,8 @@ def decode_together(backend: Backend, prompts: Sequence[TokenIds], count: int) -
         outcomes = backend.run([item for item, _ in pending], interrupt)
         now, unfinished = time.perf_counter(), []
         for (item, arrived), outcome in zip(pending, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
             if outcome.drafted.token_ids:
                 arrived.append((now, len(outcome.drafted)))
             if not item.take(outcome):
