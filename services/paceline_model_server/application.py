@@ -35,7 +35,8 @@ __all__ = ["ModelApplication", "ModelRole", "serve"]
 _log = logging.getLogger(__name__)
 
 # The model's thread gives the interpreter away in each of its small steps, and has to get it back
-# from the event loop. With Python's 5 ms, forwards beside calls took a quarter longer (bench/LOG.md).
+# from the event loop. With Python's 5 ms, forwards beside calls took a quarter longer
+# (bench/LOG.md).
 _SWITCH_SECONDS = 1e-4
 
 

@@ -126,19 +126,45 @@ class SharedRows:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
-        if len(self._texts) == 1:
-            (text,) = self._texts
-            text.keep(layer, keys, values)
-            return text.attend(layer, queries, how)
+        self._keep(layer, keys, values)
+        if self._together and how.is_plain:
+            return self._padded.attend(layer, queries, how)
+        states = [(text.keys[layer], text.values[layer]) for text in self._texts]
+        return self._attend_to(states, queries, how)
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep a layer's new keys and values; return all texts' side by side, (G, sum of L, D)."""
+        self._keep(layer, keys, values)
+        return (
+            torch.cat([text.keys[layer][0] for text in self._texts], 1),
+            torch.cat([text.values[layer][0] for text in self._texts], 1),
+        )
+
+    def attend_to_made(
+        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
+    ) -> Tensor:
+        """Attend to what a layer made of what `keep` returned, (H, sum of L, D): (H, T, D)."""
+        lengths = [text.start + text.count for text in self._texts]
+        parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
+        return self._attend_to(list(zip(*parts, strict=True)), queries, how)
+
+    def _keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
         for text, *parts in zip(
             self._texts, *(torch.split(new, self._counts, 1) for new in (keys, values)), strict=True
         ):
             text.keep(layer, *parts)
-        if self._together and how.is_plain:
-            return self._padded.attend(layer, queries, how)
+
+    def _attend_to(
+        self, states: Sequence[tuple[Tensor, Tensor]], queries: Tensor, how: Attention
+    ) -> Tensor:
+        """Attend text by text, to the keys and values of each: (1, G, L, D)."""
+        if len(self._texts) == 1:
+            return self._texts[0].attend(queries, *states[0], how)
         seen = [
-            text.attend(layer, part, how)
-            for text, part in zip(self._texts, torch.split(queries, self._counts, 1), strict=True)
+            text.attend(part, *own, how)
+            for text, part, own in zip(
+                self._texts, torch.split(queries, self._counts, 1), states, strict=True
+            )
         ]
         return torch.cat(seen, 1)
 
@@ -160,9 +186,8 @@ class _TextRows:
         self._new_keys[layer].copy_(keys)
         self._new_values[layer].copy_(values)
 
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         heads, count, _ = queries.shape
-        keys, values = self.keys[layer], self.values[layer]
         kv_heads = keys.shape[1]
         if not how.is_plain:
             return _attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)

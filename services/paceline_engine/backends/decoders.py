@@ -76,14 +76,17 @@ def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> 
             return fused
         _log.warning("model %s: its layers are not fused: their logits are off", name)
     own_attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word
-    try:
-        with _quiet_library():
-            decoder = LibraryDecoder(model)
-        if _agrees(decoder, sample, together=together):
-            return decoder
-        reason = "its logits are off"
-    except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
-        reason = f"{type(error).__name__}: {error}"
+    reasons: list[str] = []
+    for makes_keys in (False, True):
+        try:
+            with _quiet_library():
+                decoder = LibraryDecoder(model, makes_keys=makes_keys)
+            if _agrees(decoder, sample, together=together):
+                return decoder
+            reasons.append("its logits are off")
+        except Exception as error:  # noqa: BLE001 - models that are not made for it break anywhere
+            reasons.append(f"{type(error).__name__}: {error}")
+    reason = reasons[0]
     with _quiet_library():
         model.set_attn_implementation(own_attention)
     _log.warning("model %s: one text for each forward, in the library's own way (%s)", name, reason)

@@ -4,6 +4,11 @@ Most models attend through the library's attention interface. There a function o
 text's keys and values, and attends text by text, so that one forward has rows of many. What does
 not go through that interface, or gives other logits there, is computed one text at a time, with
 the library's own cache.
+
+Some layers keep less than what they attend to, and make keys and values of that in each forward
+(multi-head latent attention, DeepSeek-AI 2024, arXiv 2405.04434). To them what we keep is the
+library's cache, which they update before they attend; what they make of all texts of a forward is
+there at once, for one layer at a time.
 """
 
 from __future__ import annotations
@@ -17,19 +22,22 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
-from paceline_engine.backends.attention import Attention, ForwardRows
+from paceline_engine.backends.attention import Attention, SharedRows
 from paceline_engine.model_cache import ModelCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.backends.attention import ForwardRows
+
 __all__ = ["LibraryDecoder", "LibraryText", "decoder_layers", "rotations_change", "score_alone"]
 
 _NAME = "paceline"
+_NAME_FOR_MADE = "paceline-made"
 # Rotations that are others in a longer text.
 _CHANGING = frozenset({"dynamic", "longrope"})
 
-_rows: ContextVar[ForwardRows] = ContextVar("rows")
+_rows: ContextVar[SharedRows] = ContextVar("rows")
 """Those of the running forward: the library passes nothing of ours down to its layers."""
 
 
@@ -40,38 +48,61 @@ class LibraryDecoder:
         layers: The decoder layers, as modules; none if they cannot be told.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, makes_keys: bool = False) -> None:
         """Have a loaded model attend by us from now on.
+
+        Args:
+            makes_keys: Its layers make keys and values of what they keep.
 
         Raises:
             ValueError: it does not go through the interface.
         """
         self.layers = decoder_layers(model)
         self._model = model
+        self._makes_keys = makes_keys
         self._scores_some_rows = _scores_some_rows(model)
-        model.set_attn_implementation(_NAME)
-        if model.config._attn_implementation != _NAME:  # noqa: SLF001 - there is no public word
+        name = _NAME_FOR_MADE if makes_keys else _NAME
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
+        assert isinstance(rows, SharedRows)
         scored = rows.scored
         if isinstance(scored, slice):
             scored = torch.arange(scored.start, scored.stop, device=rows.token_ids.device)
-        options = {"logits_to_keep": scored} if self._scores_some_rows else {}
+        options: dict[str, Any] = {"logits_to_keep": scored} if self._scores_some_rows else {}
+        kept = _KeptRows(rows) if self._makes_keys else None
         token = _rows.set(rows)
         try:
             output = self._model(
                 rows.token_ids[None],
                 position_ids=rows.positions[None],
                 attention_mask=torch.ones_like(rows.token_ids)[None],
-                use_cache=False,
+                past_key_values=kept,
+                use_cache=kept is not None,
                 **options,
             )
         finally:
             _rows.reset(token)
         logits: Tensor = output.logits[0]
         return logits if options else logits[rows.scored]
+
+
+class _KeptRows(DynamicCache):
+    """What we keep, as the cache of a library's forward."""
+
+    def __init__(self, rows: SharedRows) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep a layer's new rows, (1, G, T, D) each, and return all texts' side by side."""
+        keys, values = self._rows.keep(layer_idx, key_states[0], value_states[0])
+        return keys[None], values[None]
 
 
 class LibraryText(ModelCache):
@@ -133,16 +164,35 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend for a layer, (1, heads, T, D) each, in the shape that the library wants."""
-    how = Attention(
+    how = _how(query, scaling, options)
+    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
+    return seen.transpose(0, 1)[None].contiguous(), None
+
+
+def _attend_to_made(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend to keys and values of all texts, (1, heads, sum of L, D) each."""
+    seen = _rows.get().attend_to_made(query[0], key[0], value[0], _how(query, scaling, options))
+    return seen.transpose(0, 1)[None].contiguous(), None
+
+
+def _how(query: Tensor, scaling: float | None, options: dict[str, Any]) -> Attention:
+    return Attention(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=options.get("sliding_window"),
         soft_cap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    seen = _rows.get().attend(module.layer_idx, query[0], key[0], value[0], how)
-    return seen.transpose(0, 1)[None].contiguous(), None
 
 
-AttentionInterface.register(_NAME, _attend)
-# What each row sees is said by `SharedRows`, so the library need make no mask.
-AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
+for _name, _function in ((_NAME, _attend), (_NAME_FOR_MADE, _attend_to_made)):
+    AttentionInterface.register(_name, _function)
+    # What each row sees is said by `SharedRows`, so the library need make no mask.
+    AttentionMaskInterface.register(_name, lambda *_, **__: None)

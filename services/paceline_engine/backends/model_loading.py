@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
@@ -64,6 +69,7 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
         _refuse_nonsense(files.name, config)
+        _refuse_other_kinds(files.name, config)
         model: Any = AutoModelForCausalLM.from_pretrained(
             files.directory,
             config=config,
@@ -97,6 +103,15 @@ def _refuse_nonsense(name: str, config: Any) -> None:
                 f"model {name!r}: config.json says {key} {length!r}, which is not in"
                 f" [1, {_MOST_TOKENS}]"
             )
+
+
+def _refuse_other_kinds(name: str, config: Any) -> None:
+    """Refuse in few words what the library would refuse with a list of all that it knows."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"model {name!r}: config.json says model_type {config.model_type!r}, which is not a"
+            " decoder of text"
+        )
 
 
 def _refuse_broken_weights(name: str, model: Any) -> None:

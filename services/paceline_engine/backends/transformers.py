@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.calls import SessionSpec
-    from paceline_engine.items import Item, Judge, Judgement
+    from paceline_engine.items import Item, Judge, Judgement, Outcome
     from paceline_engine.proposal import Proposal
 
 __all__ = ["TransformersBackend"]
@@ -142,6 +142,14 @@ class TransformersBackend(Backend):
     def layers_run(self) -> int:
         """How many decoder layers forwards have gone through so far."""
         return self._layers_run
+
+    def run(
+        self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
+    ) -> list[Outcome | Exception]:
+        """Do a step of each item: see `Backend.run`."""
+        # A part of a prefix would have the rotations of a shorter text.
+        limit = None if rotations_change(self.model.config) else row_limit
+        return super().run(items, interrupt, row_limit=limit)
 
     @_on_device()
     def token_memory(self) -> TokenMemory:

@@ -115,6 +115,18 @@ def scores_after(
     return scores
 
 
+class StopAtLayer(Interrupt):
+    """An interrupt that is set once it has been looked at so many times."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self._left = layer
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop and the worker go on until something is so; the test's timeout is the limit."""
     while not condition():  # noqa: ASYNC110 - the worker thread has no event to offer

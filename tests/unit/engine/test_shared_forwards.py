@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
-from paceline_engine.backends.base import ForwardInterrupted, Interrupt
+from paceline_engine.backends.base import ForwardInterrupted
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
@@ -19,7 +19,7 @@ from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationR
 from paceline_engine.items import Draft, Item, Judge
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import SparseDistribution
-from unit.engine.conftest import NEVER, chain, continuation, instant
+from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
 
 SPEC = SessionSpec(200)
 SPECS = [
@@ -167,16 +167,6 @@ def test_what_fails_for_all_is_tried_alone_and_told_to_each(tiny_pair):
     hook.remove()
     expected = run_all(model, drafts(model, 3))
     assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
-
-
-class StopAtLayer(Interrupt):
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self._left = layer
-
-    def is_set(self) -> bool:
-        self._left -= 1
-        return self._left < 0
 
 
 def test_a_shared_forward_that_is_given_up_has_changed_no_text(tiny_pair):

@@ -24,7 +24,6 @@ from paceline.errors import OverloadedError
 from paceline_engine.backends.base import (
     DeviceLostError,
     ForwardInterrupted,
-    Interrupt,
     ModelLoadError,
 )
 from paceline_engine.backends.key_values import KeyValues
@@ -34,23 +33,11 @@ from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.decisions import draft_from
 from paceline_engine.model_text import ModelText
-from unit.engine.conftest import NEVER, continuation, path, scores_after
+from unit.engine.conftest import NEVER, StopAtLayer, continuation, path, scores_after
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 SPEC = SessionSpec(512)
 SAMPLED = SessionSpec(512, SamplingParameters(temperature=0.8, top_p=0.95), seed=3)
-
-
-class StopAtLayer(Interrupt):
-    """An interrupt that is set once it has been looked at so many times."""
-
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self._left = layer
-
-    def is_set(self) -> bool:
-        self._left -= 1
-        return self._left < 0
 
 
 def not_fused(patch) -> None:

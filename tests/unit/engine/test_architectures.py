@@ -1,0 +1,216 @@
+"""Models of many families: rows of several texts in one forward give the library's own tokens.
+
+The reference is the library's `generate`, one text at a time, on a copy of the model that nothing
+of ours has touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from array import array
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from paceline_engine.backends.base import ForwardInterrupted, ModelLoadError
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SessionSpec
+from paceline_engine.items import Draft, Item, Judge
+from support.families import FAMILIES, ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
+from unit.engine.conftest import NEVER, StopAtLayer, chain
+
+SPEC = SessionSpec(128)
+NEW_TOKENS = 24
+# Shorter and longer than the windows; the last one passes the window of the second while decoding.
+PROMPT_LENGTHS = (3, 33, 12)
+# So short that no text gets to where rotations change.
+SHORT_LENGTHS = (3, 17, 12)
+LAYERS = 2
+# Between the two best logits; rounding moves them by about 1e-5.
+LEAST_GAP = 1e-3
+
+REFUSED = ("mamba", "t5")
+# These attend in a way of their own; or a token's rotation depends on how long its text is.
+CHANGING = ("dynamic", "longrope")
+ALONE = ("bloom", "falcon", "falcon with alibi", "gpt-j", "mpt", *CHANGING)
+SERVED = [name for name in FAMILIES if name not in REFUSED]
+SHARING = [name for name in SERVED if name not in ALONE]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """Where a family's model is; it is made when it is first asked for."""
+    made = {}
+
+    def directory(name):
+        if name not in made:
+            made[name] = build_family(name, tmp_path_factory.mktemp("family") / name)
+        return made[name]
+
+    return directory
+
+
+@dataclass
+class Reference:
+    """What the library decodes: prompts, and what follows them."""
+
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+
+def prompts(lengths, *, seed=5) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in lengths]
+
+
+def generated(directory, lengths=PROMPT_LENGTHS) -> Reference:
+    """Decode by the library alone, from prompts after which rounding decides nothing."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    reference = Reference([], [])
+    for length in lengths:
+        for seed in itertools.count():
+            (prompt,) = prompts([length], seed=seed)
+            ids = torch.tensor([prompt])
+            found = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            text = found.sequences[0, length:].tolist()
+            best = torch.cat(found.logits).topk(2).values
+            is_sharp = float((best[:, 0] - best[:, 1]).min()) > LEAST_GAP
+            # What repeats itself says little.
+            if is_sharp and len(set(text)) > NEW_TOKENS // 4:
+                break
+            assert seed < 9, "some texts should do"
+        reference.prompts.append(prompt)
+        reference.texts.append(text)
+    return reference
+
+
+class Decoding:
+    """Texts that are decoded together, in forwards as chance has it."""
+
+    def __init__(self, backend, reference: Reference, *, seed: int) -> None:
+        self.backend, self.reference = backend, reference
+        self.chance = random.Random(seed)
+        self.caches = [backend.new_cache(SPEC) for _ in reference.prompts]
+        self.done = [0] * len(self.caches)
+        self.met: set[str] = set()
+
+    def run(self) -> None:
+        while min(self.done) < NEW_TOKENS:
+            left = [n for n, done in enumerate(self.done) if done < NEW_TOKENS]
+            group = self.chance.sample(left, self.chance.randint(1, len(left)))
+            items = [self.item(n) for n in group]
+            needed = [each.row_count() for each in items]
+            limit = self.chance.choice([None, sum(needed[:-1]) + self.chance.randint(1, 9)])
+            if self.chance.random() < 0.2:
+                self.interrupt(items, limit)
+            for n, each, answer in zip(
+                group, items, self.backend.run(items, NEVER, row_limit=limit), strict=True
+            ):
+                self.take(n, each, answer)
+            self.met.add("shared" if len(group) > 1 else "alone")
+
+    def item(self, n: int) -> Item:
+        done, text = self.done[n], self.reference.texts[n]
+        prefix = array("I", self.reference.prompts[n] + text[:done])
+        if self.chance.random() < 0.4:
+            return Item(self.caches[n], SPEC, prefix, Draft())
+        right = text[done : done + self.chance.randint(0, 5)]
+        wrong = [(text[0] + 1) % VOCABULARY_SIZE] * self.chance.randint(0, 3)
+        block = (right + wrong)[: NEW_TOKENS - 1 - done]
+        return Item(self.caches[n], SPEC, prefix, Judge(chain(block)))
+
+    def interrupt(self, items, limit) -> None:
+        with pytest.raises(ForwardInterrupted):
+            self.backend.run(items, StopAtLayer(self.chance.randrange(LAYERS)), row_limit=limit)
+        self.met.add("interrupted")
+
+    def take(self, n: int, item: Item, answer) -> None:
+        if not answer.is_whole:
+            self.met.add("part")
+            return
+        if answer.judgement is None:
+            found = answer.drafted.token_ids
+        else:
+            block = item.task.proposal.token_ids
+            accepted = len(answer.judgement.accepted_path)
+            self.met.add("block" if accepted == len(block) else "rejection")
+            found = (*block[:accepted], answer.judgement.next_token)
+        start = self.done[n]
+        assert list(found) == self.reference.texts[n][start : start + len(found)], (n, start)
+        self.done[n] += len(found)
+
+
+def test_the_list_is_of_families_that_are_served():
+    assert set(REFUSED) | set(ALONE) | set(SHARING) == set(FAMILIES)
+    assert len(SHARING) == 18
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_texts_decoded_together_are_the_librarys_own(name, directories):
+    directory = directories(name)
+    backend = TransformersBackend(str(directory))
+    assert (backend.decoder is not None, backend.description.shares_forwards) == (
+        name in SHARING or name in CHANGING,
+        name in SHARING,
+    )
+    assert backend.description.layer_count == LAYERS
+    changes = name in CHANGING
+    reference = generated(directory, SHORT_LENGTHS if changes else PROMPT_LENGTHS)
+    met = set()
+    for seed in range(4):
+        # As on a CPU, and with one kernel for all texts, as on an accelerator.
+        backend._together = seed % 2 == 1
+        decoding = Decoding(backend, reference, seed=seed)
+        decoding.run()
+        met |= decoding.met
+    parts = set() if changes else {"part"}
+    assert met == {"shared", "alone", "block", "rejection", "interrupted"} | parts
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_where_rotations_change_neither_other_texts_nor_parts_have_a_say(name, directories):
+    directory = directories(name)
+    backend = TransformersBackend(str(directory))
+    # Beyond that length what is right depends on how many rows a forward has: here on one.
+    reference = generated(directory, (3, ORIGINAL_LENGTH + 12, 12))
+    items = [
+        Item(backend.new_cache(SPEC), SPEC, array("I", prompt), Draft(NEW_TOKENS))
+        for prompt in reference.prompts
+    ]
+    for _ in range(NEW_TOKENS):
+        order = [items[n] for n in (2, 0, 1)]
+        for each, answer in zip(order, backend.run(order, NEVER, row_limit=20), strict=True):
+            each.take(answer)
+    for item, prompt, text in zip(items, reference.prompts, reference.texts, strict=True):
+        assert item.prefix.tolist() == prompt + text
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_texts_share_a_forward_where_the_model_can(name, directories):
+    backend = TransformersBackend(str(directories(name)))
+    items = [
+        Item(backend.new_cache(SPEC), SPEC, array("I", prompt), Draft())
+        for prompt in prompts(PROMPT_LENGTHS)
+    ]
+    before = backend.layers_run
+    backend.run(items, NEVER)
+    assert backend.layers_run - before == LAYERS * (1 if name in SHARING else len(items))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_is_refused_in_a_line(name, directories):
+    with pytest.raises(ModelLoadError, match=name) as caught:
+        TransformersBackend(str(directories(name)))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
