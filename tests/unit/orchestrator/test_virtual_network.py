@@ -73,7 +73,13 @@ def a_call(fake, handle, *, sequence=1, token_ids=TEXT):
 
 def verify(server, call, *, timeout_seconds=10.0):
     return rpcs.send_verify(
-        server, call, Proposal(), depth=0, logprobs=False, timeout_seconds=timeout_seconds
+        server,
+        call,
+        Proposal(),
+        depth=0,
+        logprobs=False,
+        anticipate=False,
+        timeout_seconds=timeout_seconds,
     )
 
 
