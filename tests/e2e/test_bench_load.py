@@ -72,10 +72,10 @@ def test_the_numbers_of_a_row_fit_together(results):
         if row["strategy"] == "non-SI":
             assert row["chosen"] == {"non-SI": request_count}
             assert row["speed_up"] == 1
-            assert row["forwards_per_token"] >= 1
+            assert row["forwards_per_token"] >= 1 / row["stream_count"]  # they may share one
         if row["strategy"] == "SI":
             assert row["chosen"] == {"SI": request_count}
-            assert row["forwards_per_token"] >= 1 / TOKENS
+            assert row["forwards_per_token"] >= 1 / TOKENS / row["stream_count"]
 
 
 def test_the_picture_is_drawn(results):
