@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.limits import MOST_CHUNK_TOKENS
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     ModelDescription,
@@ -48,7 +49,6 @@ _MAX_TEMPERATURE = 100
 _LEASE_SECONDS = (1.0, 300.0)
 _DIGEST_BYTES = 16
 _MAX_DEPTH = 65535
-_MAX_CHUNK = 64
 _SUM_TOLERANCE = 1e-4
 
 
@@ -176,7 +176,7 @@ def check_window(
 ) -> None:
     """Check what is special to Draft."""
     _check("max_tokens", max_tokens, 1, MOST_TOKENS)
-    _check("chunk_tokens", chunk_tokens, 1, _MAX_CHUNK)
+    _check("chunk_tokens", chunk_tokens, 1, MOST_CHUNK_TOKENS)
     _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
 
 
