@@ -312,6 +312,7 @@ class ModelWorker:
         forward_ns = ended_ns - batch.started_ns
         outcomes = [each for each in answers if isinstance(each, Outcome)]
         row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
+        row_sum = sum(row_counts)
         if outcomes:
             self._batching.learn(batch, row_counts, forward_ns)
             self._tell(self._on_forward, outcomes)
@@ -319,7 +320,7 @@ class ModelWorker:
             self._running = None
             self.waste.add(batch, row_counts, ended_ns)
             for job, rows in zip(batch.jobs, row_counts, strict=True):
-                part = rows / sum(row_counts) if sum(row_counts) else 1 / len(row_counts)
+                part = rows / row_sum if row_sum else 1 / len(row_counts)
                 self._turns.charge(job.share, round(forward_ns * part))
             for job, answer in zip(batch.jobs, answers, strict=True):
                 self._hand_out(job, answer, forward_ns, queue_ns=batch.started_ns - job.queued_ns)

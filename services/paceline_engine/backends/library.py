@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ from paceline_engine.backends.attention import Attention, SharedRows
 from paceline_engine.model_cache import ModelCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.backends.attention import ForwardRows
 
@@ -60,7 +61,7 @@ class LibraryDecoder:
         self.layers = decoder_layers(model)
         self._model = model
         self._makes_keys = makes_keys
-        self._scores_some_rows = _scores_some_rows(model)
+        self._scores_some_rows = _scores_some_rows(type(model).forward)
         name = _NAME_FOR_MADE if makes_keys else _NAME
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
@@ -127,7 +128,7 @@ class LibraryText(ModelCache):
 def score_alone(model: Any, text: LibraryText, token_ids: Tensor, *, rows: int) -> Tensor:
     """Append tokens, (T,), to a text, and return the logits of the last rows: (rows, V)."""
     # None cannot be asked for: 0 stands for all of them.
-    options = {"logits_to_keep": max(1, rows)} if _scores_some_rows(model) else {}
+    options = {"logits_to_keep": max(1, rows)} if _scores_some_rows(type(model).forward) else {}
     output = model(token_ids[None], past_key_values=text.state, use_cache=True, **options)
     logits: Tensor = output.logits[0, len(output.logits[0]) - rows :]
     return logits
@@ -150,8 +151,10 @@ def rotations_change(config: Any) -> bool:
     return any(each.get("rope_type") in _CHANGING for each in sets)
 
 
-def _scores_some_rows(model: Any) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
+@cache
+def _scores_some_rows(forward: Callable[..., Any]) -> bool:
+    """Whether a class's forward can be told which rows to score; asked with each of them."""
+    return "logits_to_keep" in inspect.signature(forward).parameters
 
 
 def _attend(
