@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.accounting import HostStatistics
     from paceline_engine.calls import PrefixCall
-    from paceline_engine.items import Draft, Judge, Outcome
+    from paceline_engine.items import Decode, Draft, Judge, Outcome
     from paceline_engine.jobs import Job
     from paceline_engine.sessions import Session
     from paceline_engine.worker import ModelWorker
@@ -81,7 +81,7 @@ class LiveCalls:
         self,
         session: Session,
         call: PrefixCall,
-        task: Judge | Draft,
+        task: Judge | Decode | Draft,
         *,
         depth: int = 0,
         patience_ns: int | None = None,

@@ -21,7 +21,7 @@ from paceline.errors import DrainingError, OverloadedError
 from paceline.shares import FairShares
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.batching import Batching
-from paceline_engine.items import Item, Outcome
+from paceline_engine.items import Item, Judge, Outcome
 from paceline_engine.jobs import Errand, Job, Outlet, Step
 from paceline_engine.latencies import LatencyMeter
 from paceline_engine.turns import Turns
@@ -335,8 +335,8 @@ class ModelWorker:
             return
         is_last, found = True, True
         if isinstance(job.work, Item):
-            is_last, found = job.work.take(answer), bool(answer.drafted)
-            if is_last and answer.judgement is not None and job.withdrawn_ns is None:
+            is_last, found = job.work.take(answer), answer.is_whole
+            if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
                 job.outcome = answer
                 self._anticipate(job, answer)
         self._tell(_deliver, job, Step(answer, queue_ns, forward_ns), is_last)
