@@ -312,15 +312,14 @@ class ModelHost:
                 tuple(proposal.token_ids), tuple(proposal.parents), tuple(proposal.distributions)
             )
             length = call.prefix_length + len(proposal)
-            goes_on = options.anticipate and length < session.spec.longest_length
-            self._make_room(session, length + goes_on)
+            self._make_room(session, length)
             live = self._calls.admit(
                 session,
                 call,
                 Judge(proposal, options.logprobs),
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
-                longest_ahead=session.reserved_length if goes_on else 0,
+                goes_on=options.anticipate,
             )
         self._counts.verify_calls += 1
         with self._calls.until_left(session, live):

@@ -91,8 +91,7 @@ class Item:
         depth: How urgent: the smallest first.
         patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
         found_count: Tokens drafted or decoded so far.
-        longest_ahead: Of a Judge: how long a text the model may go on with by itself after a
-            correction, or where nothing was proposed; 0: it does not go on.
+        goes_on: Of a Judge: whether the model goes on by itself after a correction.
     """
 
     cache: ModelCache
@@ -102,7 +101,7 @@ class Item:
     depth: int = 0
     patience_ns: int | None = None
     found_count: int = 0
-    longest_ahead: int = 0
+    goes_on: bool = False
 
     @property
     def share(self) -> str:
@@ -119,15 +118,14 @@ class Item:
         return self.cache.missing_length(self.prefix) + len(self.block)
 
     def ahead(self, judgement: Judgement) -> Item | None:
-        """Return what is asked next, if the caller goes on from this answer.
+        """Return what the caller asks next, if it was corrected; it needs no more room than this.
 
-        None past the limit; or where the proposal was accepted whole: what was drafted after it is
-        judged next. It does not go on from there by itself.
+        None where nothing was rejected: then what was drafted after the proposal is judged next.
         """
         assert isinstance(self.task, Judge)
-        if len(self.prefix) + len(judgement.accepted_path) + 1 > self.longest_ahead:
+        if not self.goes_on:
             return None
-        if 0 < len(self.task.proposal) == len(judgement.accepted_path):
+        if len(self.task.proposal) == len(judgement.accepted_path):
             return None
         prefix = self.prefix[:]
         prefix.extend(self.task.proposal.along(judgement.accepted_path))

@@ -13,7 +13,7 @@ from paceline_engine.items import ANTICIPATED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.items import Item, Outcome
+    from paceline_engine.items import Item
 
 __all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
 
@@ -123,7 +123,6 @@ class Job:
         withdrawn_ns: When it was withdrawn, if it was.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
         successor: What the model goes on with by itself after this.
-        outcome: What it got, if that was the last.
         ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
     """
 
@@ -136,7 +135,6 @@ class Job:
     was_passed_over: bool = False
     ns_per_row: float = 0.0
     successor: Job | None = None
-    outcome: Outcome | None = None
 
     @property
     def depth(self) -> int:

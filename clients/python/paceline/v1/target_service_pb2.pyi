@@ -39,11 +39,11 @@ class VerifyRequest(_message.Message):
     logprobs: _builtins.bool
     """Return the log probability of each decided token."""
     anticipate: _builtins.bool
-    """After a verdict that rejects a token, or where none was proposed, begin the forward that decides
-    the token after next_token_id, where nobody waits for the model. The session's next Verify takes
-    it over if it asks just that: the text so far with next_token_id, and no proposal. Any other call
-    of the session drops it. It changes no answer, nor what the session holds; where there is no room
-    it is not done.
+    """After a verdict that rejects a token, begin the forward that decides the token after
+    next_token_id, where nobody waits for the model. The session's next Verify takes it over if it
+    asks just that: the text so far with next_token_id, and no proposal. Any other call of the
+    session drops it. It changes no answer, nor what the session holds; where there is no room it is
+    not done.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
