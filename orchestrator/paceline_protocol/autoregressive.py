@@ -1,9 +1,9 @@
 """Plain decoding ("non-SI"): one target, one token for each forward.
 
-Design. One verification is in flight, and judges nothing: what it says is final. So there is no
-draft, no tree and nothing to take back; what is left is what every method has to do about servers:
-stay with the target whose session has the text, let one that leaves finish, and repeat elsewhere
-what was lost. It is the oracle of the other methods, and what they come down to without a drafter.
+Design. One decode is in flight, a window of tokens at a target that goes on by itself; what it says
+is final. So there is no draft, no tree and nothing to take back; what is left is what every method
+has to do about servers: stay with the target whose session has the text, and go on elsewhere when
+that is lost, or leaves. It is the oracle of the other methods.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.messages import (
-    AbandonVerify,
-    BlockVerified,
     CapacityChanged,
     Command,
+    DecodeEnded,
+    DecodeFailed,
+    EmitTokens,
     Event,
     Finish,
     FinishReason,
-    StartVerify,
-    VerifyFailed,
+    StartDecode,
+    StopDecode,
+    TokensDecoded,
 )
-from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
@@ -37,11 +38,12 @@ class AutoregressiveDecoding:
     """
 
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
+        self._task = task
         self._commitment = Commitment(task)
         self._targets = capacity.targets
         self._target: int | None = None
-        self._verify_count = 0
-        self._verifying = False
+        self._decode_count = 0
+        self._window = 0  # tokens that the decode in flight may still find
         self._finished = False
 
     @property
@@ -59,17 +61,15 @@ class AutoregressiveDecoding:
         match event:
             case _ if self._finished:
                 return []
-            case BlockVerified(verify_id=verify_id) if self._awaits(verify_id):
-                self._verifying = False
-                emission = self._commitment.commit(
-                    (event.next_token,), accepted=(False,), logprobs=event.logprobs[-1:]
-                )
-                commands.append(emission)
-            case VerifyFailed(verify_id=verify_id) if self._awaits(verify_id):
-                self._verifying = False
+            case TokensDecoded(decode_id=decode_id) if self._awaits(decode_id):
+                commands.append(self._take(event))
+                if self._target not in self._targets:  # it leaves
+                    commands += self._withdraw()
+            case DecodeEnded() | DecodeFailed() if self._awaits(event.decode_id):
+                self._window = 0
             case CapacityChanged(targets=targets):
                 self._targets = targets
-                if self._verifying and self._target is not None and not event.has(self._target):
+                if self._target is not None and not event.has(self._target):
                     commands += self._withdraw()
             case _:
                 return []
@@ -86,28 +86,37 @@ class AutoregressiveDecoding:
         if self._commitment.finish_reason is not None:
             self._finished = True
             return [Finish(self._commitment.finish_reason)]
-        if self._verifying or not self._targets:
+        if self._window or not self._targets:
             return []
         if self._target not in self._targets:
             self._target = self._targets[0]
-        self._verify_count += 1
-        self._verifying = True
+        self._decode_count += 1
+        self._window = min(self._commitment.remaining, self._task.draft_window)
         return [
-            StartVerify(
-                verify_id=self._verify_count,
+            StartDecode(
+                decode_id=self._decode_count,
                 target=self._target,
                 prefix=self._commitment.prefix,
-                proposal=Proposal(),
-                depth=0,
-                anticipate=self._commitment.remaining > 1,
+                max_tokens=self._window,
+                end_ids=self._task.eos_ids,
             )
         ]
 
-    def _awaits(self, verify_id: int) -> bool:
-        return self._verifying and verify_id == self._verify_count
+    def _awaits(self, decode_id: int) -> bool:
+        return self._window > 0 and decode_id == self._decode_count
+
+    def _take(self, event: TokensDecoded) -> EmitTokens:
+        count = len(event.token_ids)
+        self._window -= count
+        emission = self._commitment.commit(
+            event.token_ids, accepted=(False,) * count, logprobs=event.logprobs
+        )
+        if self._commitment.finish_reason is not None:
+            self._window = 0  # the decode ends with the text
+        return emission
 
     def _withdraw(self) -> list[Command]:
-        if not self._verifying:
+        if not self._window:
             return []
-        self._verifying = False
-        return [AbandonVerify(self._verify_count)]
+        self._window = 0
+        return [StopDecode(self._decode_count)]

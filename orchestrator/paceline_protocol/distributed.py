@@ -398,6 +398,8 @@ class DistributedDecoding:
                 distributions=() if exact else tuple(node.distribution for node in nodes[1:]),
             ),
             depth=verification.depth,
+            # A correction is where both models begin anew.
+            anticipate=len(nodes) > 1,
         )
 
     def _abandon(self, verification: Verification) -> Command:

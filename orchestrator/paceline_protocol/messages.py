@@ -1,8 +1,8 @@
 """The words a decoding method speaks: events in, commands out.
 
-Ids of drafts and verifications are chosen by the method, count up from 1 and are never used again.
-Servers are named by their index in the request's own lists of drafters and targets. Prefixes are
-whole: the prompt, what is committed, and what is assumed.
+Ids of drafts, verifications and decodes are chosen by the method, count up from 1 and are never
+used again. Servers are named by their index in the request's own lists of drafters and targets.
+Prefixes are whole: the prompt, what is committed, and what is assumed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ __all__ = [
     "BlockVerified",
     "CapacityChanged",
     "Command",
+    "DecodeEnded",
+    "DecodeFailed",
     "DraftEnded",
     "DraftFailed",
     "EmitTokens",
@@ -26,9 +28,12 @@ __all__ = [
     "Finish",
     "FinishReason",
     "PromoteVerify",
+    "StartDecode",
     "StartDraft",
     "StartVerify",
+    "StopDecode",
     "StopDraft",
+    "TokensDecoded",
     "TokensDrafted",
     "VerifyFailed",
 ]
@@ -90,6 +95,35 @@ class VerifyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensDecoded:
+    """A target found the next tokens by itself: they are final.
+
+    Attributes:
+        decode_id: The decode they belong to.
+        token_ids: One or more, after the prefix and those that it found before.
+        logprobs: If asked for, one for each. Else empty.
+    """
+
+    decode_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeEnded:
+    """A target decodes no further; all that it found has been reported."""
+
+    decode_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFailed:
+    """A decode came to nothing more. Its tokens so far stand."""
+
+    decode_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityChanged:
     """The servers that can be given work from now on. What runs elsewhere has failed or will.
 
@@ -112,7 +146,15 @@ class CapacityChanged:
 
 
 Event: TypeAlias = (
-    TokensDrafted | DraftEnded | DraftFailed | BlockVerified | VerifyFailed | CapacityChanged
+    TokensDrafted
+    | DraftEnded
+    | DraftFailed
+    | BlockVerified
+    | VerifyFailed
+    | TokensDecoded
+    | DecodeEnded
+    | DecodeFailed
+    | CapacityChanged
 )
 
 
@@ -149,10 +191,10 @@ class StartVerify:
         verify_id: Its name.
         target: The target that verifies it.
         prefix: The tokens assumed right, one or more.
-        proposal: The draft tokens to judge; empty for plain decoding.
+        proposal: The draft tokens to judge; may be empty.
         depth: 0 if it decides the first open position; else how many verifications are before it.
-        anticipate: Whether the target shall go on by itself: the next one will ask for the token
-            after this one's.
+        anticipate: Whether the target shall go on by itself after a correction, because the next
+            verification will ask for the token after it.
     """
 
     verify_id: int
@@ -176,6 +218,32 @@ class AbandonVerify:
     """Withdraw a verification: its verdict is worthless."""
 
     verify_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecode:
+    """Choose up to max_tokens tokens after the prefix with a target alone, and report them.
+
+    Attributes:
+        decode_id: Its name.
+        target: The target that decodes.
+        prefix: The tokens that are final, one or more.
+        max_tokens: The window.
+        end_ids: No token comes after one of these.
+    """
+
+    decode_id: int
+    target: int
+    prefix: tuple[int, ...]
+    max_tokens: int
+    end_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StopDecode:
+    """Withdraw a decode: nothing more of it is wanted."""
+
+    decode_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,5 +277,13 @@ class Finish:
 
 
 Command: TypeAlias = (
-    StartDraft | StopDraft | StartVerify | PromoteVerify | AbandonVerify | EmitTokens | Finish
+    StartDraft
+    | StopDraft
+    | StartVerify
+    | PromoteVerify
+    | AbandonVerify
+    | StartDecode
+    | StopDecode
+    | EmitTokens
+    | Finish
 )

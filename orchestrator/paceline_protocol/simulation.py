@@ -22,9 +22,12 @@ from paceline_protocol.messages import (
     EmitTokens,
     Event,
     Finish,
+    StartDecode,
     StartDraft,
     StartVerify,
+    StopDecode,
     StopDraft,
+    TokensDecoded,
     TokensDrafted,
 )
 from paceline_protocol.proposal import Proposal
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 Time: TypeAlias = int | float | Fraction
+_Start: TypeAlias = StartDraft | StartVerify | StartDecode
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +132,21 @@ class SpanKind(Enum):
 
     DRAFT = "draft"
     VERIFY = "verify"
+    DECODE = "decode"
 
 
 @dataclass(slots=True)
 class Span:
-    """A draft or a verification, for pictures and for counting.
+    """A draft, a verification or a decode, for pictures and for counting.
 
     Attributes:
-        kind: Which of the two.
+        kind: Which of them.
         server: Index of the drafter or target.
-        call_id: The draft's or verification's name.
+        call_id: Its name.
         start: When it began.
         end: When it was answered or withdrawn.
         position: Where its first token stands, the prompt counted.
-        token_ids: What was drafted, or the block that was judged.
+        token_ids: What was drafted or decoded, or the block that was judged.
         depth: A verification's depth at its start.
         withdrawn: Whether it was given up before its (last) answer.
         accepted_count: Of an answered verification.
@@ -160,6 +165,11 @@ class Span:
     accepted_count: int | None = None
     next_token: int | None = None
 
+    @property
+    def machine(self) -> tuple[bool, int]:
+        """Where: whether at a target, and its index."""
+        return self.kind is not SpanKind.DRAFT, self.server
+
 
 @dataclass(slots=True)
 class SimulationResult:
@@ -170,7 +180,7 @@ class SimulationResult:
         token_times: When each of them became final.
         accepted: For each whether it was an accepted draft token.
         total_time: When the method finished.
-        spans: Every draft and verification, by start.
+        spans: All that servers did, by start.
         target_forwards: Answered forwards of targets.
         drafter_forwards: Answered forwards of drafters.
     """
@@ -223,8 +233,12 @@ class _Run:
     ) -> None:
         self._method = method
         self._oracle = oracle
-        self._latencies = {SpanKind.VERIFY: targets, SpanKind.DRAFT: drafters}
-        self._warm: set[tuple[SpanKind, int]] = set()
+        self._latencies = {
+            SpanKind.VERIFY: targets,
+            SpanKind.DECODE: targets,
+            SpanKind.DRAFT: drafters,
+        }
+        self._warm: set[tuple[bool, int]] = set()
         self._working: dict[tuple[SpanKind, int], _Work] = {}  # by call
         self._due: list[tuple[Time, bool, int, _Work]] = []
         self._scheduled_count = 0
@@ -251,6 +265,10 @@ class _Run:
                     self._begin(command, kind=SpanKind.DRAFT, server=server, call_id=call_id)
                 case StartVerify(verify_id=call_id, target=server):
                     self._begin(command, kind=SpanKind.VERIFY, server=server, call_id=call_id)
+                case StartDecode(decode_id=call_id, target=server):
+                    self._begin(command, kind=SpanKind.DECODE, server=server, call_id=call_id)
+                case StopDecode(decode_id=call_id):
+                    self._withdraw(SpanKind.DECODE, call_id)
                 case StopDraft(draft_id=call_id):
                     self._withdraw(SpanKind.DRAFT, call_id)
                 case AbandonVerify(verify_id=call_id):
@@ -262,27 +280,25 @@ class _Run:
                 case Finish():
                     self._finished = True
 
-    def _begin(
-        self, command: StartDraft | StartVerify, *, kind: SpanKind, server: int, call_id: int
-    ) -> None:
-        busy = any((w.span.kind, w.span.server) == (kind, server) for w in self._working.values())
+    def _begin(self, command: _Start, *, kind: SpanKind, server: int, call_id: int) -> None:
+        span = Span(kind, server, call_id, self._now, self._now, len(command.prefix), [])
+        busy = any(work.span.machine == span.machine for work in self._working.values())
         assert not busy, "a method gives a server one thing to do at a time"
-        block = list(command.proposal.token_ids) if isinstance(command, StartVerify) else []
-        depth = command.depth if isinstance(command, StartVerify) else 0
-        position = len(command.prefix)
-        span = Span(kind, server, call_id, self._now, self._now, position, block, depth)
+        if isinstance(command, StartVerify):
+            span.token_ids += command.proposal.token_ids
+            span.depth = command.depth
         self._result.spans.append(span)
         work = _Work(command, span)
         self._working[kind, call_id] = work
         self._schedule(work, delay=self._latencies[kind][server].call)
 
     def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
-        kind, server = work.span.kind, work.span.server
-        latency = self._latencies[kind][server]
-        forward = latency.step if (kind, server) in self._warm else latency.first
+        latency = self._latencies[work.span.kind][work.span.server]
+        forward = latency.step if work.span.machine in self._warm else latency.first
         end = self._now + delay + forward
         self._scheduled_count += 1
-        heapq.heappush(self._due, (end, kind is SpanKind.VERIFY, self._scheduled_count, work))
+        is_target, _ = work.span.machine
+        heapq.heappush(self._due, (end, is_target, self._scheduled_count, work))
 
     def _withdraw(self, kind: SpanKind, call_id: int) -> None:
         work = self._working.pop((kind, call_id), None)
@@ -291,12 +307,15 @@ class _Run:
             work.span.end = self._now
 
     def _answer(self, work: _Work) -> None:
-        self._warm.add((work.span.kind, work.span.server))
+        self._warm.add(work.span.machine)
         work.span.end = self._now
-        if isinstance(work.command, StartDraft):
-            self._answer_draft(work, work.command)
-        else:
-            self._answer_verify(work, work.command)
+        match work.command:
+            case StartDraft():
+                self._answer_draft(work, work.command)
+            case StartDecode():
+                self._answer_decode(work, work.command)
+            case StartVerify():
+                self._answer_verify(work, work.command)
 
     def _answer_draft(self, work: _Work, command: StartDraft) -> None:
         self._result.drafter_forwards += 1
@@ -312,6 +331,18 @@ class _Run:
         elif not work.span.withdrawn:
             self._schedule(work)
 
+    def _answer_decode(self, work: _Work, command: StartDecode) -> None:
+        self._result.target_forwards += 1
+        _, token_id = self._oracle.judge(work.text, ())
+        work.span.token_ids.append(token_id)
+        work.text.append(token_id)
+        ended = len(work.span.token_ids) == command.max_tokens or token_id in command.end_ids
+        if ended:
+            del self._working[SpanKind.DECODE, command.decode_id]
+        self._tell(TokensDecoded(command.decode_id, (token_id,)))
+        if not ended and not work.span.withdrawn:
+            self._schedule(work)
+
     def _answer_verify(self, work: _Work, command: StartVerify) -> None:
         self._result.target_forwards += 1
         del self._working[SpanKind.VERIFY, command.verify_id]
@@ -325,11 +356,11 @@ class _Run:
 
 
 class _Work:
-    """What occupies a server; for a draft with the text so far."""
+    """What occupies a server; for a draft or a decode with the text so far."""
 
     __slots__ = ("command", "span", "text")
 
-    def __init__(self, command: StartDraft | StartVerify, span: Span) -> None:
+    def __init__(self, command: _Start, span: Span) -> None:
         self.command = command
         self.span = span
         self.text = list(command.prefix)

@@ -46,7 +46,8 @@ class DecodingTask:
         lookahead: Draft tokens in one verification, 1 or more.
         rule: How draft tokens are judged.
         dispatch: When they are.
-        draft_window: The most tokens one StartDraft asks for, in [1, SPECULATION_LIMIT].
+        draft_window: The most tokens one StartDraft asks for, or one StartDecode, in [1,
+            SPECULATION_LIMIT].
         broadcast_prefill: Whether DSI sends the prompt to all targets at the start.
     """
 

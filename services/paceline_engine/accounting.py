@@ -51,6 +51,7 @@ class HostStatistics:
     freeing_ns: int = 0
     layers_run: int = 0
     verify_calls: int = 0
+    decode_calls: int = 0
     draft_calls: int = 0
     calls_refused: int = 0
     calls_adopted: int = 0

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_LEASE_SECONDS",
     "CallTiming",
+    "DecodeOptions",
+    "Decoded",
     "Drafted",
     "ModelDescription",
     "PrefixCall",
@@ -111,12 +113,26 @@ class VerifyOptions:
     """What else a verification is told.
 
     Attributes:
-        anticipate: Whether the model shall go on by itself to the token after the verdict.
+        anticipate: Whether the model shall go on by itself to the token after a correction.
     """
 
     depth: int = 0
     logprobs: bool = False
     anticipate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How far to decode, and what else is told; limits in target_service.proto.
+
+    Attributes:
+        interval_seconds: Between two answers so much time passes at least, the last ones excepted.
+    """
+
+    max_tokens: int
+    end_token_ids: Sequence[int] = ()
+    logprobs: bool = False
+    interval_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +158,16 @@ class Verdict:
     accepted_path: tuple[int, ...]
     next_token: int
     held_length: int
+    logprobs: tuple[float, ...] = ()
+    timing: CallTiming = CallTiming()
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The next tokens of the model's own; see DecodeResponse in target_service.proto."""
+
+    start_length: int
+    token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     timing: CallTiming = CallTiming()
 

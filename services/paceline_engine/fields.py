@@ -13,6 +13,7 @@ from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.limits import MOST_CHUNK_TOKENS
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
+    DecodeOptions,
     ModelDescription,
     PrefixCall,
     SamplingParameters,
@@ -30,6 +31,7 @@ __all__ = [
     "MOST_ENTRIES",
     "MOST_TOKENS",
     "check_call",
+    "check_decoding",
     "check_distributions",
     "check_proposal",
     "check_sampling",
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 MOST_TOKENS = 1024
-"""The most tokens of a proposal, and of a draft's window."""
+"""The most tokens of a proposal, of a draft's window, and of a Decode."""
 
 MOST_ENTRIES = 4096
 """The most tokens that a distribution may name."""
@@ -50,6 +52,8 @@ _LEASE_SECONDS = (1.0, 300.0)
 _DIGEST_BYTES = 16
 _MAX_DEPTH = 65535
 _SUM_TOLERANCE = 1e-4
+_MOST_END_TOKENS = 64
+_LONGEST_INTERVAL_SECONDS = 1
 
 
 def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
@@ -81,7 +85,7 @@ def check_sampling(field: str, sampling: SamplingParameters, *, vocabulary_size:
 
 
 def check_call(call: PrefixCall, *, limit_length: int, vocabulary_size: int) -> None:
-    """Check the part that Draft and Verify share."""
+    """Check the part that Decode, Draft and Verify share."""
     _check("call.sequence", call.sequence, 1, _SEQUENCE_LIMIT - 1)
     _check("call.base_length", call.base_length, 0, limit_length)
     if len(call.base_digest) != _DIGEST_BYTES and (call.base_digest or call.base_length):
@@ -178,6 +182,23 @@ def check_window(
     _check("max_tokens", max_tokens, 1, MOST_TOKENS)
     _check("chunk_tokens", chunk_tokens, 1, MOST_CHUNK_TOKENS)
     _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
+
+
+def check_decoding(
+    call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
+) -> None:
+    """Check what is special to Decode."""
+    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
+    if len(options.end_token_ids) > _MOST_END_TOKENS:
+        raise InvalidFieldError.of(
+            "end_token_ids",
+            f"has {len(options.end_token_ids)} tokens, at most {_MOST_END_TOKENS} are allowed",
+        )
+    _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
+    _check(
+        "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
+    )
 
 
 def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:

@@ -32,6 +32,8 @@ from paceline_engine.backends.base import (
 )
 from paceline_engine.calls import (
     CallTiming,
+    Decoded,
+    DecodeOptions,
     Drafted,
     ModelDescription,
     PrefixCall,
@@ -40,7 +42,7 @@ from paceline_engine.calls import (
     Verdict,
     VerifyOptions,
 )
-from paceline_engine.items import Draft, Judge
+from paceline_engine.items import Decode, Draft, Judge
 from paceline_engine.latencies import LatencyMeter, ModelLatencies, measure
 from paceline_engine.live_calls import LiveCalls
 from paceline_engine.proposal import Proposal
@@ -310,15 +312,14 @@ class ModelHost:
                 tuple(proposal.token_ids), tuple(proposal.parents), tuple(proposal.distributions)
             )
             length = call.prefix_length + len(proposal)
-            goes_on = options.anticipate and length < session.spec.longest_length
-            self._make_room(session, length + goes_on)
+            self._make_room(session, length)
             live = self._calls.admit(
                 session,
                 call,
                 Judge(proposal, options.logprobs),
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
-                longest_ahead=session.reserved_length if goes_on else 0,
+                goes_on=options.anticipate,
             )
         self._counts.verify_calls += 1
         with self._calls.until_left(session, live):
@@ -339,6 +340,48 @@ class ModelHost:
             logprobs=judgement.logprobs,
             timing=replace(_timing(steps), began_early=live.began_early),
         )
+
+    async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
+        """Choose the tokens that follow a prefix: Decode in target_service.proto.
+
+        A generator, to be used as `draft` is.
+
+        Raises:
+            PacelineError: as the proto lists them.
+        """
+        with self._refusals_counted():
+            session = self._find_for(call)
+            fields.check_decoding(
+                call,
+                options,
+                limit_length=session.spec.longest_length,
+                vocabulary_size=self.description.vocabulary_size,
+            )
+            length = call.prefix_length + options.max_tokens
+            self._make_room(session, length)
+            live = self._calls.admit(
+                session,
+                call,
+                Decode(options.max_tokens, frozenset(options.end_token_ids), options.logprobs),
+                patience_ns=self._meter.patience_ns(length),
+            )
+        self._counts.decode_calls += 1
+        with self._calls.until_left(session, live):
+            unheld, length = call.token_ids, live.prefix_length
+            steps: list[Step[Outcome]] = []
+            parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
+            async for parcel in parcels:
+                steps += parcel
+                found = [each for step in steps if (each := step.outcome.judgement) is not None]
+                if not found:
+                    continue  # so far a part of a long prefix
+                token_ids = tuple(judgement.next_token for judgement in found)
+                session.hold(unheld)
+                session.hold(token_ids)
+                logprobs = tuple(each for judgement in found for each in judgement.logprobs)
+                yield Decoded(length, token_ids, logprobs, _timing(steps))
+                unheld, length = (), length + len(token_ids)
+                steps = []
 
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int = 1

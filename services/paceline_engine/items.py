@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline_engine.calls import SessionSpec
     from paceline_engine.model_cache import ModelCache
 
-__all__ = ["ANTICIPATED", "Draft", "Item", "Judge", "Judgement", "Outcome"]
+__all__ = ["ANTICIPATED", "Decode", "Draft", "Item", "Judge", "Judgement", "Outcome"]
 
 ANTICIPATED = 1 << 20
 """The depth of what nobody has asked for yet: less urgent than all that somebody has."""
@@ -30,6 +30,15 @@ class Judge:
     """Judge a proposal, and choose the token after what is accepted."""
 
     proposal: Proposal
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Choose the tokens that follow, one in each step, up to one of the end tokens."""
+
+    max_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
 
 
@@ -55,7 +64,7 @@ class Outcome:
 
     Attributes:
         row_count: Token positions that were computed for it.
-        judgement: The answer to a Judge, with its last step.
+        judgement: The answer to a Judge, with its last step; the next token of a Decode.
         drafted: Tokens that follow: none, one or several.
     """
 
@@ -76,23 +85,23 @@ class Item:
     Attributes:
         cache: The text's state in the model.
         spec: How tokens are chosen there, and whose work it is.
-        prefix: What the task builds on, one token or more; a draft's own tokens are appended.
+        prefix: What the task builds on, one token or more; tokens that are drafted or decoded are
+            appended.
         task: What to do.
         depth: How urgent: the smallest first.
         patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
-        found_count: Tokens drafted so far.
-        longest_ahead: Of a Judge: how long a text the model may go on with by itself after the
-            verdict; 0: it does not go on.
+        found_count: Tokens drafted or decoded so far.
+        goes_on: Of a Judge: whether the model goes on by itself after a correction.
     """
 
     cache: ModelCache
     spec: SessionSpec
     prefix: array[int]
-    task: Judge | Draft
+    task: Judge | Decode | Draft
     depth: int = 0
     patience_ns: int | None = None
     found_count: int = 0
-    longest_ahead: int = 0
+    goes_on: bool = False
 
     @property
     def share(self) -> str:
@@ -109,12 +118,14 @@ class Item:
         return self.cache.missing_length(self.prefix) + len(self.block)
 
     def ahead(self, judgement: Judgement) -> Item | None:
-        """Return what is asked next, if the caller goes on from this answer; None past the limit.
+        """Return what the caller asks next, if it was corrected; it needs no more room than this.
 
-        It does not go on from there by itself.
+        None where nothing was rejected: then what was drafted after the proposal is judged next.
         """
         assert isinstance(self.task, Judge)
-        if len(self.prefix) + len(judgement.accepted_path) + 1 > self.longest_ahead:
+        if not self.goes_on:
+            return None
+        if len(self.task.proposal) == len(judgement.accepted_path):
             return None
         prefix = self.prefix[:]
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
@@ -123,7 +134,7 @@ class Item:
         return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
 
     def asks_the_same(self, other: Item) -> bool:
-        """Whether both have one answer. A draft's may have gone out in part, so it never has."""
+        """Whether both have one answer. Of others than a Judge it may have gone out in part."""
         return (
             isinstance(self.task, Judge) and self.task == other.task and self.prefix == other.prefix
         )
@@ -132,6 +143,13 @@ class Item:
         """Take in what a step gave, and tell whether it was the last."""
         if isinstance(self.task, Judge):
             return outcome.judgement is not None
+        if isinstance(self.task, Decode):
+            return outcome.judgement is not None and self._append(outcome.judgement, self.task)
         self.prefix.extend(outcome.drafted.token_ids)
         self.found_count += len(outcome.drafted)
         return self.found_count >= self.task.max_tokens
+
+    def _append(self, judgement: Judgement, task: Decode) -> bool:
+        self.prefix.append(judgement.next_token)
+        self.found_count += 1
+        return self.found_count >= task.max_tokens or judgement.next_token in task.end_token_ids

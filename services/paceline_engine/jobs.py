@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,7 +13,7 @@ from paceline_engine.items import ANTICIPATED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.items import Item, Outcome
+    from paceline_engine.items import Item
 
 __all__ = ["Batch", "Errand", "Job", "Outlet", "Step"]
 
@@ -56,6 +56,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
         self._steps: asyncio.Queue[Step[_Value] | None] = asyncio.Queue()
         self._error: BaseException | None = None
         self._ended = False
+        self._is_read = False
 
     @property
     def failed(self) -> bool:
@@ -80,12 +81,33 @@ class Outlet(AsyncIterator[Step[_Value]]):
             self._steps.put_nowait(None)
 
     async def __anext__(self) -> Step[_Value]:
+        if self._is_read:
+            raise StopAsyncIteration
         step = await self._steps.get()
         if self._error is not None:
             raise self._error
         if step is None:
+            self._is_read = True
             raise StopAsyncIteration
         return step
+
+    async def parcels(self, *, interval_seconds: float) -> AsyncGenerator[list[Step[_Value]]]:
+        """Yield steps as they come, but so long after those before at least: then several at once.
+
+        The last ones do not wait.
+        """
+        loop = asyncio.get_running_loop()
+        due_at = loop.time()
+        async for step in self:
+            parcel = [step]
+            while not self._is_read and (loop.time() < due_at or not self._steps.empty()):
+                try:
+                    async with asyncio.timeout_at(due_at):
+                        parcel.append(await anext(self))
+                except (TimeoutError, StopAsyncIteration):
+                    break
+            due_at = loop.time() + interval_seconds
+            yield parcel
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +123,6 @@ class Job:
         withdrawn_ns: When it was withdrawn, if it was.
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
         successor: What the model goes on with by itself after this.
-        outcome: What it got, if that was the last.
         ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
     """
 
@@ -114,7 +135,6 @@ class Job:
     was_passed_over: bool = False
     ns_per_row: float = 0.0
     successor: Job | None = None
-    outcome: Outcome | None = None
 
     @property
     def depth(self) -> int:

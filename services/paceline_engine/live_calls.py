@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.accounting import HostStatistics
     from paceline_engine.calls import PrefixCall
-    from paceline_engine.items import Draft, Judge, Outcome
+    from paceline_engine.items import Decode, Draft, Judge, Outcome
     from paceline_engine.jobs import Job
     from paceline_engine.sessions import Session
     from paceline_engine.worker import ModelWorker
@@ -81,11 +81,11 @@ class LiveCalls:
         self,
         session: Session,
         call: PrefixCall,
-        task: Judge | Draft,
+        task: Judge | Decode | Draft,
         *,
         depth: int = 0,
         patience_ns: int | None = None,
-        longest_ahead: int = 0,
+        goes_on: bool = False,
     ) -> LiveCall:
         """Make a call its session's live one.
 
@@ -108,7 +108,7 @@ class LiveCalls:
             self._drop(ahead)
             raise
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
-        item.longest_ahead = longest_ahead
+        item.goes_on = goes_on
         if older is not None and older.will_answer(item):
             session.live_call = self._take_over(older, sequence=call.sequence, item=item)
         elif ahead is not None and _is_begun(ahead, item):

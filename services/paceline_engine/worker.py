@@ -21,7 +21,7 @@ from paceline.errors import DrainingError, OverloadedError
 from paceline.shares import FairShares
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.batching import Batching
-from paceline_engine.items import Item, Outcome
+from paceline_engine.items import Item, Judge, Outcome
 from paceline_engine.jobs import Errand, Job, Outlet, Step
 from paceline_engine.latencies import LatencyMeter
 from paceline_engine.turns import Turns
@@ -211,9 +211,7 @@ class ModelWorker:
         """
         with self._changed:
             work = cast("Item", job.work)
-            work.depth, work.longest_ahead = item.depth, item.longest_ahead
-            if job.outcome is not None:
-                self._anticipate(job, job.outcome)
+            work.depth, work.goes_on = item.depth, item.goes_on
 
     def withdraw(self, job: Job) -> None:
         """Take a job out of the queue, or out of its forward. Its outlet is left alone.
@@ -335,9 +333,8 @@ class ModelWorker:
             return
         is_last, found = True, True
         if isinstance(job.work, Item):
-            is_last, found = job.work.take(answer), bool(answer.drafted)
-            if is_last and answer.judgement is not None and job.withdrawn_ns is None:
-                job.outcome = answer
+            is_last, found = job.work.take(answer), answer.is_whole
+            if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
                 self._anticipate(job, answer)
         self._tell(_deliver, job, Step(answer, queue_ns, forward_ns), is_last)
         if is_last or job.withdrawn_ns is not None:

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from paceline_engine.calls import (
+        Decoded,
+        DecodeOptions,
         Drafted,
         ModelDescription,
         PrefixCall,
@@ -67,6 +69,9 @@ class Host(Protocol):
         self, call: PrefixCall, proposal: Proposal, *, options: VerifyOptions
     ) -> Verdict:
         """Judge a proposal."""
+
+    def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
+        """Choose the tokens that follow. Closing the generator stops it."""
 
     def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int

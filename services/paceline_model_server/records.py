@@ -42,10 +42,11 @@ class CallRecord:
     """One call that was served, or is being served.
 
     Attributes:
-        method: "Verify" or "Draft".
+        method: "Verify", "Decode" or "Draft".
         session: Names the session without being its handle.
         start_ns: When it arrived, on the machine's monotonic clock, which all processes share.
-        rows: Token positions asked for: appended and draft tokens; of a draft the tokens found.
+        rows: Token positions asked for: appended and draft tokens; of a Draft or Decode the tokens
+            found.
         end_ns: When it ended; 0 while it runs.
         queue_ns: How long it waited; known of answered calls.
         forward_ns: How long its forwards took; known of answered calls.
@@ -144,7 +145,7 @@ class CallRecorder:
                 self._wasted.labels(self._role, outcome).inc(wasted_rows)
 
     def count_answer(self, entry: CallRecord, timing: CallTiming, *, phase: str) -> None:
-        """Count an answer's times. Phases: "prefill", "draft", "verify"."""
+        """Count an answer's times. Phases: "prefill", "draft", "decode", "verify"."""
         entry.queue_ns += timing.queue_ns
         entry.forward_ns += timing.forward_ns
         self._queue_seconds.labels(self._role).observe(timing.queue_ns / 1e9)

@@ -24,6 +24,8 @@ from paceline.v1 import (
 from paceline_engine.calls import (
     DEFAULT_LEASE_SECONDS,
     CallTiming,
+    Decoded,
+    DecodeOptions,
     Drafted,
     ModelDescription,
     PrefixCall,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from paceline_engine.latencies import ModelLatencies
 
 __all__ = [
+    "decode_request",
+    "decode_response",
     "draft_request",
     "draft_response",
     "duration",
@@ -102,9 +106,7 @@ def session_spec(
         seed=message.seed,
         rule=rule,
         lease_seconds=(
-            message.lease.seconds + message.lease.nanos / 1e9
-            if message.HasField("lease")
-            else DEFAULT_LEASE_SECONDS
+            _seconds(message.lease) if message.HasField("lease") else DEFAULT_LEASE_SECONDS
         ),
         request_id=message.request_id,
         limit_length=message.limit_length if message.HasField("limit_length") else None,
@@ -135,6 +137,19 @@ def draft_request(
     return call, message.max_tokens, message.chunk_tokens or 1
 
 
+def decode_request(
+    message: target_service_pb2.DecodeRequest, *, model: ModelDescription, caller: str
+) -> tuple[PrefixCall, DecodeOptions]:
+    """Translate a Decode."""
+    options = DecodeOptions(
+        max_tokens=message.max_tokens,
+        end_token_ids=message.end_token_ids,
+        logprobs=message.logprobs,
+        interval_seconds=_seconds(message.message_interval),
+    )
+    return _prefix_call(message.call, model=model, caller=caller), options
+
+
 def session_grant(grant: SessionGrant) -> session_service_pb2.SessionGrant:
     """Translate the receipt of an opened session."""
     return session_service_pb2.SessionGrant(
@@ -153,6 +168,17 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
         logprobs=verdict.logprobs,
         held_length=verdict.held_length,
         timing=_timing(verdict.timing),
+    )
+
+
+def decode_response(sequence: int, decoded: Decoded) -> target_service_pb2.DecodeResponse:
+    """Translate the next tokens, with the sequence that they answer."""
+    return target_service_pb2.DecodeResponse(
+        sequence=sequence,
+        start_length=decoded.start_length,
+        token_ids=decoded.token_ids,
+        logprobs=decoded.logprobs,
+        timing=_timing(decoded.timing),
     )
 
 
@@ -199,6 +225,10 @@ def duration(seconds: float) -> Duration:
     message = Duration()
     message.FromNanoseconds(round(seconds * 1e9))
     return message
+
+
+def _seconds(message: Duration) -> float:
+    return message.seconds + message.nanos / 1e9
 
 
 def _expect_model(path: str, fingerprint: str, *, model: ModelDescription) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from paceline.v1 import model_service_pb2, target_service_pb2, target_service_pb2_grpc
@@ -11,6 +12,8 @@ from paceline_model_server.application import ModelRole
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from paceline_engine.calls import PrefixCall, Verdict
     from paceline_model_server.host import Host
     from paceline_model_server.records import CallRecord, CallRecorder
@@ -19,7 +22,7 @@ __all__ = ["ROLE", "TargetServicer"]
 
 
 class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
-    """Judges proposals; the contract is in target_service.proto."""
+    """Judges proposals, and decodes; the contract is in target_service.proto."""
 
     def __init__(self, host: Host, recorder: CallRecorder) -> None:
         self._host = host
@@ -41,6 +44,27 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
         # Counted when the answer is on its way.
         asyncio.get_running_loop().call_soon(self._count, record, call, len(proposal), verdict)
         return translation.verify_response(call.sequence, verdict)
+
+    async def Decode(  # noqa: N802 - gRPC's name
+        self, request: target_service_pb2.DecodeRequest, context: Any
+    ) -> AsyncIterator[target_service_pb2.DecodeResponse]:
+        """Stream the next tokens until the window is full, or the text ends.
+
+        Cancellation:
+            As of Draft (`paceline_drafter.servicer`).
+        """
+        call, options = translation.decode_request(
+            request, model=self._host.description, caller=peer_name(context.auth_context())
+        )
+        phase = "decode" if call.base_length else "prefill"
+        decoding = self._host.decode(call, options)
+        with self._recorder.record("Decode", call, depth=0, rows=0) as record:
+            async with aclosing(decoding) as parcels:
+                async for decoded in parcels:
+                    record.rows += len(decoded.token_ids)
+                    self._recorder.count_answer(record, decoded.timing, phase=phase)
+                    yield translation.decode_response(call.sequence, decoded)
+                    phase = "decode"
 
     def _count(
         self, record: CallRecord, call: PrefixCall, drafted_count: int, verdict: Verdict

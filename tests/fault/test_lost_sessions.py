@@ -9,7 +9,8 @@ from paceline_engine.host import HostLimits, ModelHost
 from support.in_process import in_process_system
 from support.oracle import Oracle, Sampling
 
-PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 32
+# More than one window of plain decoding.
+PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 80
 # Plain decoding has no drafter.
 CASES = [
     ("autoregressive", "targets"),

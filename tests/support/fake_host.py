@@ -23,6 +23,8 @@ from paceline.shares import FairShares
 from paceline_engine import fields
 from paceline_engine.calls import (
     CallTiming,
+    Decoded,
+    DecodeOptions,
     Drafted,
     ModelDescription,
     PrefixCall,
@@ -204,6 +206,25 @@ class FakeHost:
             logprobs=self._logprobs(held, accepted + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
         )
+
+    async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
+        self._refuse_when_over()
+        session = self._find(call.session_id, call.caller)
+        limit_length = session.spec.longest_length
+        size = self.description.vocabulary_size
+        fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
+        fields.check_decoding(call, options, limit_length=limit_length, vocabulary_size=size)
+        self._grow(session, call.prefix_length + options.max_tokens)
+        text = await self._forward(session, call)
+        for found_count in range(options.max_tokens):
+            if found_count:
+                await self._wait(session)
+            text.append(self._next(text))
+            session.held = list(text)
+            logprobs = self._logprobs(text[:-1], 1) if options.logprobs else ()
+            yield Decoded(len(text) - 1, (text[-1],), logprobs, _ONE_FORWARD)
+            if text[-1] in options.end_token_ids:
+                break
 
     async def draft(
         self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int

@@ -91,7 +91,7 @@ class FakeModelServer:
         tokenizer: What GetTokenizer streams; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
-        distort: What it does to each answer to Verify or Draft before it goes out.
+        distort: What it does to each answer to such a call before it goes out.
         open_error: What OpenSession answers, while it is set.
         is_loading: Whether it cannot say yet what it is.
         opens: Set while OpenSession answers.
@@ -102,10 +102,11 @@ class FakeModelServer:
         refused: Sessions refused with `open_error`.
         opened: Sessions opened.
         closed: Sessions closed.
-        calls: Verify and Draft requests, in the order of their arrival.
+        calls: Verify, Decode and Draft requests, in the order of their arrival.
         cancelled: Calls that ended by a cancel: somebody told the server to stop.
         superseded: Calls that a newer one of their session ended.
-        running: Verify and Draft calls running now.
+        running: Such calls running now.
+        begun: Forwards that have begun.
         renewed: Leases renewed.
     """
 
@@ -131,6 +132,7 @@ class FakeModelServer:
     closed: int = 0
     renewed: int = 0
     running: int = 0
+    begun: int = 0
     calls: list[Any] = field(default_factory=list)
     cancelled: list[Any] = field(default_factory=list)
     superseded: list[Any] = field(default_factory=list)
@@ -265,24 +267,15 @@ class FakeModelServer:
         """Fence a call and give it the prefix it asks for; put up with its cancel."""
         call = request.call
         self.calls.append(request)
-        fault = self.faults.popleft() if self.faults else ""
-        if fault == "lose_session":
-            self.sessions.pop(call.session_id)
-        if fault == "overload":
-            raise errors.OverloadedError("full", retry_after_seconds=0.01)
-        if fault == "fail":
-            raise errors.DrainingError("the fault that was asked for")
+        fault = self.next_fault(call.session_id)
         session = self._understand(request)
-        if fault == "lose_tokens":
-            session.tokens = session.tokens[: call.base_length - 1]
-        if fault == "tamper" and session.tokens:
-            session.tokens[0] += 1
         self._fence(session, call)
         base = session.tokens[: call.base_length]
         session.tokens = base
         self.running += 1
         try:
-            session.tokens = [*base, *call.token_ids] if self.role == "drafter" else base
+            is_verify = isinstance(request, target_service_pb2.VerifyRequest)
+            session.tokens = base if is_verify else [*base, *call.token_ids]
             yield session, fault
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request)
@@ -293,10 +286,28 @@ class FakeModelServer:
         finally:
             self.running -= 1
 
+    def next_fault(self, session_id: str) -> str:
+        """Do to a session what goes wrong next: at the start of a call, or in mid-stream."""
+        fault = self.faults.popleft() if self.faults else ""
+        if fault == "lose_session":
+            del self.sessions[session_id]
+        session = self._session(session_id)
+        if fault == "overload":
+            raise errors.OverloadedError("full", retry_after_seconds=0.01)
+        if fault == "fail":
+            raise errors.DrainingError("the fault that was asked for")
+        if fault == "lose_tokens":
+            session.tokens = session.tokens[:1]
+        if fault == "tamper" and session.tokens:
+            session.tokens[0] += 1
+        return fault
+
     async def forward(
         self, superseded: asyncio.Event, fault: str, *, rows: int, depth: int = 0
     ) -> session_service_pb2.CallTiming:
         """Take a forward's time; stop when a newer call replaces this one."""
+        self.begun += 1
+        await self.note()
         seconds = 3600 if fault == "hang" else self.latency_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
@@ -312,6 +323,13 @@ class FakeModelServer:
         """Find a call's session, and check every field, as servers do before anything else."""
         model = self.description
         size = model.vocabulary_size
+        if isinstance(request, target_service_pb2.DecodeRequest):
+            call, window = translation.decode_request(request, model=model, caller="")
+            session = self._session(call.session_id)
+            limit_length = session.spec.longest_length
+            fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
+            fields.check_decoding(call, window, limit_length=limit_length, vocabulary_size=size)
+            return session
         if self.role == "drafter":
             call, max_tokens, chunk_tokens = translation.draft_request(
                 request, model=model, caller=""
@@ -445,6 +463,37 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             response.next_token_id = (response.next_token_id + 1) % EOS
         fake.distort(response)
         return response
+
+    async def Decode(self, request, context):  # noqa: N802
+        fake = self._fake
+        try:
+            with fake.call(request) as (session, fault):
+                superseded, text = session.superseded, list(session.tokens)
+                rows = max(1, len(request.call.token_ids))
+                for _ in range(request.max_tokens):
+                    how = "hang" if fake.stalls(text) else fault
+                    timing = await fake.forward(superseded, how, rows=rows)
+                    await fake.answers.wait()
+                    text.append(fake.token_after(text))
+                    rows = 1
+                    response = target_service_pb2.DecodeResponse(
+                        sequence=request.call.sequence,
+                        start_length=len(text) - 1 + (fault == "wrong_answer"),
+                        token_ids=text[-1:],
+                        timing=timing,
+                    )
+                    if request.logprobs:
+                        response.logprobs.append(logprob_of(text))
+                    if not superseded.is_set():
+                        session.tokens = list(text)
+                    is_over = text[-1] in request.end_token_ids
+                    fake.distort(response)
+                    yield response
+                    fault = fake.next_fault(request.call.session_id)
+                    if is_over or fault in ("lose_tokens", "tamper"):
+                        break
+        finally:
+            await fake.note()
 
 
 class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):

@@ -169,6 +169,16 @@ class ModelClient:
             answer: Any = await self.stub.Verify(request, timeout=_TIMEOUT_SECONDS)
         return answer
 
+    async def decode(
+        self, call: session_service_pb2.SessionCall, max_tokens: int, **fields: Any
+    ) -> list[target_service_pb2.DecodeResponse]:
+        request = target_service_pb2.DecodeRequest(call=call, max_tokens=max_tokens, **fields)
+        return await self.decode_with(request)
+
+    async def decode_with(self, request: Any) -> list[target_service_pb2.DecodeResponse]:
+        with decoded():
+            return [each async for each in self.stub.Decode(request, timeout=_TIMEOUT_SECONDS)]
+
     async def draft(
         self, call: session_service_pb2.SessionCall, max_tokens: int, **fields: Any
     ) -> list[drafter_service_pb2.DraftResponse]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["History"]
 
-WORK = ("Verify", "Draft")
+WORK = ("Verify", "Decode", "Draft")
 COURTESY_SECONDS = 0.002
 INSTANT = 1e-6
 # While a target is well, the longest time without a token that nothing explains; and what a fault
@@ -261,8 +261,14 @@ class History:
         verdicts = [it for it in work if it.method == "Verify" and it.end == "answered"]
         wanted = sum(it.withdrawn_at is None for it in verdicts)
         lies = sum(it.server in self._struck_by("lie") for it in verdicts)
-        if not wanted - lies <= took.target_forward_count <= wanted:
-            yield f"request {number}: {took.target_forward_count} verdicts, and not {wanted}"
+        decodes = [it for it in work if it.method == "Decode"]
+        least = wanted - lies + sum(_surely_counted(it) for it in decodes if it.end == "answered")
+        most = wanted + sum(_forwards(message) for it in decodes for _, message in it.messages)
+        if not least <= took.target_forward_count <= most:
+            yield (
+                f"request {number}: {took.target_forward_count} forwards of targets, and not"
+                f" {least} to {most}"
+            )
         early = sum((it.ended_at or 0.0) < ended - INSTANT for it in work if _was_dropped(it))
         unsent = sum(it.end == "SESSION_NOT_FOUND" for it in work)
         if took.cancelled_rpc_count > early + unsent:
@@ -401,14 +407,14 @@ def _end_of_work(call: CallRecord) -> float:
 
 
 def _was_dropped(call: CallRecord) -> bool:
-    """Whether its answer may have been unwanted; of a draft that has ended nobody can tell."""
-    return call.method == "Draft" or call.withdrawn_at is not None
+    """Whether its answer may have been unwanted; of a stream that has ended nobody can tell."""
+    return call.method != "Verify" or call.withdrawn_at is not None
 
 
-def _surely_counted(draft: CallRecord) -> int:
+def _surely_counted(stream: CallRecord) -> int:
     """Count its messages' forwards, but for those that may have come after it was withdrawn."""
-    until = (draft.ended_at or 0.0) - COURTESY_SECONDS - INSTANT
-    return sum(_forwards(message) for at, message in draft.messages if at < until)
+    until = (stream.ended_at or 0.0) - COURTESY_SECONDS - INSTANT
+    return sum(_forwards(message) for at, message in stream.messages if at < until)
 
 
 def _forwards(message: Any) -> int:

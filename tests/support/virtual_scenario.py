@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "Fault", "Scenario", "Wish", "play"]
 
-WORK = ("Verify", "Draft")
+WORK = ("Verify", "Decode", "Draft")
 STEP_SECONDS, DRAFTER_STEP_SECONDS = 0.03, 0.005
 
 

@@ -1,4 +1,4 @@
-"""The drafts and verifications of one request that are under way: each a task that owns its RPC."""
+"""The calls of one request that are under way: each a task that owns its RPC."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
 from paceline.limits import MOST_CHUNK_TOKENS
 from paceline_protocol.messages import (
     BlockVerified,
+    DecodeEnded,
     DraftEnded,
     Event,
+    StartDecode,
     StartDraft,
     StartVerify,
+    TokensDecoded,
     TokensDrafted,
 )
 
@@ -25,24 +29,28 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.call import CallUnderWay
     from paceline_orchestrator.calls.ledger import Ledger
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
-    from paceline_orchestrator.calls.rpcs import Drafted, Judged
+    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
 
 __all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall"]
 
-StartCall: TypeAlias = StartDraft | StartVerify
+StartCall: TypeAlias = StartDraft | StartVerify | StartDecode
 
 COURTESY_SECONDS = 0.002
 """Cancels wait so long: new calls reach their servers before others are woken to drop work."""
 
+# For each call under way between two messages of a decode: twice what a message costs here, so that
+# half of a core is left for the rest, however many streams there are.
+_MESSAGE_SECONDS = 0.0005
+_LONGEST_INTERVAL_SECONDS = 0.05
 # A server whose calls wait longer than this has a queue.
 _QUEUEING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A draft or a verification, and the same one that it replaced, if it did."""
+    """A call, and the same one that it replaced, if it did."""
 
     call: StartCall
     session: RemoteSession
@@ -96,16 +104,20 @@ class CallsInFlight:
         self._failed = failed
         self._drafts: dict[int, _Running] = {}
         self._verifies: dict[int, _Running] = {}
+        self._decodes: dict[int, _Running] = {}
         self._stale: list[_Running] = []
         self._dropping: asyncio.TimerHandle | None = None
         self._judged: deque[tuple[RemoteSession, Judged]] = deque()
 
     def start(self, call: StartCall, session: RemoteSession) -> None:
         """Send a call."""
-        if isinstance(call, StartVerify):
-            self._verifies[call.verify_id] = self._start_verify(call, session)
-        else:
-            self._drafts[call.draft_id] = self._start_draft(call, session)
+        match call:
+            case StartVerify():
+                self._verifies[call.verify_id] = self._start_verify(call, session)
+            case StartDraft():
+                self._drafts[call.draft_id] = self._start_draft(call, session)
+            case StartDecode():
+                self._decodes[call.decode_id] = self._start_decode(call, session)
 
     def promote(self, verify_id: int, *, depth: int) -> None:
         """Send a verification that still waits in a server's queue again, with its new depth.
@@ -134,6 +146,10 @@ class CallsInFlight:
         """Withdraw a draft, unless it has ended."""
         self._withdraw(self._drafts.pop(draft_id, None), by_rejection=by_rejection)
 
+    def stop_decode(self, decode_id: int) -> None:
+        """Withdraw a decode, unless it has ended."""
+        self._withdraw(self._decodes.pop(decode_id, None), by_rejection=False)
+
     def count_verdicts(self) -> None:
         """Count the verdicts that came since the last time."""
         while self._judged:
@@ -145,7 +161,8 @@ class CallsInFlight:
         """Count what came, and withdraw everything at once."""
         self.count_verdicts()
         self._drop_stale()
-        for running in (*self._drafts.values(), *self._verifies.values()):
+        calls = (self._drafts, self._verifies, self._decodes)
+        for running in chain.from_iterable(each.values() for each in calls):
             self._note_unanswered(running)
             running.withdraw()
 
@@ -184,7 +201,36 @@ class CallsInFlight:
             report=report,
         )
         task = self._tasks.create_task(
-            self._take_draft(call, session, sent), name=f"draft {call.draft_id}"
+            self._take_stream(call, session, sent, ended=DraftEnded(call.draft_id)),
+            name=f"draft {call.draft_id}",
+        )
+        return _Running(call, session, sent, task, record)
+
+    def _start_decode(self, call: StartDecode, session: RemoteSession) -> _Running:
+        record = self._recorder.decoding(session.server.name, call)
+
+        def report(decoded: Decoded) -> None:
+            if not record.is_running:
+                return  # withdrawn a moment before
+            self._recorder.decoded(record, decoded)
+            self._ledger.note(decoded.start_length, decoded.token_ids)
+            self._answered(TokensDecoded(call.decode_id, decoded.token_ids, decoded.logprobs))
+            if session.is_retired:
+                self._break_off(call)
+
+        sent = session.decode(
+            call.prefix,
+            max_tokens=call.max_tokens,
+            end_ids=call.end_ids,
+            logprobs=self._logprobs,
+            interval_seconds=min(
+                _MESSAGE_SECONDS * self._pool.call_count, _LONGEST_INTERVAL_SECONDS
+            ),
+            report=report,
+        )
+        task = self._tasks.create_task(
+            self._take_stream(call, session, sent, ended=DecodeEnded(call.decode_id)),
+            name=f"decode {call.decode_id}",
         )
         return _Running(call, session, sent, task, record)
 
@@ -210,17 +256,26 @@ class CallsInFlight:
             )
         )
 
-    async def _take_draft(
-        self, call: StartDraft, session: RemoteSession, sent: CallUnderWay[None]
+    async def _take_stream(
+        self,
+        call: StartDraft | StartDecode,
+        session: RemoteSession,
+        sent: CallUnderWay[None],
+        *,
+        ended: DraftEnded | DecodeEnded,
     ) -> None:
+        if isinstance(call, StartDraft):
+            calls, call_id = self._drafts, call.draft_id
+        else:
+            calls, call_id = self._decodes, call.decode_id
         try:
             await sent
         except PacelineError as error:
-            if self._retire(self._drafts, call.draft_id, sent=sent):
+            if self._retire(calls, call_id, sent=sent):
                 self._failed(call, session, error)
             return
-        if self._retire(self._drafts, call.draft_id, sent=sent):
-            self._answered(DraftEnded(call.draft_id))
+        if self._retire(calls, call_id, sent=sent):
+            self._answered(ended)
             self._pool.report_success(session.server)
 
     def _retire(self, calls: dict[int, _Running], call_id: int, *, sent: CallUnderWay[Any]) -> bool:
@@ -242,16 +297,28 @@ class CallsInFlight:
             self._end(running)
             self._recorder.cancelled(running.record, by_rejection=by_rejection)
 
+    def _break_off(self, call: StartDecode) -> None:
+        """End a decode between two tokens, so that it goes on where its seat's work goes now."""
+        running = self._decodes.pop(call.decode_id, None)
+        if running is not None:
+            running.sent.release()
+            self._drop_later(running)
+            self._end(running)
+            self._answered(DecodeEnded(call.decode_id))
+
     def _note_unanswered(self, running: _Running) -> None:
         """Let a request that ends early not hide that a server is silent."""
         if running.sent.end_unanswered():
             self._pool.suspect(running.session.server)
 
     def _end(self, running: _Running) -> None:
-        if isinstance(running.call, StartVerify):
-            self._recorder.verification_ended(running.record)
-        else:
-            self._recorder.draft_ended(running.record)
+        match running.call:
+            case StartVerify():
+                self._recorder.verification_ended(running.record)
+            case StartDraft():
+                self._recorder.draft_ended(running.record)
+            case StartDecode():
+                self._recorder.decode_ended(running.record)
 
     def _drop_later(self, running: _Running) -> None:
         self._stale.append(running)

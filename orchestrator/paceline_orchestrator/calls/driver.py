@@ -32,14 +32,18 @@ from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
+    DecodeFailed,
     DraftFailed,
     EmitTokens,
     Event,
     Finish,
     PromoteVerify,
+    StartDecode,
     StartDraft,
     StartVerify,
+    StopDecode,
     StopDraft,
+    TokensDecoded,
     VerifyFailed,
 )
 
@@ -195,7 +199,7 @@ class Driver:
         return self._is_closing or self._finish is not None or self._failure is not None
 
     def _take_answer(self, event: Event) -> None:
-        if isinstance(event, BlockVerified):
+        if isinstance(event, BlockVerified | TokensDecoded):
             self._endurance.verdict_came()
         self._post(event)
 
@@ -247,7 +251,9 @@ class Driver:
                 self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
             case StopDraft():
                 self._calls.stop_draft(command.draft_id, by_rejection=self._finish is None)
-            case StartVerify():
+            case StopDecode():
+                self._calls.stop_decode(command.decode_id)
+            case StartVerify() | StartDecode():
                 self._start(command, self._crew.target(command.target))
             case StartDraft():
                 self._start(command, self._crew.drafter(command.drafter))
@@ -332,6 +338,10 @@ class Driver:
 
 
 def _failed(call: StartCall) -> Event:
-    if isinstance(call, StartVerify):
-        return VerifyFailed(call.verify_id)
-    return DraftFailed(call.draft_id)
+    match call:
+        case StartVerify():
+            return VerifyFailed(call.verify_id)
+        case StartDecode():
+            return DecodeFailed(call.decode_id)
+        case StartDraft():
+            return DraftFailed(call.draft_id)

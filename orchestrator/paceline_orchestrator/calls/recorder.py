@@ -16,25 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.rpcs import Drafted, Judged
+    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.statistics import Fallback
     from paceline_orchestrator.fleet.wire import Timing
     from paceline_protocol.commitment import DraftStatistics
-    from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
+    from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 
 __all__ = ["CallRecord", "Recorder"]
 
 
 @dataclass(slots=True, eq=False)
 class CallRecord:
-    """A draft or a verification.
+    """A draft, a verification, or the part of a decode up to its next tokens.
 
     Attributes:
-        call_id: Its name in the timeline: drafts and verifications are numbered together.
+        call_id: Its name in the timeline, where all are numbered together.
         server: Where it runs.
-        prefix: What it follows.
-        started_ns: When it was started, or a draft's last tokens came; perf_counter_ns.
+        prefix: What it follows; a decode its prefix and `decoded_count` tokens.
+        started_ns: When it was started, or its last tokens came; perf_counter_ns.
         token_ids: The block of a verification, or what a draft has found so far.
+        decoded_count: How many tokens a decode has found so far.
         depth: How far a verification runs ahead.
         is_running: Whether more may come of it.
     """
@@ -44,13 +45,19 @@ class CallRecord:
     prefix: Sequence[int]
     started_ns: int
     token_ids: list[int] = field(default_factory=list)
+    decoded_count: int = 0
     depth: int = 0
     is_running: bool = True
 
     @property
+    def position(self) -> int:
+        """Where its first token stands."""
+        return len(self.prefix) + self.decoded_count
+
+    @property
     def end(self) -> int:
         """The position after its last token."""
-        return len(self.prefix) + len(self.token_ids)
+        return self.position + len(self.token_ids)
 
 
 class Recorder:
@@ -137,11 +144,32 @@ class Recorder:
             token_ids=list(verify.proposal.token_ids),
             depth=verify.depth,
         )
-        self._verifying[server] += 1
-        self.targets_used = max(self.targets_used, len(self._verifying))
-        if self._show is not None:
-            self._show(self._event(EventKind.VERIFYING, record))
+        self._begin_at_target(record)
         return record
+
+    def decoding(self, server: str, decode: StartDecode) -> CallRecord:
+        """A decode was started. Each of its answers ends what looks like a verification."""
+        self._call_count += 1
+        record = CallRecord(self._call_count, server, decode.prefix, time.perf_counter_ns())
+        self._begin_at_target(record)
+        return record
+
+    def decoded(self, record: CallRecord, decoded: Decoded) -> None:
+        """A decode found tokens."""
+        hop_ns = self._count(decoded.timing, decoded.elapsed_ns)
+        if not record.decoded_count:
+            self._metrics.hop("Decode", hop_ns)
+        self._statistics.target_forward_count += decoded.timing.forward_count
+        self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
+        self._call_count += 1
+        record.call_id = self._call_count
+        record.decoded_count += len(decoded.token_ids)
+        record.started_ns = time.perf_counter_ns()
+
+    def decode_ended(self, record: CallRecord) -> None:
+        """A decode has used up its window, was withdrawn, or failed."""
+        record.is_running = False
+        self._end_at_target(record)
 
     def judged(self, judged: Judged) -> None:
         """A verification was answered."""
@@ -150,8 +178,7 @@ class Recorder:
 
     def verification_ended(self, record: CallRecord) -> None:
         """A verification was answered, withdrawn, or failed."""
-        self._verifying[record.server] -= 1
-        self._verifying += Counter()  # drops those at 0
+        self._end_at_target(record)
         self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
 
     def draft_ended(self, record: CallRecord) -> None:
@@ -183,6 +210,16 @@ class Recorder:
     def timeline(self) -> list[TimelineEvent]:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
+
+    def _begin_at_target(self, record: CallRecord) -> None:
+        self._verifying[record.server] += 1
+        self.targets_used = max(self.targets_used, len(self._verifying))
+        if self._show is not None:
+            self._show(self._event(EventKind.VERIFYING, record))
+
+    def _end_at_target(self, record: CallRecord) -> None:
+        self._verifying[record.server] -= 1
+        self._verifying += Counter()  # drops those at 0
 
     def _measure(self, token_count: int) -> None:
         """Measure final tokens, and what calls took up to them."""
@@ -258,7 +295,7 @@ class Recorder:
             record.server,
             at_ns,
             end_ns,
-            position=len(record.prefix) if position is None else position,
+            position=record.position if position is None else position,
             token_ids=tuple(record.token_ids if token_ids is None else token_ids),
             call_id=record.call_id,
             depth=record.depth,

@@ -20,21 +20,23 @@ from paceline.v1.session_service_pb2 import (
     SessionCall,
 )
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
-from paceline.v1.target_service_pb2 import VerifyRequest
+from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
 from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import SamplingParameters, SparseDistribution
-    from paceline.v1.target_service_pb2 import VerifyResponse
+    from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall, Timing
 
 __all__ = [
+    "DecodeRpc",
+    "Decoded",
     "DraftRpc",
     "Drafted",
     "Judged",
@@ -43,13 +45,16 @@ __all__ = [
     "VerifyRpc",
     "close_session",
     "open_session",
+    "read_decoded",
     "read_drafts",
     "read_verdict",
     "renew_session",
+    "send_decode",
     "send_draft",
     "send_verify",
 ]
 
+DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
 DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
 VerifyRpc: TypeAlias = "Awaitable[VerifyResponse]"
 
@@ -121,6 +126,24 @@ class Drafted:
     sequence: int
     start_length: int
     proposal: Proposal
+    timing: Timing
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A target's next tokens, and what they took.
+
+    Attributes:
+        sequence: The call that they say they answer.
+        start_length: How many tokens precede them.
+        elapsed_ns: Since those before them came, or the call was sent.
+    """
+
+    sequence: int
+    start_length: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     timing: Timing
     elapsed_ns: int
 
@@ -211,6 +234,45 @@ async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
         timing=read_timing(response.timing),
         elapsed_ns=time.perf_counter_ns() - sent_ns,
     )
+
+
+def send_decode(
+    server: ModelServer,
+    call: PrefixCall,
+    *,
+    max_tokens: int,
+    end_ids: Iterable[int],
+    logprobs: bool,
+    interval_seconds: float,
+    timeout_seconds: float,
+) -> DecodeRpc:
+    """Ask for the target's own tokens after a prefix."""
+    request = DecodeRequest(
+        call=_call_message(call), max_tokens=max_tokens, end_token_ids=end_ids, logprobs=logprobs
+    )
+    request.message_interval.FromNanoseconds(round(interval_seconds * 1e9))
+    return server.target.Decode(request, timeout=timeout_seconds)
+
+
+async def read_decoded(rpc: DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decoded]:
+    """Wait for what a target decodes, message by message.
+
+    Raises:
+        PacelineError: What the server or the transport said.
+    """
+    last_ns = sent_ns
+    async with aclosing(answers(rpc)) as messages:
+        async for message in messages:
+            now_ns = time.perf_counter_ns()
+            yield Decoded(
+                sequence=message.sequence,
+                start_length=message.start_length,
+                token_ids=tuple(message.token_ids),
+                logprobs=tuple(message.logprobs),
+                timing=read_timing(message.timing),
+                elapsed_ns=now_ns - last_ns,
+            )
+            last_ns = now_ns
 
 
 def send_draft(

@@ -21,9 +21,11 @@ from paceline_orchestrator.calls.deadline import patience_seconds
 from paceline_orchestrator.calls.held_tokens import HeldTokens
 from paceline_orchestrator.calls.rpcs import (
     PrefixCall,
+    read_decoded,
     read_drafts,
     read_verdict,
     renew_session,
+    send_decode,
     send_draft,
     send_verify,
 )
@@ -31,12 +33,12 @@ from paceline_orchestrator.calls.statistics import Fallback
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline.errors import SessionError
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
-    from paceline_orchestrator.calls.rpcs import Drafted, Judged, SessionSpec
+    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
     from paceline_protocol.proposal import Proposal
@@ -48,14 +50,16 @@ _RENEWING_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Draft:
-    """What a draft was asked for, and how many tokens it has found so far."""
+class _Window:
+    """What a draft or a decode was asked for, and how many tokens it has found so far.
+
+    Attributes:
+        final_length: How many tokens of the prefix can never change again.
+    """
 
     prefix: Sequence[int]
     max_tokens: int
-    chunk_tokens: int
     final_length: int
-    report: Callable[[Drafted], None]
     found_count: int = 0
 
 
@@ -109,6 +113,11 @@ class RemoteSession:
         self._is_retired = True
         if not self._calls:
             self.close()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether nothing more shall be asked of it."""
+        return self._is_retired
 
     def begin(self, call: CallUnderWay[Any]) -> None:
         """Note that a call is under way."""
@@ -170,7 +179,7 @@ class RemoteSession:
             self.server.silence.heard(sent.waiting)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
             if not self._is_verdict(judged, sent.call, proposal, logprobs=logprobs):
-                raise InternalError(f"{self.server.name} answered what it was not asked")
+                raise self._unasked()
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.believe(prefix, accepted, final_length=final_length)
@@ -196,7 +205,7 @@ class RemoteSession:
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        draft = _Draft(prefix, max_tokens, chunk_tokens, final_length, report)
+        window = _Window(prefix, max_tokens, final_length)
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
@@ -209,8 +218,63 @@ class RemoteSession:
             )
             return self._sent(call, rpc, patience=self._patience(call, steps=chunk_tokens))
 
-        read = partial(self._read_draft, draft)
-        return CallUnderWay(self, send, read, is_repeatable=lambda: not draft.found_count)
+        async def read(sent: Sent) -> None:
+            async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
+                async for drafted in messages:
+                    self._heard(sent, patience=self._patience(steps=chunk_tokens))
+                    if not self._is_draft(drafted, window):
+                        raise self._unasked()
+                    self._take(drafted, drafted.proposal.token_ids, sent=sent, window=window)
+                    # The parents of a chain say nothing.
+                    report(replace(drafted, proposal=replace(drafted.proposal, parents=())))
+
+        return CallUnderWay(self, send, read, is_repeatable=lambda: not window.found_count)
+
+    def decode(
+        self,
+        prefix: Sequence[int],
+        *,
+        max_tokens: int,
+        end_ids: Iterable[int],
+        logprobs: bool = False,
+        interval_seconds: float = 0.0,
+        report: Callable[[Decoded], None],
+    ) -> CallUnderWay[None]:
+        """Decode after a prefix, and report tokens as they come; see TargetService.Decode.
+
+        Args:
+            prefix: The text, all of it final.
+            max_tokens: The window.
+            end_ids: No token comes after one of these.
+            logprobs: Whether they are wanted.
+            interval_seconds: At least so much time passes between two messages.
+            report: Told of each message, while the call is awaited.
+        """
+        window = _Window(prefix, max_tokens, len(prefix))
+
+        def send(handle: str) -> Sent:
+            call = self._next_call(handle, prefix)
+            rpc = send_decode(
+                self.server,
+                call,
+                max_tokens=max_tokens,
+                end_ids=end_ids,
+                logprobs=logprobs,
+                interval_seconds=interval_seconds,
+                timeout_seconds=self._call_seconds,
+            )
+            return self._sent(call, rpc, patience=self._patience(call))
+
+        async def read(sent: Sent) -> None:
+            async with aclosing(read_decoded(sent.rpc, sent_ns=sent.at_ns)) as messages:
+                async for decoded in messages:
+                    self._heard(sent, patience=self._patience() + interval_seconds)
+                    if len(decoded.logprobs) != (len(decoded.token_ids) if logprobs else 0):
+                        raise self._unasked()
+                    self._take(decoded, decoded.token_ids, sent=sent, window=window)
+                    report(decoded)
+
+        return CallUnderWay(self, send, read, is_repeatable=lambda: not window.found_count)
 
     @property
     def handle(self) -> str:
@@ -311,43 +375,41 @@ class RemoteSession:
         forward_ns = latency.expected_ns(rows) + (steps - 1) * latency.expected_ns(1)
         return patience_seconds(forward_ns, is_cold=is_cold)
 
-    async def _read_draft(self, draft: _Draft, sent: Sent) -> None:
-        async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
-            async for drafted in messages:
-                patience_seconds = self._patience(steps=draft.chunk_tokens)
-                self.server.silence.heard(sent.waiting, patience_seconds=patience_seconds)
-                self._take_drafted(draft, drafted, sent.call)
+    def _heard(self, sent: Sent, *, patience: float) -> None:
+        self.server.silence.heard(sent.waiting, patience_seconds=patience)
 
-    def _take_drafted(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> None:
-        is_first, token_ids = not draft.found_count, drafted.proposal.token_ids
-        if not self._is_next(draft, drafted, call):
-            raise InternalError(f"{self.server.name} answered what it was not asked")
-        if drafted.proposal.parents:  # those of a chain say nothing
-            drafted = replace(drafted, proposal=replace(drafted.proposal, parents=()))
-        self.server.latency.observe(
-            drafted.timing, elapsed_ns=drafted.elapsed_ns, is_first=is_first
+    def _take(
+        self, found: Drafted | Decoded, token_ids: Sequence[int], *, sent: Sent, window: _Window
+    ) -> None:
+        """Take in a message of a stream: it goes on where the one before ended."""
+        length = len(window.prefix) + window.found_count
+        is_next = (
+            (found.sequence, found.start_length) == (sent.call.sequence, length)
+            and 0 < len(token_ids) <= window.max_tokens - window.found_count
+            and all(map(self._is_token, token_ids))
         )
-        if call.sequence == self._sequence:
+        if not is_next:
+            raise self._unasked()
+        is_first = not window.found_count
+        self.server.latency.observe(found.timing, elapsed_ns=found.elapsed_ns, is_first=is_first)
+        if sent.call.sequence == self._sequence:
             if is_first:
-                self._held.believe(draft.prefix, final_length=draft.final_length)
+                self._held.believe(window.prefix, final_length=window.final_length)
             self._held.extend(token_ids)
-        draft.found_count += len(token_ids)
-        draft.report(drafted)
+        window.found_count += len(token_ids)
 
-    def _is_next(self, draft: _Draft, drafted: Drafted, call: PrefixCall) -> bool:
-        """Whether a message goes on with this draft: a chain of tokens within its window."""
-        length = len(draft.prefix) + draft.found_count
+    def _is_draft(self, drafted: Drafted, window: _Window) -> bool:
+        """Whether what was drafted is a chain, with distributions where they are needed."""
         proposal = drafted.proposal
         token_count = len(proposal)
         # Parents refer to all that the call has found: in a chain, each to the token before.
-        chain = tuple(range(draft.found_count, draft.found_count + token_count))
-        return (
-            (drafted.sequence, drafted.start_length) == (call.sequence, length)
-            and 0 < token_count <= draft.max_tokens - draft.found_count
-            and proposal.parents in ((), chain)
-            and len(proposal.distributions) == (token_count if self._is_rejection else 0)
-            and all(map(self._is_token, proposal.token_ids))
+        chain = tuple(range(window.found_count, window.found_count + token_count))
+        return proposal.parents in ((), chain) and len(proposal.distributions) == (
+            token_count if self._is_rejection else 0
         )
+
+    def _unasked(self) -> InternalError:
+        return InternalError(f"{self.server.name} answered what it was not asked")
 
     def _is_verdict(
         self, judged: Judged, call: PrefixCall, proposal: Proposal, *, logprobs: bool

@@ -96,7 +96,8 @@ class ObservedLatency:
             elapsed_ns: What it took here, since the call was sent or its last answer came.
             is_first: Whether it is the call's first answer, which includes the way of the call.
         """
-        self._queue_ns = self.queue_ns + _WEIGHT * (timing.queue_ns - self.queue_ns)
+        queue_ns = timing.queue_ns / max(1, timing.forward_count)
+        self._queue_ns = self.queue_ns + _WEIGHT * (queue_ns - self.queue_ns)
         self._queue_seen_at = self._clock()
         self._was_free = timing.queue_ns <= _NO_WAIT * timing.forward_ns
         rest_ns = max(0, elapsed_ns - timing.queue_ns - timing.forward_ns)

@@ -113,6 +113,11 @@ class ServerPool:
         """All servers, drafters first, by name."""
         return sorted(self._servers.values(), key=lambda it: (it.role, it.name))
 
+    @property
+    def call_count(self) -> int:
+        """How many calls of this orchestrator run or wait at servers."""
+        return sum(server.call_count for server in self._servers.values())
+
     def model(self) -> ModelFacts:
         """Return the model that new requests are served with: that of most of the ready targets.
 

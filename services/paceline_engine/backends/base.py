@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from paceline.errors import PacelineError
 from paceline_engine import fields
 from paceline_engine.calls import VerificationRule
-from paceline_engine.items import Item, Judge, Judgement, Outcome
+from paceline_engine.items import Decode, Item, Judge, Judgement, Outcome
+from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from array import array
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from paceline_engine.calls import ModelDescription, SessionSpec
     from paceline_engine.model_cache import ModelCache
-    from paceline_engine.proposal import Proposal
 
 __all__ = [
     "Backend",
@@ -34,6 +34,8 @@ __all__ = [
     "ModelLoadError",
     "TokenMemory",
 ]
+
+_NOTHING = Proposal()
 
 Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
@@ -200,6 +202,9 @@ class Backend(ABC):
         try:
             if isinstance(item.task, Judge):
                 return Outcome(row_count, judgement=self._judge(scores, item.task, item))
+            if isinstance(item.task, Decode):
+                task = Judge(_NOTHING, item.task.logprobs)
+                return Outcome(row_count, judgement=self._judge(scores, task, item))
             return Outcome(row_count, drafted=self._draft(scores, item))
         except DeviceLostError:
             raise

@@ -26,7 +26,7 @@ from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, 
 async def test_what_a_server_forgets_is_sent_again(strategy, fault, kind):
     drafter, target = a_drafter(), targets(1)[0]
     async with orchestrating(drafters=[drafter], targets=[target]) as system:
-        target.faults.extend(["", "", fault, "", fault])
+        target.faults.extend(["", "", fault, "", "", fault])
         drafter.faults.extend(["", fault])
         received = await system.generate(strategy=strategy, lookahead=2)
         assert received.token_ids == continuation(PROMPT, 24)
@@ -77,11 +77,11 @@ async def test_requests_that_end_early_do_not_hide_that_a_target_is_silent(ends_
     monkeypatch.setattr("paceline_orchestrator.calls.deadline._UNKNOWN_SECONDS", 0.5)
     async with orchestrating(targets=targets(1, stalls=lambda _: True)) as system:
         for _ in range(20):
-            calls_before = len(system.targets[0].calls)
+            begun_before = system.targets[0].begun
             call = asyncio.create_task(
                 system.generate(timeout=0.2 if ends_by == "deadline" else 20)
             )
-            await system.targets[0].until(lambda it, n=calls_before: len(it.calls) > n)
+            await system.targets[0].until(lambda it, n=begun_before: it.begun > n)
             if ends_by == "cancel":
                 await asyncio.wait((call,), timeout=0.2)
                 call.cancel()
@@ -133,7 +133,7 @@ async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
         call = asyncio.create_task(
             system.generate(strategy=pb.STRATEGY_DISTRIBUTED, **sooner_than_usual)
         )
-        await target.until(lambda it: len(it.calls) >= 3)
+        await target.until(lambda it: it.begun >= 3)
         await target.kill()
         with pytest.raises(errors.NoTargetError) as after:
             await call
@@ -148,7 +148,7 @@ async def test_a_target_that_comes_back_in_time_goes_on():
     async with orchestrating(targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
         call = asyncio.create_task(system.generate(max_tokens=6))
-        await target.until(lambda it: len(it.calls) >= 3)
+        await target.until(lambda it: it.begun >= 3)
         await target.kill()
         await target.start()
         received = await call

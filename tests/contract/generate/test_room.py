@@ -88,7 +88,7 @@ async def test_more_requests_than_allowed_are_refused_at_once():
     async with orchestrating(targets=[target], request_limit=1) as system:
         target.faults.extend(["", "hang"])
         first = system.call()
-        await target.until(lambda it: len(it.calls) >= 2)
+        await target.until(lambda it: it.begun >= 2)
         with pytest.raises(errors.OverloadedError) as caught:
             await system.generate()
         assert caught.value.retry_after_seconds

@@ -52,6 +52,11 @@ VERIFY_FIELDS = [
     ("proposal.parents", [[]], [[0], [0, 1]]),
     ("speculation_depth", [0, 65535], [65536, 2**32 - 1]),
 ]
+DECODE_FIELDS = [
+    ("max_tokens", [1, 60], [0, 61, 1025, 2**32 - 1]),
+    ("end_token_ids", [[], [LAST_TOKEN], [1] * 64], [[VOCABULARY], [2**32 - 1], [1] * 65]),
+    ("message_interval.seconds", [0, 1], [-1, 2, 2**40]),
+]
 DRAFT_FIELDS = [
     ("max_tokens", [1, 60], [0, 61, 1025, 2**32 - 1]),
     ("chunk_tokens", [0, 1, 64], [65, 2**32 - 1]),
@@ -116,6 +121,32 @@ async def test_a_verification_with_a_field_at_its_limits_is_answered(target, pat
     request = target_service_pb2.VerifyRequest(call=target.call(session, 1, new=PROMPT))
     put(request, path, value, to=target)
     assert (await target.verify_with(request)).next_token_id < target.info.vocabulary_size
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    cases("call.", CALL_FIELDS, good=False) + cases("", DECODE_FIELDS, good=False),
+)
+async def test_a_decode_with_a_field_past_its_limits_runs_no_forward(target, path, value):
+    session = await target.open()
+    request = target_service_pb2.DecodeRequest(
+        call=target.call(session, 1, new=PROMPT), max_tokens=1
+    )
+    put(request, path, value, to=target)
+    error = await target.error_of(target.decode_with(request))
+    assert_names(error, path.removesuffix(".seconds"))
+    assert_no_forward(target)
+    assert await target.decode(target.call(session, 2, new=PROMPT), 1)
+
+
+@pytest.mark.parametrize(("path", "value"), cases("", DECODE_FIELDS, good=True))
+async def test_a_decode_with_a_field_at_its_limits_is_answered(target, path, value):
+    session = await target.open()
+    request = target_service_pb2.DecodeRequest(
+        call=target.call(session, 1, new=PROMPT), max_tokens=1
+    )
+    put(request, path, value, to=target)
+    assert await target.decode_with(request)
 
 
 @pytest.mark.parametrize(

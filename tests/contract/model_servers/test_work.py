@@ -1,11 +1,11 @@
-"""What Verify and Draft answer, and what a session holds afterwards."""
+"""What Verify, Decode and Draft answer, and what a session holds afterwards."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.errors import PrefixNotHeldError
-from paceline.v1 import drafter_service_pb2
+from paceline.v1 import drafter_service_pb2, target_service_pb2
 from support.model_contract import PROMPT, continuation
 
 
@@ -76,6 +76,84 @@ async def test_a_session_holds_the_accepted_tokens_and_no_rejected_or_next_one(t
         assert error.metadata["held_length"] == str(len(held))
     again = await target.verify(target.call(session, 4, held=held, new=oracle[1:2]))
     assert (again.prefix_length, again.next_token_id) == (len(held) + 1, oracle[2])
+
+
+def tokens(answers):
+    return [token for answer in answers for token in answer.token_ids]
+
+
+async def test_a_target_decodes_what_single_verdicts_say_and_holds_it(target):
+    oracle = await continuation(target, PROMPT, 9)
+    session = await target.open()
+    answers = await target.decode(target.call(session, 1, new=PROMPT), 7)
+    assert tokens(answers) == oracle[:7]
+    assert all(answer.sequence == 1 for answer in answers)
+    assert sum(answer.timing.forward_count for answer in answers) == 7
+    length = len(PROMPT)
+    for answer in answers:
+        assert answer.start_length == length
+        length += len(answer.token_ids)
+    held = (*PROMPT, *oracle[:7])
+    more = await target.decode(target.call(session, 2, held=held), 1)
+    assert (more[0].start_length, tokens(more)) == (len(held), oracle[7:8])
+    verdict = await target.verify(target.call(session, 3, held=(*held, oracle[7])))
+    assert verdict.next_token_id == oracle[8]
+
+
+async def test_decoding_ends_after_an_end_token(target):
+    oracle = await continuation(target, PROMPT, 6)
+    session = await target.open()
+    ends = [oracle[3], (oracle[3] + 1) % target.info.vocabulary_size]
+    answers = await target.decode(target.call(session, 1, new=PROMPT), 6, end_token_ids=ends)
+    first = next(place for place, token in enumerate(oracle) if token in ends)
+    assert tokens(answers) == oracle[: first + 1]
+
+
+async def test_decoded_tokens_have_the_log_probabilities_of_single_verdicts(target):
+    session = await target.open()
+    alone, text = [], list(PROMPT)
+    for sequence in range(1, 5):
+        verdict = await target.verify(target.call(session, sequence, new=text), logprobs=True)
+        alone += verdict.logprobs
+        text.append(verdict.next_token_id)
+    answers = await target.decode(target.call(session, 5, new=PROMPT), 4, logprobs=True)
+    said = [logprob for answer in answers for logprob in answer.logprobs]
+    assert said == pytest.approx(alone, abs=0.05)
+    assert not any(
+        answer.logprobs for answer in await target.decode(target.call(session, 6, new=PROMPT), 2)
+    )
+
+
+async def test_messages_that_shall_be_apart_carry_all_that_was_found_between_them(target):
+    session = await target.open()
+    request = target_service_pb2.DecodeRequest(
+        call=target.call(session, 1, new=PROMPT), max_tokens=9
+    )
+    request.message_interval.FromMilliseconds(400)
+    answers = await target.decode_with(request)
+    assert tokens(answers) == await continuation(target, PROMPT, 9)
+    # Where forwards take no time the first travels at once, and the rest together.
+    assert len(answers) <= 9
+
+
+async def test_a_cancelled_decode_holds_what_it_streamed(stalling_target):
+    target = stalling_target
+    session = await target.open()
+    request = target_service_pb2.DecodeRequest(
+        call=target.call(session, 1, new=PROMPT), max_tokens=9
+    )
+    stream = target.stub.Decode(request, timeout=20)
+    first = await anext(aiter(stream))
+    stream.cancel()
+    held = (*PROMPT, *first.token_ids)
+    again = target.stub.Decode(
+        target_service_pb2.DecodeRequest(call=target.call(session, 2, held=held), max_tokens=1),
+        timeout=20,
+    )
+    error = await target.error_of(target.decode(target.call(session, 3, held=(*held, 1)), 1))
+    assert isinstance(error, PrefixNotHeldError)
+    assert error.metadata["held_length"] == str(len(held))
+    again.cancel()
 
 
 @pytest.mark.parametrize(("chunk_tokens", "sizes"), [(0, [1] * 7), (1, [1] * 7), (3, [3, 3, 1])])

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MODEL_FAULTS", "ORCHESTRATOR_FAULTS", "Fault", "is_working", "lift"]
 
-_WORK = ("Verify", "Draft", "Generate")
+_CALLS = ("Verify", "Decode", "Draft")
+_WORK = (*_CALLS, "Generate")
 _FAILURES = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -93,13 +94,15 @@ _CONNECTION_FAULTS = (
 MODEL_FAULTS = (
     *_PROCESS_FAULTS,
     *_CONNECTION_FAULTS,
-    Fault("hang", lambda link, _: link.calls.hang("Verify", "Draft")),
+    Fault("hang", lambda link, _: link.calls.hang(*_CALLS)),
     Fault("hang at opening", lambda link, _: link.calls.hang("OpenSession")),
     Fault(
-        "slow", lambda it, lots: it.calls.delay("Verify", "Draft", seconds=lots.uniform(0.01, 0.3))
+        "slow",
+        lambda it, lots: it.calls.delay(*_CALLS, seconds=lots.uniform(0.01, 0.3)),
     ),
     Fault(
-        "fail", lambda link, lots: link.calls.fail("Verify", "Draft", how=lots.choice(_FAILURES))
+        "fail",
+        lambda link, lots: link.calls.fail(*_CALLS, how=lots.choice(_FAILURES)),
     ),
 )
 # A client has no deadline for a call of the orchestrator but its request's: what hangs there is the

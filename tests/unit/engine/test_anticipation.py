@@ -20,15 +20,20 @@ ORACLE = continuation(ModelText(instant(), SPEC), PROMPT, 40)
 AHEAD = VerifyOptions(anticipate=True)
 
 
+WRONG = (ORACLE[0] + 1) % 256
+
+
 def opened(host, spec=SPEC) -> str:
     return host.open_session(spec).session_id
 
 
-def first_call(session: str):
-    return call_on(session, 1, base=[], append=PROMPT)
+async def corrected(host, session: str, options=AHEAD):
+    """Have the first token corrected: that is what the model goes on from."""
+    call = call_on(session, 1, base=[], append=PROMPT)
+    return await host.verify(call, chain([WRONG]), options=options)
 
 
-def next_call(session: str, done: int):
+def next_call(session: str, done: int = 1):
     """The call for the token after so many."""
     text = PROMPT + ORACLE[:done]
     return call_on(session, done + 1, base=text[:-1], append=text[-1:])
@@ -49,18 +54,24 @@ class Turnstile(Gate):
         return SimulatedBackend._forward(self, feeds, interrupt)
 
 
-async def test_plain_decoding_finds_each_next_forward_begun():
+async def test_what_follows_on_a_correction_is_found_begun():
     async with running(instant()) as host:
         session = opened(host)
-        said = [(await host.verify(first_call(session), options=AHEAD)).next_token]
-        for done in range(1, 20):
-            await until(lambda count=done: host.statistics().forwards > count)
-            verdict = await host.verify(next_call(session, done), options=AHEAD)
-            assert verdict.timing.began_early
-            said.append(verdict.next_token)
-        assert said == ORACLE[:20]
-        assert host.statistics().calls_anticipated == 19
-        assert host.statistics().verify_calls == 20
+        assert (await corrected(host, session)).next_token == ORACLE[0]
+        await until(lambda: host.statistics().forwards == 2)
+        verdict = await host.verify(next_call(session))
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], True)
+        assert host.statistics().calls_anticipated == 1
+
+
+@pytest.mark.parametrize("block", [[], ORACLE[:1], ORACLE[:3]])
+async def test_where_nothing_is_rejected_nothing_is_begun(block):
+    async with running(instant()) as host:
+        session = opened(host)
+        call = call_on(session, 1, base=[], append=PROMPT)
+        await host.verify(call, chain(block), options=AHEAD)
+        await asyncio.sleep(0.01)
+        assert host.statistics().forwards == 1
 
 
 async def test_lists_that_lie_in_a_message_ask_for_the_same():
@@ -68,18 +79,18 @@ async def test_lists_that_lie_in_a_message_ask_for_the_same():
     proposal = Proposal(from_wire.token_ids, from_wire.parents, from_wire.distributions)
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(first_call(session), proposal, options=AHEAD)
-        assert (await host.verify(next_call(session, 1), proposal)).timing.began_early
+        await corrected(host, session)
+        assert (await host.verify(next_call(session), proposal)).timing.began_early
 
 
 async def test_a_forward_that_runs_already_is_taken_over():
     gate = Turnstile()
     async with running(gate) as host:
         session = opened(host)
-        await host.verify(first_call(session), options=AHEAD)
+        await corrected(host, session)
         await until(lambda: len(gate.entered) >= 2)
         gate.open.set()
-        verdict = await host.verify(next_call(session, 1))
+        verdict = await host.verify(next_call(session))
         assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], True)
         await asyncio.sleep(0.01)
         assert len(gate.entered) == 2, "the last call did not ask to go on"
@@ -88,31 +99,32 @@ async def test_a_forward_that_runs_already_is_taken_over():
 async def test_nothing_is_begun_unless_it_is_asked_for():
     async with running(instant()) as host:
         session = opened(host)
-        assert (await host.verify(first_call(session))).next_token == ORACLE[0]
-        verdict = await host.verify(next_call(session, 1))
+        assert (await corrected(host, session, VerifyOptions())).next_token == ORACLE[0]
+        verdict = await host.verify(next_call(session))
         assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[1], False)
         assert host.statistics().forwards == 2
 
 
-@pytest.mark.parametrize("block", [[], [ORACLE[1]], [7]])
-async def test_what_asks_for_something_else_gets_its_own_answer(block):
+@pytest.mark.parametrize(
+    ("count", "block"), [(1, ORACLE[1:2]), (1, [WRONG]), (2, []), (2, ORACLE[2:4])]
+)
+async def test_what_asks_for_something_else_gets_its_own_answer(count, block):
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(first_call(session), chain(ORACLE[:2]), options=AHEAD)
-        text = PROMPT + ORACLE[:1]
-        verdict = await host.verify(
-            call_on(session, 2, base=text, append=[]), chain(block), options=AHEAD
-        )
-        accepted = int(block == [ORACLE[1]])
+        await corrected(host, session)
+        call = call_on(session, 2, base=PROMPT, append=ORACLE[:count])
+        verdict = await host.verify(call, chain(block), options=AHEAD)
+        accepted = 0 if block == [WRONG] else len(block)
         assert len(verdict.accepted_path) == accepted
-        assert verdict.next_token == ORACLE[1 + accepted]
+        assert verdict.next_token == ORACLE[count + accepted]
         assert not verdict.timing.began_early
 
 
 async def test_after_accepted_tokens_it_goes_on_behind_them():
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(first_call(session), chain([*ORACLE[:3], 7]), options=AHEAD)
+        first = call_on(session, 1, base=[], append=PROMPT)
+        await host.verify(first, chain([*ORACLE[:3], WRONG]), options=AHEAD)
         text = PROMPT + ORACLE[:4]
         verdict = await host.verify(call_on(session, 2, base=text[:-1], append=text[-1:]))
         assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[4], True)
@@ -122,34 +134,34 @@ async def test_it_gives_way_to_what_somebody_asks_for_and_begins_anew_beside_it(
     gate = Turnstile()
     async with running(gate) as host, asyncio.TaskGroup() as group:
         session, other = opened(host), opened(host)
-        await host.verify(first_call(session), options=AHEAD)
+        await corrected(host, session)
         await until(lambda: len(gate.entered) >= 2)
-        real = group.create_task(host.verify(first_call(other)))
+        real = group.create_task(corrected(host, other))
         await until(lambda: host.statistics().forwards_interrupted == 1)
         gate.open.set()
         assert (await real).next_token == ORACLE[0]
-        assert (await host.verify(next_call(session, 1))).next_token == ORACLE[1]
+        assert (await host.verify(next_call(session))).next_token == ORACLE[1]
 
 
 async def test_a_session_that_ends_takes_what_was_begun_along():
     gate = Turnstile()
     async with running(gate) as host:
         session = opened(host)
-        await host.verify(first_call(session), options=AHEAD)
+        await corrected(host, session)
         await until(lambda: len(gate.entered) >= 2)
         host.close_session(session)
         await until(lambda: not host.statistics().forwards_running)
         statistics = host.statistics()
         assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
         with pytest.raises(SessionNotFoundError):
-            await host.verify(next_call(session, 1))
+            await host.verify(next_call(session))
 
 
 async def test_a_caller_that_leaves_takes_along_what_its_answer_began():
     gate = Gate()
     async with running(gate) as host:
         session = opened(host)
-        call = asyncio.create_task(host.verify(first_call(session), options=AHEAD))
+        call = asyncio.create_task(corrected(host, session))
         await until(lambda: len(gate.entered) >= 1)
         call.cancel()
         gate.open.set()
@@ -162,37 +174,29 @@ async def test_a_caller_that_leaves_takes_along_what_its_answer_began():
         )
 
 
-async def test_it_never_grows_beyond_what_a_session_may_hold():
-    async with running(instant()) as host:
-        session = opened(host, SessionSpec(len(PROMPT) + 1))
-        await host.verify(first_call(session), options=AHEAD)
-        await until(lambda: host.statistics().forwards == 2)
-        verdict = await host.verify(next_call(session, 1), options=AHEAD)
-        assert verdict.next_token == ORACLE[1]
-        await asyncio.sleep(0.01)
-        assert host.statistics().forwards == 2, "there is no room for another token"
-
-
 async def test_logprobs_of_what_was_begun_are_those_that_are_asked_for():
     wanted = VerifyOptions(anticipate=True, logprobs=True)
     async with running(instant()) as host:
         session = opened(host)
-        await host.verify(first_call(session), options=wanted)
-        assert (await host.verify(next_call(session, 1), options=wanted)).logprobs == (0.0,)
-        assert not (await host.verify(next_call(session, 2), options=AHEAD)).timing.began_early
+        await corrected(host, session, wanted)
+        verdict = await host.verify(next_call(session), options=wanted)
+        assert (verdict.logprobs, verdict.timing.began_early) == ((0.0,), True)
+        other = opened(host)
+        await corrected(host, other, wanted)
+        assert not (await host.verify(next_call(other), options=AHEAD)).timing.began_early
 
 
 async def test_an_error_in_what_was_begun_is_nobodys():
     gate = Turnstile()
     async with running(gate) as host:
         session = opened(host)
-        await host.verify(first_call(session), options=AHEAD)
+        await corrected(host, session)
         await until(lambda: len(gate.entered) >= 2)
         gate.failures.append(ZeroDivisionError())
         gate.open.set()
         await until(lambda: not host.statistics().forwards_running)
         await until(lambda: not gate.failures)
-        assert (await host.verify(next_call(session, 1))).next_token == ORACLE[1]
+        assert (await host.verify(next_call(session))).next_token == ORACLE[1]
 
 
 @pytest.mark.parametrize("eos", [True, False])
@@ -207,6 +211,6 @@ async def test_behind_the_end_of_a_text_nothing_is_begun(eos):
     )
     async with running(model) as host:
         session = opened(host)
-        await host.verify(first_call(session), options=AHEAD)
+        await corrected(host, session)
         await asyncio.sleep(0.01)
         assert host.statistics().forwards == (1 if eos else 2)

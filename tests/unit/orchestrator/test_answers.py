@@ -9,7 +9,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1.drafter_service_pb2 import DraftResponse
-from paceline.v1.target_service_pb2 import VerifyResponse
+from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
 from paceline_orchestrator.calls.deadline import Deadline, patience_seconds
 from paceline_orchestrator.calls.keeper import Opening
 from paceline_orchestrator.calls.rpcs import SessionSpec
@@ -31,7 +31,8 @@ class Messages:
 
     async def __aiter__(self):
         for message in self._messages:
-            yield DraftResponse(**message)
+            kind = DraftResponse if "proposal" in message else DecodeResponse
+            yield kind(**message)
 
     def cancel(self):
         pass
@@ -57,7 +58,7 @@ class Silence:
         pass
 
 
-def a_server(*, verdict=None, drafts=(), live_sequence=0):
+def a_server(*, verdict=None, drafts=(), decodes=(), live_sequence=0):
     """A server that answers each call with this."""
 
     async def judge():
@@ -69,7 +70,9 @@ def a_server(*, verdict=None, drafts=(), live_sequence=0):
     return SimpleNamespace(
         name="it",
         facts=SimpleNamespace(vocabulary_size=SIZE),
-        target=SimpleNamespace(Verify=lambda *_, **__: judge()),
+        target=SimpleNamespace(
+            Verify=lambda *_, **__: judge(), Decode=lambda *_, **__: Messages(*decodes)
+        ),
         drafter=SimpleNamespace(Draft=lambda *_, **__: Messages(*drafts)),
         sessions=SimpleNamespace(RenewSession=lambda *_, **__: renew()),
         latency=ObservedLatency(clock=lambda: 0.0),
@@ -102,6 +105,18 @@ async def drafted(server, *, reported=None):
         max_tokens=4,
         final_length=4,
         report=lambda it: told.extend(it.proposal.token_ids),
+    )
+    return told
+
+
+async def decoded(server, *, reported=None, **options):
+    told = [] if reported is None else reported
+    await a_session(server).decode(
+        TEXT,
+        max_tokens=4,
+        end_ids=(),
+        report=lambda it: told.extend(it.token_ids),
+        **options,
     )
     return told
 
@@ -164,6 +179,54 @@ async def test_draft_tokens_of_something_else_are_an_error_and_those_before_stan
     with pytest.raises(errors.InternalError, match="not asked"):
         await drafted(a_server(drafts=[draft(4, 7), wrong]), reported=reported)
     assert reported == [7]
+
+
+def said(start_length, *token_ids, sequence=1, **more):
+    return {
+        "sequence": sequence,
+        "start_length": start_length,
+        "token_ids": token_ids,
+        "timing": TIMING,
+        **more,
+    }
+
+
+async def test_decoded_tokens_that_follow_on_the_text_are_reported():
+    assert await decoded(a_server(decodes=[said(4, 7), said(5, 8, 9)])) == [7, 8, 9]
+    server = a_server(decodes=[said(4, 7, logprobs=[-0.5])])
+    assert await decoded(server, logprobs=True) == [7]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        said(5, 8, sequence=2),
+        said(4, 8),
+        said(6, 8),
+        said(5),
+        said(5, SIZE),
+        said(5, 8, 9, 10, 11),
+        said(5, 8, logprobs=[-0.5]),
+    ],
+    ids=str,
+)
+async def test_decoded_tokens_of_something_else_are_an_error_and_those_before_stand(wrong):
+    reported = []
+    with pytest.raises(errors.InternalError, match="not asked"):
+        await decoded(a_server(decodes=[said(4, 7), wrong]), reported=reported)
+    assert reported == [7]
+
+
+async def test_decoded_tokens_without_the_log_probabilities_asked_for_are_an_error():
+    with pytest.raises(errors.InternalError, match="not asked"):
+        await decoded(a_server(decodes=[said(4, 7)]), logprobs=True)
+
+
+async def test_messages_that_are_to_be_apart_are_waited_for_longer():
+    at_once, apart = (a_server(decodes=[said(4, 7)]) for _ in range(2))
+    await decoded(at_once)
+    await decoded(apart, interval_seconds=0.5)
+    assert apart.silence.patience[-1] == at_once.silence.patience[-1] + 0.5
 
 
 async def test_what_calls_take_is_learnt_from_both_kinds_of_answers():

@@ -74,7 +74,7 @@ def test_latencies_start_with_what_the_server_says_and_follow_what_it_does():
     assert meter.expected_ns(4) == 150
     assert meter.expected_ns(100) == 2000
     for _ in range(50):
-        timing = Timing(queue_ns=30, forward_ns=400, forward_count=2, row_count=2)
+        timing = Timing(queue_ns=60, forward_ns=400, forward_count=2, row_count=2)
         meter.observe(timing, elapsed_ns=500)
     assert meter.step_ns == 200
     assert round(meter.queue_ns, -1) == 30

@@ -38,7 +38,11 @@ def a_drafter():
 def pauses(system, server):
     """Return how long after each failure of a call the server was asked again."""
     opened = openings(system, server)
-    failed = [it.ended_at for it in system.records("Verify", server=server) if it.end == "DRAINING"]
+    failed = [
+        it.ended_at
+        for it in system.records("Verify", "Decode", server=server)
+        if it.end == "DRAINING"
+    ]
     return [min(at for at in opened if at >= since) - since for since in failed]
 
 
@@ -262,7 +266,7 @@ async def test_a_session_that_is_in_use_is_not_renewed():
 
 
 def hold_everything(model):
-    model.link.hold("OpenSession", "Verify", "Draft")
+    model.link.hold("OpenSession", "Verify", "Decode", "Draft")
 
 
 def be_slow(model):

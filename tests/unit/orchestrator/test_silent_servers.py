@@ -42,13 +42,13 @@ def asks(system, server, *, since):
     """Return the sessions that were opened there since, and the work begun in them."""
     return [
         it
-        for it in system.records("OpenSession", "Verify", "Draft", server=server)
+        for it in system.records("OpenSession", "Verify", "Decode", "Draft", server=server)
         if it.sent_at >= since
     ]
 
 
 def last_heard(system, server):
-    records = system.records("Verify", "Draft", server=server)
+    records = system.records("Verify", "Decode", "Draft", server=server)
     return max(at for it in records for at, _ in it.messages)
 
 
@@ -63,7 +63,7 @@ async def test_a_hung_server_is_found_out_left_alone_and_used_again_when_it_is_w
         server = system.server(name)
         assert server.call_count or server.session_count
 
-        models[name].link.hold("Verify", "Draft")
+        models[name].link.hold("Verify", "Decode", "Draft")
         await system.until(lambda: server.status == "SILENT")
         patience = now() - last_heard(system, name)
         assert 1.0 - STEP_SECONDS <= patience <= 1.0 + STEP_SECONDS + HOPS_SECONDS
@@ -98,7 +98,7 @@ async def test_what_is_well_again_works_for_those_that_run():
             )
         )
         await asyncio.sleep(1)
-        models[1].link.hold("Verify")
+        models[1].link.hold("Verify", "Decode")
         await system.until(lambda: not system.server("target-1").ready)
         models[1].link.release()
         await system.until(lambda: system.server("target-1").ready)
@@ -106,7 +106,7 @@ async def test_what_is_well_again_works_for_those_that_run():
         await running
         answered = [
             it
-            for it in system.records("Verify", server="target-1")
+            for it in system.records("Verify", "Decode", server="target-1")
             if it.sent_at > back and it.end == "answered"
         ]
         assert len(answered) > 10
@@ -161,7 +161,7 @@ async def test_a_prompt_that_takes_too_long_is_given_up(
         1, says_latencies=says_latencies, row_seconds=prefill_seconds / rows, latency_seconds=0.01
     )
     async with virtual_system(target) as system, asyncio.TaskGroup() as tasks:
-        target.link.hold("Verify")
+        target.link.hold("Verify", "Decode")
         running = tasks.create_task(
             system.generate(
                 strategy=pb.STRATEGY_AUTOREGRESSIVE,
@@ -181,17 +181,17 @@ async def test_after_its_prompt_a_session_is_waited_for_as_long_as_a_step_takes(
     async with virtual_system(target) as system, asyncio.TaskGroup() as tasks:
         running = tasks.create_task(
             system.generate(
-                strategy=pb.STRATEGY_AUTOREGRESSIVE,
+                strategy=pb.STRATEGY_DISTRIBUTED,
                 token_ids=pb.TokenIds(ids=[1] * 800),
                 max_tokens=40,
             )
         )
         await asyncio.sleep(8.5)
-        target.link.hold("Verify")
+        target.link.hold("Verify", "Decode")
         took = await system.until(lambda: system.server("target-0").status == "SILENT")
         assert took <= 1.0 + STEP_SECONDS + HOPS_SECONDS
         target.link.release()
-        assert (await running).fallbacks == {"deadline": 1}
+        assert (await running).fallbacks == {"deadline": 1, "no_drafter": 1}
 
 
 @virtually

@@ -61,7 +61,7 @@ async def test_what_a_rejection_makes_worthless_is_withdrawn_within_two_millisec
             include_timeline=True,
         )
         await system.settle()
-        calls = system.records("Verify", "Draft")
+        calls = system.records("Verify", "Decode", "Draft")
         late = []
         wrong_count = 0
         for call in calls:
@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_withdraws_everything_at_once(strategy):
             running.cancel()
             await asyncio.wait([running])
             left = now()
-            calls = system.records("Verify", "Draft")
+            calls = system.records("Verify", "Decode", "Draft")
             assert all(it.ended_at <= left + INSTANT for it in calls)
             await asyncio.sleep(5 * HOP_SECONDS)
             assert not any(it.running or it.sessions for it in models)
@@ -117,7 +117,9 @@ async def decode_while_targets_come(target_count, *, drafter_seconds):
         discovery.list(*models)
         stream = await running
         assert stream.token_ids == TRUTH[len(PROMPT) : len(PROMPT) + 400]
-        return {it.server for it in system.records("Verify")}, stream.finished.targets_used
+        return {
+            it.server for it in system.records("Verify", "Decode")
+        }, stream.finished.targets_used
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ async def test_a_server_that_is_about_to_end_is_left_after_its_call(leave, strat
         assert not running.done()
         late = [
             it
-            for it in system.records("OpenSession", "Verify", "Draft", server=name)
+            for it in system.records("OpenSession", "Verify", "Decode", "Draft", server=name)
             if it.sent_at > said + 6 * HOP_SECONDS  # by then another session is open
         ]
         assert not late

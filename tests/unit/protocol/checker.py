@@ -12,6 +12,8 @@ from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
     Command,
+    DecodeEnded,
+    DecodeFailed,
     DraftEnded,
     DraftFailed,
     EmitTokens,
@@ -19,9 +21,12 @@ from paceline_protocol.messages import (
     Finish,
     FinishReason,
     PromoteVerify,
+    StartDecode,
     StartDraft,
     StartVerify,
+    StopDecode,
     StopDraft,
+    TokensDecoded,
     TokensDrafted,
     VerifyFailed,
 )
@@ -58,6 +63,21 @@ class Drafting:
         return len(self.tokens) >= self.command.max_tokens
 
 
+@dataclass
+class Decoding:
+    command: StartDecode
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> Text:
+        return self.command.prefix + tuple(self.tokens)
+
+    @property
+    def is_over(self) -> bool:
+        ended = not self.command.end_ids.isdisjoint(self.tokens)
+        return ended or len(self.tokens) >= self.command.max_tokens
+
+
 class CheckedMethod:
     """A decoding method under watch; it is itself one.
 
@@ -83,12 +103,13 @@ class CheckedMethod:
         self.limit = len(task.prompt) + task.max_tokens
         self.drafts: dict[int, Drafting] = {}
         self.verifications: dict[int, StartVerify] = {}
+        self.decodes: dict[int, Decoding] = {}
         self.depths: dict[int, int] = {}
         self.warm_ups: set[int] = set()
         self.warm_drafters: set[int] = set()  # those that need not begin with the prompt
         self.owners: dict[Text, int | None] = {}  # the token judged after a text; None: plain
         self.finish: FinishReason | None = None
-        self.last_draft_id = self.last_verify_id = 0
+        self.last_draft_id = self.last_verify_id = self.last_decode_id = 0
         self.command_counts: Counter[type[Command]] = Counter()
 
     # --- the method's interface ---------------------------------------------------------------
@@ -127,6 +148,8 @@ class CheckedMethod:
                 return event.draft_id not in self.drafts
             case BlockVerified() | VerifyFailed():
                 return event.verify_id not in self.verifications
+            case TokensDecoded() | DecodeEnded() | DecodeFailed():
+                return event.decode_id not in self.decodes
         return False
 
     def _note(self, event: Event) -> None:
@@ -142,14 +165,30 @@ class CheckedMethod:
                     self.owners.setdefault(_assumed_text(verification), None)
             case VerifyFailed(verify_id=verify_id):
                 self.verifications.pop(verify_id, None)
+            case TokensDecoded() | DecodeEnded() | DecodeFailed():
+                self._note_decode(event)
             case CapacityChanged():
                 self.capacity = event
                 if event.lookahead is not None and self.row.overlaps:
                     self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
 
-    def _follow(self, commands: list[Command], *, ending: bool) -> None:
-        abandoned: list[StartVerify] = []
+    def _note_decode(self, event: TokensDecoded | DecodeEnded | DecodeFailed) -> None:
+        decode = self.decodes.get(event.decode_id)
+        if decode is None:
+            return
+        if not isinstance(event, TokensDecoded):
+            del self.decodes[event.decode_id]
+            return
+        for token_id in event.token_ids:
+            self.owners.setdefault(decode.text, None)
+            decode.tokens.append(token_id)
+
+    def _follow(  # noqa: C901 - one line for each command
+        self, commands: list[Command], *, ending: bool
+    ) -> None:
+        self._drop_decodes_that_are_over()
+        abandoned: list[StartVerify | Decoding] = []
         for command in commands:
             assert self.finish is None, "nothing follows Finish"
             self.command_counts[type(command)] += 1
@@ -168,12 +207,19 @@ class CheckedMethod:
                     self.depths[verify_id] = depth
                 case AbandonVerify(verify_id=verify_id):
                     abandoned.append(self.verifications.pop(verify_id))
+                case StartDecode():
+                    self._check_decode(command)
+                case StopDecode(decode_id=decode_id):
+                    abandoned.append(self.decodes.pop(decode_id))
                 case Finish(reason=reason):
                     self._check_finish(reason)
         self.drafts = {i: draft for i, draft in self.drafts.items() if not draft.is_over}
         if self.finish is None:
             assert not ending
             self._check_state(abandoned)
+
+    def _drop_decodes_that_are_over(self) -> None:
+        self.decodes = {i: decode for i, decode in self.decodes.items() if not decode.is_over}
 
     # --- the invariants -----------------------------------------------------------------------
 
@@ -219,6 +265,17 @@ class CheckedMethod:
         self.verifications[command.verify_id] = command
         self.depths[command.verify_id] = command.depth
 
+    def _check_decode(self, command: StartDecode) -> None:
+        assert command.decode_id > self.last_decode_id
+        self.last_decode_id = command.decode_id
+        assert command.target in self.capacity.targets
+        assert command.target not in {decode.command.target for decode in self.decodes.values()}
+        assert command.prefix == self.committed, "what it says is final"
+        assert 1 <= command.max_tokens <= self.task.draft_window
+        assert len(command.prefix) + command.max_tokens <= self.limit
+        assert command.end_ids == self.task.eos_ids
+        self.decodes[command.decode_id] = Decoding(command)
+
     def _claim(self, command: StartVerify) -> None:
         for index, token_id in enumerate(command.proposal.token_ids):
             text = command.prefix + command.proposal.token_ids[:index]
@@ -233,27 +290,31 @@ class CheckedMethod:
     def _hold(self, invariant: Invariant, is_kept: bool) -> None:
         assert is_kept or invariant not in self.row.invariants, invariant.name
 
-    def _check_state(self, abandoned: list[StartVerify]) -> None:
-        in_flight = [*self.drafts.values(), *self.verifications.values()]
+    def _check_state(self, abandoned: list[StartVerify | Decoding]) -> None:
+        decodes = self.decodes.values()
+        in_flight = [*self.drafts.values(), *self.verifications.values(), *decodes]
         assert in_flight or not self.capacity.targets, "it goes on while there is a target"
         self._hold(
             Invariant.BUSY_FRONTIER,
             not self.capacity.targets
-            or any(map(self._decides_frontier, self.verifications.values())),
+            or any(map(self._decides_frontier, self.verifications.values()))
+            or any(decode.text == self.committed for decode in decodes),
         )
         self._hold(
             Invariant.NOTHING_WORTHLESS,
             all(map(self._is_of_use, self.drafts.values()))
-            and all(map(self._can_tell, self.verifications.values())),
+            and all(map(self._can_tell, self.verifications.values()))
+            and all(decode.text == self.committed for decode in decodes),
         )
         self._hold(
             Invariant.NO_PREEMPTION,
-            not any(
-                self._decides_frontier(command)
-                for command in abandoned
-                if self.capacity.has(command.target)
-            ),
+            not any(map(self._is_preempted, abandoned)),
         )
+
+    def _is_preempted(self, abandoned: StartVerify | Decoding) -> bool:
+        if isinstance(abandoned, Decoding):
+            return abandoned.command.target in self.capacity.targets
+        return self.capacity.has(abandoned.target) and self._decides_frontier(abandoned)
 
     def _is_of_use(self, draft: Drafting) -> bool:
         is_cold = draft.command.drafter not in self.warm_drafters
@@ -277,8 +338,7 @@ class CheckedMethod:
 
     def _check_finish(self, reason: FinishReason) -> None:
         self.finish = reason
-        self.drafts = {i: draft for i, draft in self.drafts.items() if not draft.is_over}
-        self._hold(Invariant.CLEAN_END, not self.drafts and not self.verifications)
+        self._hold(Invariant.CLEAN_END, not (self.drafts or self.verifications or self.decodes))
         ended = self.committed[-1] in self.task.eos_ids and self.committed != self.task.prompt
         if reason is FinishReason.EOS:
             assert ended

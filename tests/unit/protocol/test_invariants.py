@@ -110,7 +110,14 @@ def test_the_worlds_see_everything_there_is_to_see():
             target_count=3,
             drafter_count=2,
         )
-        seen += world.method.command_counts
+        plain = run_world(
+            Strategy.AUTOREGRESSIVE,
+            DecodingTask((1,), 30, draft_window=7),
+            models=Models(seed, 0.8),
+            weather=Weather(capacity_change=0.2),
+            seed=seed,
+        )
+        seen += world.method.command_counts + plain.method.command_counts
         overlap = max(overlap, world.overlap)
         accepted += world.method.method.statistics.accepted
         rejected += world.method.method.statistics.rejected

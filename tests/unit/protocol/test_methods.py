@@ -125,4 +125,4 @@ def test_a_new_method_has_a_line_in_the_benchmarks(last):
 
 def test_a_new_method_can_be_traced(last):
     trace = "given last, 3 targets\nstart\n"
-    assert played(trace) == trace + "  -> verify 1 at target 2: [prompt] (depth 0)\n"
+    assert played(trace) == trace + "  -> decode 1 at target 2: [prompt] and at most 20 more\n"

@@ -37,5 +37,7 @@ def test_what_the_language_does_not_have_is_refused(line):
 
 
 def test_a_trace_that_no_longer_holds_is_seen():
-    text = (TRACES / "autoregressive" / "it_asks_for_one_token_after_the_other.txt").read_text()
-    assert played(text.replace("-> verify 2 at target 0", "-> verify 2 at target 1")) == text
+    text = (
+        TRACES / "autoregressive" / "it_asks_for_a_window_and_then_for_the_next.txt"
+    ).read_text()
+    assert played(text.replace("-> decode 2 at target 0", "-> decode 2 at target 1")) == text

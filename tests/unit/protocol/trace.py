@@ -13,15 +13,20 @@ from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
     Command,
+    DecodeEnded,
+    DecodeFailed,
     DraftEnded,
     DraftFailed,
     EmitTokens,
     Event,
     Finish,
     PromoteVerify,
+    StartDecode,
     StartDraft,
     StartVerify,
+    StopDecode,
     StopDraft,
+    TokensDecoded,
     TokensDrafted,
     VerifyFailed,
 )
@@ -140,6 +145,13 @@ class _Player:
                 return f"verify {command.verify_id} comes to depth {command.depth}"
             case AbandonVerify():
                 return f"abandon verify {command.verify_id}"
+            case StartDecode():
+                return (
+                    f"decode {command.decode_id} at target {command.target}:"
+                    f" {self._text(command.prefix)} and at most {command.max_tokens} more"
+                )
+            case StopDecode():
+                return f"stop decode {command.decode_id}"
             case EmitTokens():
                 return f"emit {_origins(command)}"
             case Finish():
@@ -158,6 +170,9 @@ def _event(line: str) -> Event:
         r"draft (\d+) failed": lambda i: DraftFailed(int(i)),
         r"verified (\d+): accepts (\d+), then (\d+)(?:, logprobs (.+))?": _verdict,
         r"verify (\d+) failed": lambda i: VerifyFailed(int(i)),
+        r"decoded (\d+): ([\d ]+?)(?:, logprobs (.+))?": _decoded,
+        r"decode (\d+) ended": lambda i: DecodeEnded(int(i)),
+        r"decode (\d+) failed": lambda i: DecodeFailed(int(i)),
         r"servers: targets (.+?); drafters (.+?)(?:; leaving (.+?))?(?:; lookahead (\d+))?": (
             _servers
         ),
@@ -170,6 +185,14 @@ def _verdict(verify_id: str, accepted: str, next_token: str, logprobs: str | Non
         int(verify_id),
         tuple(range(int(accepted))),
         int(next_token),
+        logprobs=tuple(map(float, (logprobs or "").split())),
+    )
+
+
+def _decoded(decode_id: str, token_ids: str, logprobs: str | None) -> Event:
+    return TokensDecoded(
+        int(decode_id),
+        _numbers(token_ids),
         logprobs=tuple(map(float, (logprobs or "").split())),
     )
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from paceline_protocol.messages import (
     CapacityChanged,
+    DecodeEnded,
+    DecodeFailed,
     DraftEnded,
     DraftFailed,
     Event,
     StartDraft,
     StartVerify,
+    TokensDecoded,
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
@@ -23,7 +26,7 @@ from unit.protocol.checker import CheckedMethod
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unit.protocol.checker import Text
+    from unit.protocol.checker import Decoding, Text
 
 _PLAIN, _ACCEPTS, _RESIDUAL, _DRAFTS = range(4)
 
@@ -120,7 +123,9 @@ class World:
     def _next_event(self) -> Event:
         drafts = list(self.method.drafts.values())
         verifications = list(self.method.verifications.values())
-        if self._happens(self.weather.capacity_change) or not (drafts or verifications):
+        decodes = list(self.method.decodes.values())
+        working = drafts or verifications or decodes
+        if self._happens(self.weather.capacity_change) or not working:
             return self._change_capacity()
         if self.ghosts and self._happens(self.weather.ghosts):
             ghost = self.random.choice(self.ghosts)
@@ -128,6 +133,8 @@ class World:
                 return ghost
         draft_weight = self.weather.drafter_weight * len(drafts)
         verify_weight = self.weather.target_weight * len(verifications)
+        if decodes:
+            return self._decode(self.random.choice(decodes))
         if self.random.random() * (draft_weight + verify_weight) < draft_weight:
             drafting = self.random.choice(drafts)
             return self._draft(drafting.command, drafting.text)
@@ -155,6 +162,18 @@ class World:
             self.ghosts.append(verdict)
             return VerifyFailed(command.verify_id)
         return verdict
+
+    def _decode(self, decoding: Decoding) -> Event:
+        decode_id = decoding.command.decode_id
+        if self._happens(self.weather.failure):
+            return self.random.choice([DecodeFailed, DecodeEnded])(decode_id)
+        tokens: list[int] = []
+        left = decoding.command.max_tokens - len(decoding.tokens)
+        for _ in range(min(left, self.random.choice([1, 1, 1, 2, 5]))):
+            tokens.append(self.models.plain((*decoding.text, *tokens)))
+            if tokens[-1] in decoding.command.end_ids:
+                break
+        return TokensDecoded(decode_id, tuple(tokens))
 
     def _change_capacity(self) -> Event:
         targets = self._some(self.servers.targets)

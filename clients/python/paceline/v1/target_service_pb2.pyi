@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from paceline.v1 import proposal_pb2 as _proposal_pb2
@@ -38,10 +39,11 @@ class VerifyRequest(_message.Message):
     logprobs: _builtins.bool
     """Return the log probability of each decided token."""
     anticipate: _builtins.bool
-    """Begin the forward that decides the token after next_token_id, once the verdict is out and where
-    nobody waits for the model. The session's next Verify takes it over if it asks just that: the
-    text so far with next_token_id, and no proposal. Any other call of the session drops it. It
-    changes no answer, nor what the session holds; where there is no room it is not done.
+    """After a verdict that rejects a token, begin the forward that decides the token after
+    next_token_id, where nobody waits for the model. The session's next Verify takes it over if it
+    asks just that: the text so far with next_token_id, and no proposal. Any other call of the
+    session drops it. It changes no answer, nor what the session holds; where there is no room it is
+    not done.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
@@ -123,3 +125,93 @@ class VerifyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+
+@_typing.final
+class DecodeRequest(_message.Message):
+    """Asks for the tokens that follow a prefix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    MESSAGE_INTERVAL_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """Decode at most this many tokens. In [1, 1024], and within limit_length."""
+    logprobs: _builtins.bool
+    """Return the log probability of each token."""
+    @_builtins.property
+    def call(self) -> _session_service_pb2.SessionCall:
+        """The session and its prefix."""
+
+    @_builtins.property
+    def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Decode no further after one of these. At most 64."""
+
+    @_builtins.property
+    def message_interval(self) -> _duration_pb2.Duration:
+        """Between two messages so much time passes at least; tokens found meanwhile travel together. The
+        last ones do not wait. In [0, 1] seconds; default 0: each token as soon as it is known.
+        """
+
+    def __init__(
+        self,
+        *,
+        call: _session_service_pb2.SessionCall | None = ...,
+        max_tokens: _builtins.int = ...,
+        end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _builtins.bool = ...,
+        message_interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "message_interval", b"message_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "end_token_ids", b"end_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "message_interval", b"message_interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
+
+@_typing.final
+class DecodeResponse(_message.Message):
+    """The next tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    START_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TIMING_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The call's sequence."""
+    start_length: _builtins.int
+    """How many tokens of the session precede these."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One token or more."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """If asked for, one for each: see VerifyResponse."""
+
+    @_builtins.property
+    def timing(self) -> _session_service_pb2.CallTiming:
+        """Since the message before."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        start_length: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        timing: _session_service_pb2.CallTiming | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sequence", b"sequence", "start_length", b"start_length", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TargetServiceStub:
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -45,10 +46,16 @@ class TargetServiceStub:
                 request_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Decode = channel.unary_stream(
+                '/paceline.v1.TargetService/Decode',
+                request_serializer=paceline_dot_v1_dot_target__service__pb2.DecodeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_target__service__pb2.DecodeResponse.FromString,
+                _registered_method=True)
 
 
 class TargetServiceServicer:
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -81,6 +88,22 @@ class TargetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Decode(self, request, context):
+        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
+        a Verify without a proposal gives, again and again, without its way there and back.
+
+        At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
+        call to stop earlier.
+
+        Precondition: SessionCall's, and a prefix of one token or more.
+        Effect: the session holds the prefix and every token streamed, also after a cancel.
+        Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
+        Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -88,6 +111,11 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=paceline_dot_v1_dot_target__service__pb2.VerifyRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_target__service__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Decode': grpc.unary_stream_rpc_method_handler(
+                    servicer.Decode,
+                    request_deserializer=paceline_dot_v1_dot_target__service__pb2.DecodeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_target__service__pb2.DecodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -98,7 +126,8 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService:
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -123,6 +152,33 @@ class TargetService:
             '/paceline.v1.TargetService/Verify',
             paceline_dot_v1_dot_target__service__pb2.VerifyRequest.SerializeToString,
             paceline_dot_v1_dot_target__service__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Decode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.TargetService/Decode',
+            paceline_dot_v1_dot_target__service__pb2.DecodeRequest.SerializeToString,
+            paceline_dot_v1_dot_target__service__pb2.DecodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

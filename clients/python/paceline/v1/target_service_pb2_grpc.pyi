@@ -27,7 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TargetServiceStub:
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -60,10 +61,23 @@ class TargetServiceStub:
       UNAVAILABLE / DRAINING                  retry elsewhere
       UNIMPLEMENTED / UNSUPPORTED             propose a chain
     """
+    Decode: _grpc.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]
+    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
+    a Verify without a proposal gives, again and again, without its way there and back.
+
+    At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
+    call to stop earlier.
+
+    Precondition: SessionCall's, and a prefix of one token or more.
+    Effect: the session holds the prefix and every token streamed, also after a cancel.
+    Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
+    Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+    """
 
 @_typing.type_check_only
 class TargetServiceAsyncStub(TargetServiceStub):
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -93,9 +107,22 @@ class TargetServiceAsyncStub(TargetServiceStub):
       UNAVAILABLE / DRAINING                  retry elsewhere
       UNIMPLEMENTED / UNSUPPORTED             propose a chain
     """
+    Decode: _aio.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]  # type: ignore[assignment]
+    """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
+    a Verify without a proposal gives, again and again, without its way there and back.
+
+    At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
+    call to stop earlier.
+
+    Precondition: SessionCall's, and a prefix of one token or more.
+    Effect: the session holds the prefix and every token streamed, also after a cancel.
+    Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
+    Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
+    """
 
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Verifies draft tokens with the large model, whose output it is that the user gets.
+    """Verifies draft tokens with the large model, whose output it is that the user gets; or decodes with
+    it alone.
 
     Calls wait in one queue per server: the lowest speculation_depth first, equal depths in fair turns
     of the sessions' shares, those of one share first come, first served. Cancelled and superseded
@@ -128,6 +155,24 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
           UNIMPLEMENTED / UNSUPPORTED             propose a chain
+        """
+
+    @_abc_1.abstractmethod
+    def Decode(
+        self,
+        request: _target_service_pb2.DecodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_target_service_pb2.DecodeResponse], _abc.AsyncIterator[_target_service_pb2.DecodeResponse]]:
+        """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
+        a Verify without a proposal gives, again and again, without its way there and back.
+
+        At most max_tokens, and none after one of end_token_ids; then the stream ends with OK. Cancel the
+        call to stop earlier.
+
+        Precondition: SessionCall's, and a prefix of one token or more.
+        Effect: the session holds the prefix and every token streamed, also after a cancel.
+        Idempotency: a pure function of prefix, sampling parameters and seed, as Verify's is.
+        Errors: Verify's, but for UNSUPPORTED. What was streamed before stands.
         """
 
 def add_TargetServiceServicer_to_server(servicer: TargetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
