@@ -103,7 +103,8 @@ class Planner:
         for option in wanted[1:]:
             if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
                 best = option
-        if METHODS[best.strategy].drafts and measurements.crowding <= 1:
+        has_target = measurements.request_count <= measurements.target_count
+        if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
         return _plan(best, measurements, others=[each for each in options if each is not best])
 
