@@ -130,6 +130,7 @@ def ideal_schedule(
         max_tokens,
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
+        keep_prefill=True,
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),

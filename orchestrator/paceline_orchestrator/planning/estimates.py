@@ -51,7 +51,6 @@ __all__ = [
     "distributed_token_ns",
     "needed_target_count",
     "on_its_part",
-    "pays_to_broadcast",
     "plain",
     "smallest_lookahead",
     "speculative",
@@ -60,10 +59,6 @@ __all__ = [
 
 LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""
-
-# From here on the prompt goes to all targets at once: waiting for a cold target in the middle of a
-# generation costs its whole prefill, having it prefill at the start costs a busy target.
-_BROADCAST_STEPS = 2
 
 # Dispatching may take this part of the time of the event loop, which has one core: one of so many.
 # Beyond, answers begin to wait for one another, and a rejection for its restart.
@@ -172,17 +167,6 @@ def needed_target_count(target_ns: int, drafter_ns: int, *, lookahead: int) -> i
 def smallest_lookahead(target_ns: int, drafter_ns: int, *, target_count: int) -> int:
     """Return the smallest lookahead with which Equation 1 holds."""
     return max(1, _ceil_div(target_ns, target_count * drafter_ns))
-
-
-def pays_to_broadcast(*, first: float, step: float, target_count: int) -> bool:
-    """Whether all targets should prefill the prompt at the start.
-
-    Args:
-        first: A target's first forward on the prompt.
-        step: One decoding step of a target, in the same unit.
-        target_count: Targets in use.
-    """
-    return target_count > 1 and first > _BROADCAST_STEPS * step
 
 
 def plain(measurements: Measurements) -> Option:

@@ -143,14 +143,13 @@ def test_the_way_to_a_target_is_what_was_measured():
     assert a_plan(a_planning([far])).plain_token_ns == (30 + 50) * MS
 
 
-@pytest.mark.parametrize(("prompt_length", "is_broadcast"), [(5, False), (500, True)])
-def test_a_long_prompt_goes_to_all_targets_at_once(prompt_length, is_broadcast):
+@pytest.mark.parametrize("prompt_length", [5, 500])
+def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     targets = [a_server(30) for _ in range(7)]
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
-    plan = a_planning(targets).plan(Wish(), None, prompt_length=prompt_length)
-    assert plan.target_count > 1
-    assert plan.broadcast_prefill == is_broadcast
+    measured = a_planning(targets)._measure(targets, [], prompt_length=prompt_length)
+    assert measured.target_first_ns == max(30, prompt_length) * MS
 
 
 def test_what_drafts_were_worth_long_ago_is_forgotten():
