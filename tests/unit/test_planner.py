@@ -161,6 +161,12 @@ def test_the_prompt_is_broadcast_where_that_simulates_better():
     assert not refined(VICUNA).choose(VICUNA).broadcast_prefill
 
 
+def test_what_carries_a_prompt_that_takes_longer_than_a_step_is_finished():
+    assert Planner().choose(VICUNA).keep_prefill
+    assert not Planner().choose(replace(VICUNA, target_first_ns=37_700_000)).keep_prefill
+    assert not Planner().choose(VICUNA, Wish(strategy=Strategy.SPECULATIVE)).keep_prefill
+
+
 def test_measurements_that_are_nearly_the_same_are_simulated_once(monkeypatch):
     planner = refined(VICUNA)
     monkeypatch.setattr(

@@ -149,7 +149,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
         job.node.drafter,
         lookahead=lookahead,
         target_count=job.target_count,
-        keep_prefill=True,
+        keep_prefill=target.first > target.step,
     )
     both = [setup]
     if job.target_count > 1 and target.first > target.step:

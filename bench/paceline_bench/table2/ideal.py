@@ -130,7 +130,7 @@ def ideal_schedule(
         max_tokens,
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
-        keep_prefill=True,
+        keep_prefill=node.target.first > node.target.step,
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),

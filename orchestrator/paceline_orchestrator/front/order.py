@@ -158,7 +158,7 @@ class Order:
             rule=self.options.rule,
             dispatch=self.options.dispatch,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
-            keep_prefill=is_alone,
+            keep_prefill=is_alone and self.plan.keep_prefill,
         )
 
     @property

@@ -38,6 +38,7 @@ class Plan:
         lookahead: Draft tokens in a verification; 0 for plain decoding.
         target_count: Targets to use.
         broadcast_prefill: Whether they should all prefill the prompt at the start.
+        keep_prefill: Whether each should finish its first verification for the prompt's sake.
         token_ns: Expected time for each token after the first.
         plain_token_ns: The same, had it been decoded plainly.
         note: What was chosen and why, in one line.
@@ -47,6 +48,7 @@ class Plan:
     lookahead: int
     target_count: int
     broadcast_prefill: bool
+    keep_prefill: bool
     token_ns: int
     plain_token_ns: int
     note: str
@@ -127,6 +129,8 @@ class Planner:
             lookahead=option.lookahead,
             target_count=option.target_count,
             broadcast_prefill=self._broadcasts(option, measurements),
+            keep_prefill=option.target_count > 1
+            and measurements.target_first_ns > measurements.target_step_ns,
             token_ns=option.token_ns,
             plain_token_ns=plain(measurements).token_ns,
             note=f"{option} ({_why(option, measurements, others)})",
