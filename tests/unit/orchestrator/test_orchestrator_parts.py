@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,12 @@ from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscover
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.fleet.wire import Timing
+from paceline_orchestrator.front.generation import Generation
+from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_protocol.messages import CapacityChanged, StartVerify
+from paceline_protocol.methods import Strategy
+from paceline_protocol.task import DispatchPolicy, VerificationRule
 from paceline_serving.settings import SettingsError, load
 
 
@@ -169,6 +175,27 @@ def test_a_prefill_says_nothing_of_a_decoding_step():
     meter = ObservedLatency()
     meter.observe(Timing(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
     assert meter.step_ns == 0
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
+    plan = SimpleNamespace(
+        strategy=Strategy.DISTRIBUTED, lookahead=1, broadcast_prefill=True, keep_prefill=True
+    )
+    rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
+    order = SimpleNamespace(
+        plan=plan,
+        prefix=(1, 2),
+        eos_ids=frozenset(),
+        options=SimpleNamespace(**rules),
+        _missing=5,
+    )
+    order.task = partial(Order.task, order)
+    generation = SimpleNamespace(_order=order, _crew=SimpleNamespace(is_idle=is_idle))
+    capacity = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
+    method = Generation._create_method(generation, capacity)
+    verifications = [it for it in method.start() if isinstance(it, StartVerify)]
+    assert len(verifications) == (3 if is_idle else 1)
 
 
 def test_only_what_a_target_decided_becomes_final():
