@@ -41,6 +41,7 @@ class Setup:
         target_count: Targets there are.
         dispatch: When draft tokens go to a target.
         broadcast_prefill: Whether the prompt goes to all targets at the start.
+        keep_prefill: Whether a target finishes its first verification, whatever becomes of it.
     """
 
     strategy: Strategy
@@ -50,6 +51,7 @@ class Setup:
     target_count: int = 1
     dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     broadcast_prefill: bool = False
+    keep_prefill: bool = False
 
 
 def run_protocol(
@@ -63,6 +65,7 @@ def run_protocol(
         lookahead=setup.lookahead,
         dispatch=setup.dispatch,
         broadcast_prefill=setup.broadcast_prefill,
+        keep_prefill=setup.keep_prefill,
     )
     capacity = CapacityChanged(targets=tuple(range(setup.target_count)), drafters=(0,))
     return simulate(

@@ -291,7 +291,7 @@ class DistributedDecoding:
     def _promote(self) -> list[Command]:
         commands: list[Command] = []
         for verification in self._verifications.values():
-            if verification.depth == 0:
+            if verification.depth == 0 or not verification.is_useful():
                 continue
             depth = self._depth(verification.nodes[-1])
             if depth < verification.depth:
@@ -380,7 +380,7 @@ class DistributedDecoding:
             nodes=tuple(nodes),
             kept=kept.get(target),
             depth=self._depth(nodes[-1]),
-            warms_up=warms_up,
+            warms_up=warms_up or (self._task.keep_prefill and target not in self._held),
         )
         for node in nodes:
             node.assigned = True

@@ -58,13 +58,16 @@ class ServerLatency:
 
     Attributes:
         first: Until its first one is finished (TTFT: the prompt's prefill).
-        step: Each later one (TPOT), whatever its number of rows.
+        step: Each later one (TPOT), of one row.
         call: What a call takes besides: its first answer comes so much later.
+        row: More for each further row of a later one: a token that the server has not computed yet
+            in the text that it is asked for.
     """
 
     first: Time
     step: Time
     call: Time = 0
+    row: Time = 0
 
 
 class TokenOracle(Protocol):
@@ -238,7 +241,7 @@ class _Run:
             SpanKind.DECODE: targets,
             SpanKind.DRAFT: drafters,
         }
-        self._warm: set[tuple[bool, int]] = set()
+        self._held: dict[tuple[bool, int], Sequence[int]] = {}  # by server, once it is warm
         self._working: dict[tuple[SpanKind, int], _Work] = {}  # by call
         self._due: list[tuple[Time, bool, int, _Work]] = []
         self._scheduled_count = 0
@@ -293,12 +296,21 @@ class _Run:
         self._schedule(work, delay=self._latencies[kind][server].call)
 
     def _schedule(self, work: _Work, *, delay: Time = 0) -> None:
-        latency = self._latencies[work.span.kind][work.span.server]
-        forward = latency.step if work.span.machine in self._warm else latency.first
-        end = self._now + delay + forward
+        end = self._now + delay + self._forward_time(work)
         self._scheduled_count += 1
         is_target, _ = work.span.machine
         heapq.heappush(self._due, (end, is_target, self._scheduled_count, work))
+
+    def _forward_time(self, work: _Work) -> Time:
+        kind = work.span.kind
+        latency, held = self._latencies[kind][work.span.server], self._held.get(work.span.machine)
+        if held is None:
+            return latency.first
+        if not latency.row:
+            return latency.step
+        block_length = len(work.span.token_ids) if kind is SpanKind.VERIFY else 0
+        known_length = min(_common_length(held, work.text), len(work.text) - 1)
+        return latency.step + (len(work.text) - known_length + block_length - 1) * latency.row
 
     def _withdraw(self, kind: SpanKind, call_id: int) -> None:
         work = self._working.pop((kind, call_id), None)
@@ -307,7 +319,6 @@ class _Run:
             work.span.end = self._now
 
     def _answer(self, work: _Work) -> None:
-        self._warm.add(work.span.machine)
         work.span.end = self._now
         match work.command:
             case StartDraft():
@@ -319,6 +330,7 @@ class _Run:
 
     def _answer_draft(self, work: _Work, command: StartDraft) -> None:
         self._result.drafter_forwards += 1
+        self._held[work.span.machine] = [*work.text]
         drafted = work.span.token_ids
         drafted.append(self._oracle.draft(command.drafter, work.text))
         work.text.append(drafted[-1])
@@ -333,6 +345,7 @@ class _Run:
 
     def _answer_decode(self, work: _Work, command: StartDecode) -> None:
         self._result.target_forwards += 1
+        self._held[work.span.machine] = [*work.text]
         _, token_id = self._oracle.judge(work.text, ())
         work.span.token_ids.append(token_id)
         work.text.append(token_id)
@@ -348,11 +361,20 @@ class _Run:
         del self._working[SpanKind.VERIFY, command.verify_id]
         accepted_count, next_token = self._oracle.judge(command.prefix, command.proposal.token_ids)
         work.span.accepted_count, work.span.next_token = accepted_count, next_token
+        accepted = command.proposal.token_ids[:accepted_count]
+        self._held[work.span.machine] = [*command.prefix, *accepted]
         self._tell(BlockVerified(command.verify_id, tuple(range(accepted_count)), next_token))
 
     def _tell(self, event: Event) -> None:
         if not self._finished:
             self._obey(self._method.handle(event))
+
+
+def _common_length(held: Sequence[int], text: Sequence[int]) -> int:
+    for length, (ours, theirs) in enumerate(zip(held, text, strict=False)):
+        if ours != theirs:
+            return length
+    return min(len(held), len(text))
 
 
 class _Work:

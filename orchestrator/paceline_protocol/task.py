@@ -49,6 +49,8 @@ class DecodingTask:
         draft_window: The most tokens one StartDraft asks for, or one StartDecode, in [1,
             SPECULATION_LIMIT].
         broadcast_prefill: Whether DSI sends the prompt to all targets at the start.
+        keep_prefill: Whether DSI lets a target finish its first verification, which carries the
+            prompt, though it has become worthless.
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +61,7 @@ class DecodingTask:
     dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     draft_window: int = 64
     broadcast_prefill: bool = False
+    keep_prefill: bool = False
 
     def __post_init__(self) -> None:
         assert self.prompt, "a prompt has a token"

@@ -31,7 +31,7 @@ class Verification:
         nodes: See above.
         kept: The last node of its path that the target had before; None if it had nothing.
         depth: How many unfinished verifications are before it, as told to the target.
-        warms_up: Whether it is worth finishing for the target's session alone.
+        warms_up: Whether it is worth finishing for the target's session alone: it has the prompt.
     """
 
     verify_id: int

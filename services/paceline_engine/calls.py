@@ -141,6 +141,8 @@ class CallTiming:
 
     Attributes:
         began_early: Whether the forward had begun before the call came.
+        shared_row_count: Rows of its forwards in all, other calls' included.
+        shared_call_count: Calls that these were of, itself included, added up over forwards.
     """
 
     queue_ns: int = 0
@@ -148,6 +150,8 @@ class CallTiming:
     forward_count: int = 0
     row_count: int = 0
     began_early: bool = False
+    shared_row_count: int = 0
+    shared_call_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -476,4 +476,6 @@ def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:
         forward_ns=sum(step.forward_ns for step in steps),
         forward_count=len(steps),
         row_count=sum(step.outcome.row_count for step in steps),
+        shared_row_count=sum(step.shared_row_count for step in steps),
+        shared_call_count=sum(step.shared_job_count for step in steps),
     )

@@ -38,11 +38,15 @@ class Step(Generic[_Value]):
         outcome: Of an item its `Outcome`, of an errand what it returned.
         queue_ns: How long the job had waited for it.
         forward_ns: How long it took, with all that was computed beside it.
+        shared_row_count: Rows that were computed in it, other jobs' included.
+        shared_job_count: Jobs that they were of, this one included.
     """
 
     outcome: _Value
     queue_ns: int
     forward_ns: int
+    shared_row_count: int = 0
+    shared_job_count: int = 1
 
 
 class Outlet(AsyncIterator[Step[_Value]]):

@@ -321,9 +321,12 @@ class ModelWorker:
                 part = rows / row_sum if row_sum else 1 / len(row_counts)
                 self._turns.charge(job.share, round(forward_ns * part))
             for job, answer in zip(batch.jobs, answers, strict=True):
-                self._hand_out(job, answer, forward_ns, queue_ns=batch.started_ns - job.queued_ns)
+                queue_ns = batch.started_ns - job.queued_ns
+                step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
+                self._hand_out(job, step)
 
-    def _hand_out(self, job: Job, answer: Any, forward_ns: int, *, queue_ns: int) -> None:
+    def _hand_out(self, job: Job, step: Step[Any]) -> None:
+        answer = step.outcome
         if isinstance(answer, BaseException):
             was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
             if was_given_up and not self._stopping:
@@ -336,7 +339,7 @@ class ModelWorker:
             is_last, found = job.work.take(answer), answer.is_whole
             if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
                 self._anticipate(job, answer)
-        self._tell(_deliver, job, Step(answer, queue_ns, forward_ns), is_last)
+        self._tell(_deliver, job, step, is_last)
         if is_last or job.withdrawn_ns is not None:
             return
         if self._stopping:

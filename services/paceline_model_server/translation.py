@@ -279,4 +279,6 @@ def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
         began_early=timing.began_early,
         forward_count=timing.forward_count,
         row_count=timing.row_count,
+        shared_row_count=timing.shared_row_count,
+        shared_call_count=timing.shared_call_count,
     )

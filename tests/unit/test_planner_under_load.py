@@ -4,14 +4,16 @@ decoding."""
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.methods import Strategy
@@ -120,6 +122,85 @@ def test_no_plan_expects_more_than_plain_decoding_takes(load):
     assert (plan.lookahead == 0) == (plan.strategy is PLAIN)
 
 
+# --- forwards that are shared -------------------------------------------------------------------
+
+
+def sharing(row_ms, *, step_ms=40.0):
+    """Forwards of all calls that wait, with a price for each row beyond the first."""
+    return RowPrices(((1, 1.0), (101, 1.0 + 100 * row_ms / step_ms)), shares_forwards=True)
+
+
+def shared_node(*, row_ms=0.2, drafter_row_ms=0.02, node=NODE):
+    return replace(
+        node,
+        target_prices=sharing(row_ms),
+        drafter_prices=sharing(drafter_row_ms, step_ms=node.drafter_step_ns / MS),
+    )
+
+
+@pytest.mark.parametrize("requests", [8, 16, 64])
+def test_a_forward_for_all_takes_as_long_as_its_rows(requests):
+    near = replace(shared_node(), call_ns=0)
+    plan = plan_with(requests, node=near, strategy=PLAIN)
+    assert plan.token_ns == pytest.approx((40 + 0.2 * (requests / 4 - 1)) * MS)
+
+
+def test_who_drafts_while_others_verify_is_in_every_second_forward():
+    plan = plan_with(64, node=shared_node(drafter_row_ms=0), strategy=SI, lookahead=3)
+    forward_ms = 40 + 0.2 * (8 * 4 - 1)  # half of 16 requests, with 4 rows each
+    assert plan.token_ns == pytest.approx(2 * forward_ms * MS / (1 + 0.8 + 0.8**2 + 0.8**3))
+
+
+def test_a_block_whose_drafting_takes_long_waits_for_half_a_forward_besides():
+    plan = plan_with(64, node=shared_node(drafter_row_ms=0), strategy=SI, lookahead=12)
+    forward_ms = 40 + 0.2 * (8 * 13 - 1)
+    round_ms = 2 * 1 + 12.5 * 4 + 1.5 * forward_ms
+    assert plan.token_ns == pytest.approx(round_ms * MS / sum(0.8**n for n in range(13)))
+
+
+def test_while_rows_are_nearly_free_everybody_speculates_however_many_there_are():
+    for requests in (1, 4, 16, 64):
+        assert plan_with(requests, node=shared_node(drafter_row_ms=0)).strategy is not PLAIN
+    assert plan_with(64, node=shared_node(drafter_row_ms=0)).lookahead >= 4
+
+
+def test_as_rows_become_dear_blocks_become_shorter_and_then_there_are_none():
+    lookaheads = [
+        plan_with(64, node=shared_node(row_ms=row_ms, drafter_row_ms=0)).lookahead
+        for row_ms in (0, 0.5, 1, 2, 8)
+    ]
+    assert lookaheads == sorted(lookaheads, reverse=True)
+    assert lookaheads[0] >= 6
+    assert lookaheads[-1] == 0
+
+
+def test_a_price_for_rows_that_one_request_pays_alone_counts_as_well():
+    dear = replace(NODE, target_prices=RowPrices(((1, 1.0), (5, 3.0))), target_count=1)
+    assert plan_with(1, node=dear, strategy=SI).lookahead < plan_with(1, strategy=SI).lookahead
+    nothing = replace(dear, target_prices=RowPrices(((1, 1.0), (2, 3.0))))
+    assert plan_with(1, node=nothing).strategy is PLAIN
+
+
+def test_a_shared_drafter_drafts_for_all_at_once_and_each_costs_cpu_of_its_own():
+    shared = replace(shared_node(), dispatch_ns=2 * MS)
+    for requests in (1, 2, 4):
+        drafter_ms = 4 + 0.02 * (requests - 1)
+        asked = plan_with(requests, node=replace(shared, target_count=64), strategy=DSI)
+        assert asked.lookahead == math.ceil(2 * requests * 2 / drafter_ms)
+
+
+@given(measurements, st.floats(0, 1), st.floats(0, 1), st.booleans())
+def test_no_plan_expects_more_where_forwards_are_shared(load, price, drafter_price, shares):
+    load = replace(
+        load,
+        target_prices=RowPrices(((1, 1.0), (2, 1.0 + price)), shares_forwards=True),
+        drafter_prices=RowPrices(((1, 1.0), (2, 1.0 + drafter_price)), shares_forwards=shares),
+    )
+    planner = Planner()
+    plan, plain = planner.choose(load), planner.choose(load, Wish(strategy=PLAIN))
+    assert plan.token_ns <= plain.token_ns
+
+
 # --- what comes of it, in a model of the servers ------------------------------------------------
 
 
@@ -133,47 +214,66 @@ class Stream:
     tokens: int = 0
 
 
-def tokens_per_second(lookaheads, *, node, seconds=120.0, seed=5):
-    """Let requests share servers that take one forward at a time, first come, first served."""
-    luck = random.Random(seed)
+class Servers:
+    """Targets and a drafter. A forward takes one call or, where they are shared, all that wait.
+
+    Who decodes plainly waits again as soon as a forward has ended, before the next begins.
+    """
+
+    def __init__(self, node, *, seed=5):
+        self._node = node
+        self._luck = random.Random(seed)
+        self._waiting = {place: [] for place in ("drafter", *range(node.target_count))}
+        self._running = {}
+        self._due = []  # (when, order, server): its forward is done
+
+    def run(self, streams, *, seconds):
+        for stream in streams:
+            self._begin_round(stream)
+        now = 0.0
+        while now < seconds:
+            for place in [it for it in self._waiting if it not in self._running]:
+                self._begin_forward(now, place)
+            now, _, place = heapq.heappop(self._due)
+            for stream in self._running.pop(place):
+                self._go_on(stream, place)
+
+    def _begin_round(self, stream):
+        stream.missing = stream.lookahead
+        self._waiting["drafter" if stream.missing else stream.home].append(stream)
+
+    def _begin_forward(self, now, place):
+        node, is_drafter = self._node, place == "drafter"
+        prices = node.drafter_prices if is_drafter else node.target_prices
+        waiting = self._waiting[place]
+        running = waiting[: len(waiting) if prices.shares_forwards else 1]
+        if not running:
+            return
+        del waiting[: len(running)]
+        rows = sum(1 if is_drafter else 1 + it.lookahead for it in running)
+        step_ns = node.drafter_step_ns if is_drafter else node.target_step_ns
+        self._running[place] = running
+        end = now + step_ns / 1e9 * prices.of(rows)
+        heapq.heappush(self._due, (end, self._luck.random(), place))
+
+    def _go_on(self, stream, place):
+        if place == "drafter":
+            stream.missing -= 1
+            self._waiting["drafter" if stream.missing else stream.home].append(stream)
+            return
+        accepted = 0
+        while accepted < stream.lookahead and self._luck.random() < self._node.acceptance_rate:
+            accepted += 1
+        stream.tokens += accepted + 1
+        self._begin_round(stream)
+
+
+def tokens_per_second(lookaheads, *, node, seconds=120.0):
+    """Let requests share servers, first come, first served."""
     streams = [
         Stream(index % node.target_count, lookahead) for index, lookahead in enumerate(lookaheads)
     ]
-    drafter = "drafter"
-    durations = {drafter: node.drafter_step_ns / 1e9}
-    waiting = {place: deque() for place in (drafter, *range(node.target_count))}
-    due = []  # (when, order, server): the head of its queue is done
-
-    def join(now, place, stream):
-        waiting[place].append(stream)
-        if len(waiting[place]) == 1:
-            begin(now, place)
-
-    def begin(now, place):
-        end = now + durations.get(place, node.target_step_ns / 1e9)
-        heapq.heappush(due, (end, luck.random(), place))
-
-    def go_on(now, stream):
-        join(now, drafter if stream.missing else stream.home, stream)
-
-    for stream in streams:
-        stream.missing = stream.lookahead
-        go_on(0.0, stream)
-    now = 0.0
-    while now < seconds:
-        now, _, place = heapq.heappop(due)
-        stream = waiting[place].popleft()
-        if waiting[place]:
-            begin(now, place)
-        if place == drafter:
-            stream.missing -= 1
-        else:
-            accepted = 0
-            while accepted < stream.lookahead and luck.random() < node.acceptance_rate:
-                accepted += 1
-            stream.tokens += accepted + 1
-            stream.missing = stream.lookahead
-        go_on(now, stream)
+    Servers(node).run(streams, seconds=seconds)
     return sum(stream.tokens for stream in streams) / seconds
 
 
@@ -206,3 +306,25 @@ def test_full_targets_serve_more_tokens_as_far_as_the_drafter_goes(drafter_ms, g
     lookaheads, _ = planned_lookaheads(64, node=node)
     plain = tokens_per_second([0] * 64, node=node)
     assert tokens_per_second(lookaheads, node=node) > gain * plain
+
+
+@pytest.mark.parametrize("requests", [5, 16, 64])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("drafter_ms", [0.5, 4, 15])
+@pytest.mark.parametrize("row_ms", [0, 0.2, 1, 5])
+def test_shared_forwards_serve_no_fewer_tokens_than_with_plain_decoding(
+    requests, rate, drafter_ms, row_ms
+):
+    node = replace(NODE, drafter_step_ns=round(drafter_ms * MS), acceptance_rate=rate)
+    node = shared_node(node=node, row_ms=row_ms, drafter_row_ms=row_ms * drafter_ms / 40)
+    lookaheads, strategies = planned_lookaheads(requests, node=node)
+    assert not strategies[DSI]
+    plain = tokens_per_second([0] * requests, node=node, seconds=10)
+    assert tokens_per_second(lookaheads, node=node, seconds=10) >= 0.99 * plain
+
+
+def test_shared_forwards_serve_half_as_many_again_where_rows_are_nearly_free():
+    node = shared_node()
+    lookaheads, _ = planned_lookaheads(64, node=node)
+    plain = tokens_per_second([0] * 64, node=node, seconds=10)
+    assert tokens_per_second(lookaheads, node=node, seconds=10) > 1.5 * plain

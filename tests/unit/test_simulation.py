@@ -421,3 +421,42 @@ def test_a_method_that_waits_for_ever_is_an_error():
     )
     with pytest.raises(RuntimeError, match="never come"):
         simulate(method, oracle, targets=[])
+
+
+def test_rows_cost_what_a_server_has_not_computed_yet_and_the_block():
+    """A lookahead of 3: each verification has the next token and 3 drafts, a draft's first forward
+    at a session that holds all but the last two tokens of a right text has both."""
+    drafter = ServerLatency(1, 1, row=2)
+    target = ServerLatency(10, 10, row=3)
+    result = run(
+        Strategy.SPECULATIVE,
+        acceptance_rate=1.0,
+        target=target,
+        drafter=drafter,
+        lookahead=3,
+        max_tokens=12,
+    )
+    first_round = 3 * 1 + 10  # the prompts' forwards have a price of their own
+    later_round = (1 + 2) + 1 + 1 + (10 + 3 * 3)
+    assert result.total_time == first_round + 2 * later_round
+
+
+def test_after_a_rejection_a_session_computes_what_it_does_not_hold():
+    result = run(
+        Strategy.SPECULATIVE,
+        acceptance_rate=0.0,
+        target=ServerLatency(10, 10, row=3),
+        drafter=ServerLatency(1, 1, row=2),
+        lookahead=2,
+        max_tokens=3,
+    )
+    # Round 1: a draft of 2, rejected. Round 2: of 1, on the correction. At the end: no draft.
+    assert result.total_time == (2 * 1 + 10) + (1 + 10 + 3) + 10
+
+
+def test_plain_decoding_pays_for_no_rows():
+    dear = ServerLatency(10, 10, row=100)
+    result = run(
+        Strategy.AUTOREGRESSIVE, acceptance_rate=0, target=dear, drafter=dear, max_tokens=5
+    )
+    assert result.total_time == 50

@@ -1,14 +1,15 @@
 """What each strategy would take for somebody's own latencies, acceptance rate and targets.
 
 The protocol runs on the virtual clock, dispatching as it does when it serves. Charged are forwards:
-the first one of each server (the prompt's prefill) and the later ones, whatever their number of
-rows, and for each call what the latency says besides. The orchestrator takes no time, and every
-server has hardware of its own. All strategies meet the same draws, so that luck cancels out of
-their differences.
+the first one of each server (the prompt's prefill) and the later ones, with what each further row
+of them costs, and for each call what the latency says besides. The orchestrator takes no time, and
+every server has hardware of its own. All strategies meet the same draws, so that luck cancels out
+of their differences.
 
 With all forwards as long as the later ones, the exact expectation over all draws is known (see
-`recurrences`). It chooses the lookahead, and it tells how lucky the simulated draws are: that is
-taken out, so that a few generations are enough.
+`recurrences`; with a price for rows it is near). It chooses the lookahead, and it tells how lucky
+the simulated draws are: that is taken out, so that a few generations are enough. Whether the prompt
+goes to all targets at the start is simulated both ways, and the better one taken.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from paceline_bench.recurrences import (
 from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
     needed_target_count,
-    pays_to_broadcast,
     smallest_lookahead,
 )
 from paceline_protocol.methods import METHODS, Strategy
@@ -149,12 +149,19 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
         job.node.drafter,
         lookahead=lookahead,
         target_count=job.target_count,
-        broadcast_prefill=pays_to_broadcast(
-            first=float(target.first), step=float(target.step), target_count=job.target_count
-        ),
+        keep_prefill=target.first > target.step,
     )
+    both = [setup]
+    if job.target_count > 1 and target.first > target.step:
+        both.append(replace(setup, broadcast_prefill=True))
     seeds = range(job.repeats)
-    return tuple(total_times(Batch(setup, job.node.acceptance_rate, job.token_count, seeds)))
+    return min(
+        (
+            tuple(total_times(Batch(each, job.node.acceptance_rate, job.token_count, seeds)))
+            for each in both
+        ),
+        key=sum,
+    )
 
 
 def _best_lookahead(job: ForecastJob) -> int:
@@ -218,7 +225,7 @@ class _Speculative:
             np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
         )
         drafting_ns = float(drafts[0]) * float(job.node.drafter.step)
-        return drafting_ns + float(rounds[0]) * _round_ns(job.node)
+        return drafting_ns + float(rounds[0]) * _round_ns(job.node, lookahead)
 
     def times_ns(
         self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
@@ -227,7 +234,7 @@ class _Speculative:
             speculative_time(
                 runs,
                 lookahead=lookahead,
-                target_step=_round_ns(job.node),
+                target_step=_round_ns(job.node, lookahead),
                 drafter_step=int(job.node.drafter.step),
             )
             for runs in draws
@@ -282,6 +289,6 @@ def _verification_ns(node: SimulatedNode) -> int:
     return int(node.target.call + node.target.step)
 
 
-def _round_ns(node: SimulatedNode) -> int:
-    """Return what a round of SI takes besides its drafting."""
-    return int(node.drafter.call) + _verification_ns(node)
+def _round_ns(node: SimulatedNode, lookahead: int) -> int:
+    """Return what a round of SI takes besides its drafting: the last one, at worst, less."""
+    return int(node.drafter.call + lookahead * node.target.row) + _verification_ns(node)

@@ -19,12 +19,14 @@ from paceline_protocol.messages import (
     CapacityChanged,
     DraftEnded,
     Finish,
+    StartDecode,
     StartDraft,
     StartVerify,
+    TokensDecoded,
     TokensDrafted,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
-from paceline_protocol.simulation import SpanKind, simulate
+from paceline_protocol.simulation import Span, SpanKind, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class ServedCall:
     """A call on a schedule's critical path.
 
     Attributes:
-        kind: Draft or verification.
+        kind: Draft, verification or decode.
         is_first: Whether it begins with its server's first forward, the prompt's prefill.
         forward_count: Forwards until what was waited for; 1 of a verification.
         first_ns: What the first of them takes.
@@ -130,6 +132,7 @@ def ideal_schedule(
         max_tokens,
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
+        keep_prefill=node.target.first > node.target.step,
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),
@@ -147,7 +150,7 @@ def ideal_schedule(
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Something became known: a draft's n-th token, or a verdict (then n is 1)."""
+    """Something became known: a stream's n-th token, or a verdict (then n is 1)."""
 
     kind: SpanKind
     call_id: int
@@ -159,7 +162,7 @@ class _CauseKeeper:
 
     def __init__(self, method: DecodingMethod) -> None:
         self._method = method
-        self._drafted: Counter[int] = Counter()
+        self._found: Counter[tuple[SpanKind, int]] = Counter()
         self.cause: dict[tuple[SpanKind, int], _Moment | None] = {}  # by call; None: the start
         self.last: _Moment | None = None
 
@@ -179,13 +182,18 @@ class _CauseKeeper:
     def _moment(self, event: Event) -> _Moment:
         match event:
             case TokensDrafted(draft_id=draft_id, proposal=proposal):
-                self._drafted[draft_id] += len(proposal)
-                return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])
+                return self._stream_moment(SpanKind.DRAFT, draft_id, found_count=len(proposal))
             case DraftEnded(draft_id=draft_id):
-                return _Moment(SpanKind.DRAFT, draft_id, self._drafted[draft_id])
+                return self._stream_moment(SpanKind.DRAFT, draft_id)
+            case TokensDecoded(decode_id=decode_id, token_ids=token_ids):
+                return self._stream_moment(SpanKind.DECODE, decode_id, found_count=len(token_ids))
             case BlockVerified(verify_id=verify_id):
                 return _Moment(SpanKind.VERIFY, verify_id, 1)
         raise AssertionError(f"a simulation has no {event}")
+
+    def _stream_moment(self, kind: SpanKind, call_id: int, *, found_count: int = 0) -> _Moment:
+        self._found[kind, call_id] += found_count
+        return _Moment(kind, call_id, self._found[kind, call_id])
 
     def _note(self, commands: list[Command], *, cause: _Moment | None) -> list[Command]:
         for command in commands:
@@ -194,6 +202,8 @@ class _CauseKeeper:
                     self.cause[SpanKind.DRAFT, draft_id] = cause
                 case StartVerify(verify_id=verify_id):
                     self.cause[SpanKind.VERIFY, verify_id] = cause
+                case StartDecode(decode_id=decode_id):
+                    self.cause[SpanKind.DECODE, decode_id] = cause
                 case Finish():
                     self.last = cause
         return commands
@@ -204,16 +214,17 @@ def _critical_path(
 ) -> tuple[ServedCall, ...]:
     """Go back from what finished the request, through what caused it, to the start."""
     spans = {(span.kind, span.call_id): span for span in result.spans}
-    prefills: dict[tuple[SpanKind, int], int] = {}  # by server: its first answered call
+    prefills: dict[tuple[bool, int], Span] = {}  # by server: its first answered call
     for span in result.spans:
-        if span.accepted_count is not None or (span.kind is SpanKind.DRAFT and span.token_ids):
-            prefills.setdefault((span.kind, span.server), span.call_id)
-    latencies = {SpanKind.DRAFT: node.drafter, SpanKind.VERIFY: node.target}
+        is_stream = span.kind is not SpanKind.VERIFY
+        if span.accepted_count is not None or (is_stream and span.token_ids):
+            prefills.setdefault(span.machine, span)
     path: list[ServedCall] = []
     moment = causes.last
     while moment is not None:
-        span, latency = spans[moment.kind, moment.call_id], latencies[moment.kind]
-        is_first = prefills[span.kind, span.server] == span.call_id
+        span = spans[moment.kind, moment.call_id]
+        latency = node.drafter if moment.kind is SpanKind.DRAFT else node.target
+        is_first = prefills[span.machine] is span
         first_ns = int(latency.first if is_first else latency.step)
         duration_ns = int(latency.call) + first_ns + (moment.forward_count - 1) * int(latency.step)
         path.append(ServedCall(moment.kind, is_first, moment.forward_count, first_ns, duration_ns))

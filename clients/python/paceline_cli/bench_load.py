@@ -120,6 +120,12 @@ class _Simulated(Settings):
     )
     target_ms: float = Field(40, gt=0, le=10_000, description="a target's forward")
     drafter_ms: float = Field(4, gt=0, le=10_000, description="a drafter's forward")
+    target_row_ms: float = Field(
+        0, ge=0, le=10_000, description="more for each row of a target's forward beyond its first"
+    )
+    drafter_row_ms: float = Field(
+        0, ge=0, le=10_000, description="more for each row of a drafter's forward beyond its first"
+    )
     acceptance: float = Field(0.8, ge=0, le=1, description="how often a draft token is right")
 
 
@@ -189,6 +195,8 @@ class _Part:
     Attributes:
         target_ms: A target's forward.
         drafter_ms: A drafter's forward.
+        target_row_ms: More for each row of a target's forward beyond its first.
+        drafter_row_ms: The same at a drafter.
         orchestrator_share: The share of the time in which each orchestrator may run.
         loads: In their order, by number of orchestrators. Each number of streams begins with plain
             decoding.
@@ -196,6 +204,8 @@ class _Part:
 
     target_ms: float
     drafter_ms: float
+    target_row_ms: float = 0.0
+    drafter_row_ms: float = 0.0
     orchestrator_share: float = 1.0
     loads: dict[int, list[Load]]
 
@@ -281,6 +291,8 @@ def _parts(settings: LoadSettings) -> dict[str, _Part]:
     strategies = _Part(
         target_ms=settings.target_ms,
         drafter_ms=settings.drafter_ms,
+        target_row_ms=settings.target_row_ms,
+        drafter_row_ms=settings.drafter_row_ms,
         loads={
             count: _loads(settings, settings.streams, asked_for if count == fewest else of_several)
             for count in sorted(settings.orchestrators)
@@ -371,9 +383,9 @@ def _config(settings: LoadSettings, part: _Part) -> LocalSystemConfig:
     return LocalSystemConfig(
         targets=settings.targets,
         drafters=settings.drafters,
-        target_arguments=_model(part.target_ms),
+        target_arguments=_model(part.target_ms, row_ms=part.target_row_ms),
         drafter_arguments=(
-            *_model(part.drafter_ms),
+            *_model(part.drafter_ms, row_ms=part.drafter_row_ms),
             f"--simulated-acceptance-rate={settings.acceptance}",
         ),
     )
@@ -390,10 +402,11 @@ def _front(models: LocalSystem) -> LocalSystemConfig:
     )
 
 
-def _model(step_ms: float) -> tuple[str, ...]:
+def _model(step_ms: float, *, row_ms: float) -> tuple[str, ...]:
     return (
         "--backend=simulated",
         f"--simulated-tpot-seconds={step_ms / 1e3!r}",
+        f"--simulated-row-seconds={row_ms / 1e3!r}",
         f"--simulated-ttft-seconds={_FIRST_FORWARD * step_ms / 1e3!r}",
         f"--session-limit={SESSIONS}",
         f"--queue-limit={SESSIONS}",
@@ -402,9 +415,16 @@ def _model(step_ms: float) -> tuple[str, ...]:
 
 
 def _title(settings: LoadSettings) -> str:
+    target, drafter = (
+        f"{step_ms:g} ms" + (f" + {row_ms:g} a row" if row_ms else "")
+        for step_ms, row_ms in (
+            (settings.target_ms, settings.target_row_ms),
+            (settings.drafter_ms, settings.drafter_row_ms),
+        )
+    )
     return (
-        f"{settings.targets} x target ({settings.target_ms:g} ms), "
-        f"{settings.drafters} x drafter ({settings.drafter_ms:g} ms), "
+        f"{settings.targets} x target ({target}), "
+        f"{settings.drafters} x drafter ({drafter}), "
         f"acceptance {settings.acceptance:.0%}, {settings.tokens} tokens"
     )
 

@@ -29,6 +29,7 @@ _EXAMPLES = """
 paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 8
 paceline plan --target-ms 30 --drafter-ms 12 --acceptance 0.9 --gpus 4 --target-first-ms 400
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 4 --call-ms 1
+paceline plan --target-ms 9 --target-row-ms 0.5 --drafter-ms 2 --acceptance 0.7 --gpus 3
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --chart plan.svg
 """
 _NS_PER_MS = 1_000_000
@@ -55,6 +56,12 @@ class PlanSettings(Settings):
     drafter_first_ms: float | None = Field(
         None, gt=0, le=1e6, description="the drafter's first forward; else a step"
     )
+    target_row_ms: float = Field(
+        0, ge=0, le=1e6, description="more for each row of a target's forward beyond its first"
+    )
+    drafter_row_ms: float = Field(
+        0, ge=0, le=1e6, description="more for each row of a drafter's forward beyond its first"
+    )
     call_ms: float = Field(
         0, ge=0, le=1e6, description="what a call to a server takes besides its forward"
     )
@@ -66,11 +73,18 @@ class PlanSettings(Settings):
     def node(self) -> SimulatedNode:
         """The user's servers."""
         return SimulatedNode(
-            target=_latency(self.target_first_ms, self.target_ms, call_ms=self.call_ms),
-            drafter=_latency(self.drafter_first_ms, self.drafter_ms, call_ms=self.call_ms),
+            target=self._latency(self.target_first_ms, self.target_ms, self.target_row_ms),
+            drafter=self._latency(self.drafter_first_ms, self.drafter_ms, self.drafter_row_ms),
             acceptance_rate=self.acceptance,
             target_count=self.gpus - 1,
         )
+
+    def _latency(self, first_ms: float | None, step_ms: float, row_ms: float) -> ServerLatency:
+        first_ns, step_ns, row_ns, call_ns = (
+            round(each * _NS_PER_MS)
+            for each in (first_ms or step_ms, step_ms, row_ms, self.call_ms)
+        )
+        return ServerLatency(first_ns, max(1, step_ns), call=call_ns, row=row_ns)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -112,10 +126,3 @@ def _conditions(settings: PlanSettings) -> str:
 
 def _label(job: ForecastJob) -> str:
     return f"{job.strategy.value}, {job.target_count} target(s)"
-
-
-def _latency(first_ms: float | None, step_ms: float, *, call_ms: float) -> ServerLatency:
-    first_ns, step_ns, call_ns = (
-        round(each * _NS_PER_MS) for each in (first_ms or step_ms, step_ms, call_ms)
-    )
-    return ServerLatency(first_ns, max(1, step_ns), call=call_ns)

@@ -103,14 +103,14 @@ class ModelServer:
         """Return what servers are chosen by, the smallest first: who works there, and who may come.
 
         Of equals one that was free a moment ago comes first: at the others there may be requests of
-        other orchestrators. Calls ahead count in halves, or what is left of a queue long gone would
-        tell equals apart, for all orchestrators alike.
+        other orchestrators. Calls of others count in halves, or what is left of those long gone
+        would tell equals apart, for all orchestrators alike.
 
         Args:
-            tolerated_calls: So many of those that wait there do not count.
+            tolerated_calls: So many of those that were met there do not count.
         """
-        calls_ahead = max(0.0, round(2 * self.latency.calls_ahead) / 2 - tolerated_calls)
-        return self.home_count + calls_ahead, self.session_count, not self.latency.seems_free
+        other_calls = max(0.0, round(2 * self.latency.other_calls) / 2 - tolerated_calls)
+        return self.home_count + other_calls, self.session_count, not self.latency.seems_free
 
     def adopt(self, facts: ModelFacts) -> None:
         """Take over what it says of itself."""
@@ -119,4 +119,5 @@ class ModelServer:
             facts.forward_latencies,
             prefill_fixed_ns=facts.prefill_fixed_ns,
             prefill_ns_per_token=facts.prefill_ns_per_token,
+            shares_forwards=facts.shares_forwards,
         )

@@ -70,6 +70,8 @@ class Timing:
 
     Attributes:
         began_early: Whether the server had begun before the call came.
+        shared_row_count: Rows of those forwards in all, other calls' included.
+        shared_call_count: Calls that these were of, added up over the forwards.
     """
 
     queue_ns: int = 0
@@ -77,6 +79,8 @@ class Timing:
     forward_count: int = 0
     row_count: int = 0
     began_early: bool = False
+    shared_row_count: int = 0
+    shared_call_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class ModelFacts:
 
     Attributes:
         role: Which kind of server it is; None if it did not say.
+        shares_forwards: Whether one forward computes calls of several sessions.
     """
 
     model_name: str
@@ -98,6 +103,7 @@ class ModelFacts:
     prefill_fixed_ns: int
     prefill_ns_per_token: int
     role: Role | None = None
+    shares_forwards: bool = False
 
 
 async def answer(call: Awaitable[_T]) -> _T:
@@ -165,6 +171,8 @@ def read_timing(timing: CallTiming) -> Timing:
         forward_count=timing.forward_count,
         row_count=timing.row_count,
         began_early=timing.began_early,
+        shared_row_count=max(timing.row_count, timing.shared_row_count),
+        shared_call_count=max(timing.forward_count, timing.shared_call_count),
     )
 
 
@@ -187,6 +195,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         prefill_fixed_ns=info.prefill_fixed_ns,
         prefill_ns_per_token=info.prefill_ns_per_token,
         role=_ROLES.get(info.role),
+        shares_forwards=info.shares_forwards,
     )
 
 

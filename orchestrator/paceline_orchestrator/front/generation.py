@@ -139,12 +139,8 @@ class Generation:
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
-        broadcast_prefill = order.plan.broadcast_prefill and self._crew.is_idle
-        return create_method(
-            order.plan.strategy,
-            order.task(broadcast_prefill=broadcast_prefill),
-            capacity=capacity,
-        )
+        task = order.task(is_alone=self._crew.is_idle)
+        return create_method(order.plan.strategy, task, capacity=capacity)
 
     def _deliver(self, emission: EmitTokens) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""

@@ -144,8 +144,12 @@ class Order:
             share=self.share,
         )
 
-    def task(self, *, broadcast_prefill: bool) -> DecodingTask:
-        """Say what its decoding method shall do."""
+    def task(self, *, is_alone: bool) -> DecodingTask:
+        """Say what its decoding method shall do.
+
+        Args:
+            is_alone: Whether nobody else is kept from targets that work through the prompt.
+        """
         return DecodingTask(
             prompt=self.prefix,
             max_tokens=self._missing,
@@ -153,7 +157,8 @@ class Order:
             lookahead=max(1, self.plan.lookahead),
             rule=self.options.rule,
             dispatch=self.options.dispatch,
-            broadcast_prefill=broadcast_prefill,
+            broadcast_prefill=is_alone and self.plan.broadcast_prefill,
+            keep_prefill=is_alone and self.plan.keep_prefill,
         )
 
     @property

@@ -5,28 +5,43 @@ Equation 1 of the DSI paper says when verifications never wait for a target:
     ceil(target latency / (lookahead * drafter latency)) <= targets
 
 Load. A request counts on its part of the targets, in which DSI can speculate. What a strategy is
-worth is the larger of two times for each token: the request's own, on servers that nobody else
-uses, and what all requests take at the targets they share, if all of them decode so:
+worth is the time for each token if all requests decode so: then the best for one is the best for
+all of them together. With E tokens for each verification:
 
                 request's own                            all requests, at the targets
     non-SI      target                                   turn
     SI          (lookahead * drafter + target) / E       turn / E
     DSI         simulated, with a slower drafter         turn / target * its own: it never rests
 
-with E tokens for each verification, and a turn in which the targets verify once for every request.
-So DSI retreats as targets fill up. Where they are full, the strategy with the fewest target
-forwards for each token wins: SI. Its lookahead is such that the drafter keeps up with all requests;
-when it is full for all that, further requests leave it to the others and decode plainly: they
-would gain what those lose, and leave targets idle. So each request gets at least what plain
-decoding would give it.
+The larger of the two counts. In a turn the targets verify once for every request. What that takes
+is all there is to load, and depends on whether forwards are shared; r requests there are for each
+target, and F(n) is what a forward of n rows takes, as the target has measured it:
+
+- Each call has its own forward: a turn takes r of them, whatever else is done.
+- Forwards are shared, plain decoding: F(r). The target goes on by itself, so all streams are in
+  each of its forwards.
+- Forwards are shared, blocks of n rows: 2 F(r n / 2). Who drafts in between finds the others'
+  forward running, and is in the next one: streams part into two groups that take turns. A single
+  request's wait is half a forward on average, so SI's own round is longer by that, too.
+
+So speculation is free as long as F hardly grows, and given up where its rows cost the others more
+than its tokens are worth. Where each call has its own forward the strategy with the fewest of them
+wins: SI. Its lookahead is such that the drafter keeps up with all requests; when it is full for all
+that, further requests leave it to the others and decode plainly: they would gain what those lose,
+and leave targets idle. So each request gets at least what plain decoding would give it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_LOOKAHEAD
+from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_protocol.methods import METHODS, Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "LOOKAHEADS",
@@ -36,22 +51,23 @@ __all__ = [
     "distributed_token_ns",
     "needed_target_count",
     "on_its_part",
-    "pays_to_broadcast",
     "plain",
     "smallest_lookahead",
     "speculative",
+    "stretch",
 ]
 
 LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""
 
-# From here on the prompt goes to all targets at once: waiting for a cold target in the middle of a
-# generation costs its whole prefill, having it prefill at the start costs a busy target.
-_BROADCAST_STEPS = 2
-
 # Dispatching may take this part of the time of the event loop, which has one core: one of so many.
 # Beyond, answers begin to wait for one another, and a rejection for its restart.
 _DISPATCH_PARTS = 2
+
+
+_EQUAL = RowPrices()
+# Of a block of DSI, to begin with: a draft token, and the row that decides what follows.
+_BLOCK_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class Measurements:
     """What the planner knows.
 
     Attributes:
-        target_step_ns: One decoding step of a target.
+        target_step_ns: One decoding step of a target, with no rows beside it.
         target_first_ns: A target's first forward on the prompt.
         drafter_step_ns: One decoding step of the drafter, as its tokens arrive.
         acceptance_rate: Probability that the target accepts a draft token, in [0, 1].
@@ -69,6 +85,8 @@ class Measurements:
         dispatch_ns: What a verification costs this process, in CPU time.
         request_count: Requests that share the targets, this one included.
         drafting_count: Requests that share this one's drafter, this one included.
+        target_prices: What the rows of a target's forwards cost, and whether calls share them.
+        drafter_prices: The same of the drafter.
     """
 
     target_step_ns: int
@@ -81,6 +99,8 @@ class Measurements:
     dispatch_ns: int = 0
     request_count: int = 1
     drafting_count: int = 1
+    target_prices: RowPrices = _EQUAL
+    drafter_prices: RowPrices = _EQUAL
 
     @property
     def verification_ns(self) -> int:
@@ -93,9 +113,23 @@ class Measurements:
         return max(1, (2 * self.target_count + self.request_count) // (2 * self.request_count))
 
     @property
-    def crowding(self) -> float:
-        """How many requests there are for each target."""
-        return self.request_count / self.target_count
+    def everybody(self) -> int:
+        """Requests at this one's drafter if all of them drafted, and at least those that do now."""
+        each = _ceil_div(self.request_count, max(1, self.drafter_count))
+        return max(self.drafting_count, each)
+
+    def forward_ns(self, row_count: int, *, calls: float = 1.0) -> float:
+        """Return what a target's forward takes with so many calls of so many rows each."""
+        return self.target_step_ns * self.target_prices.of(max(1.0, calls) * row_count)
+
+    def turn_ns(self, row_count: int) -> float:
+        """Return how long the targets take to judge so many rows of every request once."""
+        calls = self.request_count / self.target_count
+        if calls <= 1:
+            return self.forward_ns(row_count)
+        if self.target_prices.shares_forwards:
+            return 2 * self.forward_ns(row_count, calls=calls / 2)
+        return calls * self.forward_ns(row_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +169,14 @@ def smallest_lookahead(target_ns: int, drafter_ns: int, *, target_count: int) ->
     return max(1, _ceil_div(target_ns, target_count * drafter_ns))
 
 
-def pays_to_broadcast(*, first: float, step: float, target_count: int) -> bool:
-    """Whether all targets should prefill the prompt at the start.
-
-    Args:
-        first: A target's first forward on the prompt.
-        step: One decoding step of a target, in the same unit.
-        target_count: Targets in use.
-    """
-    return target_count > 1 and first > _BROADCAST_STEPS * step
-
-
 def plain(measurements: Measurements) -> Option:
-    """Return plain decoding."""
-    token_ns = max(measurements.verification_ns, _turn_ns(measurements))
+    """Return plain decoding: a target goes on by itself, and no call is between two tokens."""
+    if measurements.target_prices.shares_forwards:
+        calls = measurements.request_count / measurements.target_count
+        turn_ns = measurements.forward_ns(1, calls=calls)
+    else:
+        turn_ns = measurements.turn_ns(1)
+    token_ns = max(measurements.target_step_ns, turn_ns)
     return Option(Strategy.AUTOREGRESSIVE, 0, 1, round(token_ns))
 
 
@@ -162,13 +190,15 @@ def speculative(measurements: Measurements, lookahead: int | None) -> Option:
     return Option(Strategy.SPECULATIVE, best, 1, token_ns, keeps_up)
 
 
-def _sustainable_lookaheads(measurements: Measurements) -> list[int]:
+def _sustainable_lookaheads(measurements: Measurements) -> Sequence[int]:
     """Return the lookaheads of SI with which the drafters keep up with everybody's rounds.
 
     The first draft token of a block is worth the most, so where they cannot keep up, each request
-    that drafts at all drafts one.
+    that drafts at all drafts one. Where their forwards are shared they draft for all at once.
     """
-    everybody = measurements.request_count / measurements.drafter_count
+    if measurements.drafter_prices.shares_forwards:
+        return range(1, MOST_LOOKAHEAD + 1) if measurements.request_count == 1 else LOOKAHEADS
+    everybody = measurements.request_count / max(1, measurements.drafter_count)
     return [1] + [
         lookahead
         for lookahead in range(2, MOST_LOOKAHEAD + 1)
@@ -181,7 +211,9 @@ def _keeps_up(measurements: Measurements, lookahead: int, *, drafting: float) ->
 
     Each wants one in a round of SI, or in a turn of the targets if that takes longer.
     """
-    round_ns = max(_round_ns(measurements, lookahead), _turn_ns(measurements))
+    if measurements.drafter_prices.shares_forwards:
+        return True
+    round_ns = max(_round_ns(measurements, lookahead), measurements.turn_ns(lookahead + 1))
     return drafting * lookahead * measurements.drafter_step_ns <= round_ns
 
 
@@ -190,21 +222,30 @@ def _speculative_token_ns(measurements: Measurements, lookahead: int) -> int:
 
     A round takes its own time, or where servers are shared, what all rounds take at one of them.
     """
-    drafting_ns = measurements.drafting_count * lookahead * measurements.drafter_step_ns
-    round_ns = max(_round_ns(measurements, lookahead), _turn_ns(measurements), drafting_ns)
+    round_ns = max(_round_ns(measurements, lookahead), measurements.turn_ns(lookahead + 1))
+    if not measurements.drafter_prices.shares_forwards:
+        drafting_ns = measurements.drafting_count * lookahead * measurements.drafter_step_ns
+        round_ns = max(round_ns, drafting_ns)
     tokens = sum(measurements.acceptance_rate**accepted for accepted in range(lookahead + 1))
     return round(round_ns / tokens)
 
 
-def _round_ns(measurements: Measurements, lookahead: int) -> int:
-    """Return the time of a round of SI where nobody else is: a draft, then a verification."""
-    drafting_ns = measurements.call_ns + lookahead * measurements.drafter_step_ns
-    return drafting_ns + measurements.verification_ns
+def _round_ns(measurements: Measurements, lookahead: int) -> float:
+    """Return a request's own time for a round of SI: a draft, then a verification.
 
-
-def _turn_ns(measurements: Measurements) -> float:
-    """Return how long the targets take to serve every request once."""
-    return measurements.crowding * measurements.target_step_ns
+    Both wait for half a forward where others share forwards, and then have half of the others
+    beside them at the target, at the drafter at worst all.
+    """
+    draft_step_ns: float = measurements.drafter_step_ns
+    draft_forwards = float(lookahead)
+    if measurements.drafter_prices.shares_forwards and measurements.everybody > 1:
+        draft_step_ns *= measurements.drafter_prices.of(measurements.everybody)
+        draft_forwards += 0.5
+    rows, calls = lookahead + 1, measurements.request_count / measurements.target_count
+    forward_ns = measurements.forward_ns(rows)
+    if measurements.target_prices.shares_forwards and calls > 1:
+        forward_ns = 1.5 * measurements.forward_ns(rows, calls=calls / 2)
+    return 2 * measurements.call_ns + draft_forwards * draft_step_ns + forward_ns
 
 
 def distributed_token_ns(measurements: Measurements, lookahead: int) -> int:
@@ -228,23 +269,33 @@ def on_its_part(measurements: Measurements) -> Measurements:
 
     All requests might draft so, and at least those do that draft now.
     """
-    everybody = _ceil_div(measurements.request_count, max(1, measurements.drafter_count))
-    sharing = max(measurements.drafting_count, everybody)
+    sharing, prices = measurements.everybody, measurements.drafter_prices
+    slowdown = prices.of(sharing) if prices.shares_forwards else sharing
     return replace(
         measurements,
-        drafter_step_ns=measurements.drafter_step_ns * sharing,
+        target_step_ns=round(measurements.forward_ns(_BLOCK_ROWS)),
+        drafter_step_ns=round(measurements.drafter_step_ns * slowdown),
         request_count=1,
         drafting_count=1,
+        target_prices=_EQUAL,
+        drafter_prices=_EQUAL,
     )
+
+
+def stretch(measurements: Measurements, lookahead: int) -> float:
+    """Return how many times as long DSI takes as on its own part, for others and for its rows."""
+    return measurements.turn_ns(lookahead + 1) / measurements.forward_ns(_BLOCK_ROWS)
 
 
 def affordable_lookahead(measurements: Measurements) -> int:
     """Return the smallest lookahead of DSI whose verifications this process can dispatch.
 
     However many requests there are, they verify what the drafters draft: one block of lookahead
-    tokens after the other.
+    tokens after the other. A drafter that shares forwards drafts for all of them at the same time.
     """
-    drafters = min(measurements.drafter_count, measurements.request_count)
+    drafters = measurements.request_count
+    if not measurements.drafter_prices.shares_forwards:
+        drafters = min(measurements.drafter_count, drafters)
     dispatching_ns = _DISPATCH_PARTS * drafters * measurements.dispatch_ns
     return min(max(1, _ceil_div(dispatching_ns, measurements.drafter_step_ns)), MOST_LOOKAHEAD)
 

@@ -1,8 +1,8 @@
 """What the planner is told: measured latencies, costs and load, and how often drafts are right.
 
 The orchestrator is stateless, and one of several. Of its own requests it knows where they are; of
-the others' it sees the queues, in the answers of the servers. Whichever of the two says that more
-requests share the servers is believed.
+the others' it hears in the answers of the servers: how many calls were in a forward, and how long
+one waited for it. Whichever of the two says that more requests share the servers is believed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import TokenizerMismatchError
+from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.methods import METHODS
@@ -41,7 +42,7 @@ _ASSUMED_DISPATCH_NS = 1_000_000
 # older count half.
 _ASSUMED_COUNT = 20
 _REMEMBERED_COUNT = 2000
-# Of the calls ahead of one of ours, on average: our own last one, where a forward that has become
+# Of the calls that one of ours meets, on average: our own last one, where a forward that has become
 # worthless has to run to its end.
 _IGNORED_CALLS = 0.5
 
@@ -151,13 +152,15 @@ class Planning:
             dispatch_ns=round(self._dispatch_ns.value),
             request_count=1 + _others(targets, own=sum(it.home_count for it in targets)),
             drafting_count=1 + (_others((drafter,), own=drafter.session_count) if drafter else 0),
+            target_prices=target.prices,
+            drafter_prices=drafter.latency.prices if drafter else RowPrices(),
         )
 
 
 def _others(servers: Sequence[ModelServer], *, own: int) -> int:
-    """Return how many other requests share servers: our own, or more if the queues say so.
+    """Return how many other requests share servers: our own, or more if the answers say so.
 
-    A queue shows at least one request for each call that is ahead of one of ours.
+    There is at least one request for each call that one of ours meets.
     """
-    ahead = (max(0.0, it.latency.calls_ahead - _IGNORED_CALLS) for it in servers)
-    return max(own, math.ceil(sum(ahead)))
+    met = (max(0.0, it.latency.other_calls - _IGNORED_CALLS) for it in servers)
+    return max(own, math.ceil(sum(met)))

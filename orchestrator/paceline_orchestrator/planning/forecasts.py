@@ -15,6 +15,7 @@ from paceline_orchestrator.planning.estimates import (
     plain,
     smallest_lookahead,
     speculative,
+    stretch,
 )
 from paceline_protocol.methods import Strategy
 
@@ -53,20 +54,24 @@ def _distributed(case: Case) -> Option:
     target_ns, drafter_ns = own.verification_ns, own.drafter_step_ns
     feasible = smallest_lookahead(target_ns, drafter_ns, target_count=case.target_count)
     affordable = affordable_lookahead(measurements)
-    rehearsed = case.rehearsals.times(measurements, case.target_count)
+    rehearsed = {
+        each: round(min(time_ns, target_ns) * stretch(measurements, each))
+        for each, time_ns in case.rehearsals.times(measurements, case.target_count).items()
+    }
     if lookahead is None:
         lookahead = _longest_of_the_best(rehearsed, at_least=affordable)
     lookahead = lookahead or min(max(feasible, affordable), MOST_LOOKAHEAD)
     needed = needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
     if lookahead in rehearsed:
-        token_ns = min(rehearsed[lookahead], target_ns)
+        token_ns = rehearsed[lookahead]
     else:
         token_ns = distributed_token_ns(own, max(lookahead, feasible))
+        token_ns = round(token_ns * stretch(measurements, lookahead))
     return Option(
         Strategy.DISTRIBUTED,
         lookahead,
         min(needed, case.target_count),
-        round(token_ns * max(1.0, measurements.crowding)),
+        token_ns,
         note=_cost(measurements, affordable),
     )
 

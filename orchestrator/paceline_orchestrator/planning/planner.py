@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.estimates import Option, pays_to_broadcast, plain
+from paceline_orchestrator.planning.estimates import Option, plain
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
-from paceline_orchestrator.planning.rehearsal import Rehearsals
+from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
+from paceline_orchestrator.planning.starts import Start, Starts
 from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Plan:
         lookahead: Draft tokens in a verification; 0 for plain decoding.
         target_count: Targets to use.
         broadcast_prefill: Whether they should all prefill the prompt at the start.
+        keep_prefill: Whether each should finish its first verification for the prompt's sake.
         token_ns: Expected time for each token after the first.
         plain_token_ns: The same, had it been decoded plainly.
         note: What was chosen and why, in one line.
@@ -46,6 +48,7 @@ class Plan:
     lookahead: int
     target_count: int
     broadcast_prefill: bool
+    keep_prefill: bool
     token_ns: int
     plain_token_ns: int
     note: str
@@ -80,6 +83,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._rehearsals = Rehearsals()
+        self._starts = Starts()
 
     def choose(
         self,
@@ -98,38 +102,51 @@ class Planner:
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
             option = Option(wish.strategy, wish.lookahead or 1, 1, measurements.verification_ns)
-            return _plan(option, measurements, others=())
+            return self._plan(option, measurements, others=())
         best = wanted[0]
         for option in wanted[1:]:
             if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
                 best = option
-        if METHODS[best.strategy].drafts and measurements.crowding <= 1:
+        has_target = measurements.request_count <= measurements.target_count
+        if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
-        return _plan(best, measurements, others=[each for each in options if each is not best])
+        return self._plan(best, measurements, others=[each for each in options if each is not best])
 
     def refine(self) -> None:
-        """Simulate DSI where it was not yet, so that `choose` knows its best lookahead.
+        """Simulate DSI where it was not yet, so that `choose` knows its best lookahead and start.
 
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
         What fails is forgotten, and simulated again when it is next asked for.
         """
         self._rehearsals.rehearse_missing()
+        self._starts.simulate_missing()
 
-
-def _plan(option: Option, measurements: Measurements, *, others: Sequence[Option]) -> Plan:
-    return Plan(
-        strategy=option.strategy,
-        lookahead=option.lookahead,
-        target_count=option.target_count,
-        broadcast_prefill=pays_to_broadcast(
-            first=measurements.target_first_ns,
-            step=measurements.target_step_ns,
+    def _plan(
+        self, option: Option, measurements: Measurements, *, others: Sequence[Option]
+    ) -> Plan:
+        return Plan(
+            strategy=option.strategy,
+            lookahead=option.lookahead,
             target_count=option.target_count,
-        ),
-        token_ns=option.token_ns,
-        plain_token_ns=plain(measurements).token_ns,
-        note=f"{option} ({_why(option, measurements, others)})",
-    )
+            broadcast_prefill=self._broadcasts(option, measurements),
+            keep_prefill=option.target_count > 1
+            and measurements.target_first_ns > measurements.target_step_ns,
+            token_ns=option.token_ns,
+            plain_token_ns=plain(measurements).token_ns,
+            note=f"{option} ({_why(option, measurements, others)})",
+        )
+
+    def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
+        if option.target_count == 1:
+            return False
+        ratio = measurements.target_first_ns / measurements.verification_ns
+        start = Start(
+            setting=setting_of(measurements, option.target_count),
+            first=rounded(ratio, 4),
+            lookahead=option.lookahead,
+            acceptance_percent=5 * round(20 * measurements.acceptance_rate),
+        )
+        return self._starts.broadcasts(start)
 
 
 def _why(best: Option, measurements: Measurements, others: Sequence[Option]) -> str:

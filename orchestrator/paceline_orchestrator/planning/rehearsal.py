@@ -31,7 +31,15 @@ from paceline_protocol.task import DecodingTask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["VERIFICATION", "Rehearsals", "Setting", "expected_token_time", "rehearse"]
+__all__ = [
+    "VERIFICATION",
+    "Rehearsals",
+    "Setting",
+    "expected_token_time",
+    "rehearse",
+    "rounded",
+    "setting_of",
+]
 
 VERIFICATION = 10_000
 """What a verification takes, its call included: the unit of all times is a part of it."""
@@ -118,7 +126,7 @@ class Rehearsals:
 
         A setting is only near to what was measured; SI, in closed form in both, tells how near.
         """
-        setting = _setting(measurements, target_count)
+        setting = setting_of(measurements, target_count)
         with suppress(KeyError):  # unknown, or `rehearse_missing` has dropped it just now
             self._held.move_to_end(setting)
         rehearsed = self._held.get(setting, {})
@@ -134,7 +142,7 @@ class Rehearsals:
 
     def ask_for(self, measurements: Measurements, target_count: int) -> None:
         """Have a setting rehearsed, unless it was, or drafts can never be ahead in it."""
-        setting = _setting(measurements, target_count)
+        setting = setting_of(measurements, target_count)
         is_known = setting in self._held or setting in self._missing
         if not is_known and setting.drafter_step <= VERIFICATION:
             self._missing.append(setting)
@@ -159,12 +167,12 @@ class Rehearsals:
                 self._held.popitem(last=False)
 
 
-def _setting(measurements: Measurements, target_count: int) -> Setting:
+def setting_of(measurements: Measurements, target_count: int) -> Setting:
     """Return what a simulation depends on, rounded so that similar measurements share it."""
     own = on_its_part(measurements)
     return Setting(
-        drafter_step=max(1, _rounded(own.drafter_step_ns / own.verification_ns, 4)),
-        call=_rounded(own.call_ns / own.verification_ns, 1),
+        drafter_step=max(1, rounded(own.drafter_step_ns / own.verification_ns, 4)),
+        call=rounded(own.call_ns / own.verification_ns, 1),
         target_count=target_count,
     )
 
@@ -193,7 +201,7 @@ def _lookaheads(setting: Setting) -> list[int]:
     return sorted({*shorter, min(feasible, MOST_LOOKAHEAD), min(longest, MOST_LOOKAHEAD)})
 
 
-def _rounded(ratio: float, steps: int) -> int:
+def rounded(ratio: float, steps: int) -> int:
     """Return a part of a verification in units of it, rounded: so many steps double it."""
     if ratio * VERIFICATION < 1:
         return 0

@@ -208,6 +208,18 @@ class Held:
                 raise ForwardInterrupted
 
 
+async def test_a_step_tells_who_shared_its_forward():
+    async with working() as worker:
+        blocker = await blocked(worker)
+        jobs = [worker.submit(item(), outlet=Outlet()) for _ in range(3)]
+        worker.backend = Steps(shares_forwards=True)
+        blocker.let_go.set()
+        steps = [await anext(job.outlet) for job in jobs]
+        assert [(it.shared_row_count, it.shared_job_count) for it in steps] == [(3, 3)] * 3
+        alone = await anext(worker.submit(item(), outlet=Outlet()).outlet)
+        assert (alone.shared_row_count, alone.shared_job_count) == (1, 1)
+
+
 async def test_a_job_that_is_withdrawn_leaves_those_in_its_forward_alone():
     async with working() as worker:
         held = Held()

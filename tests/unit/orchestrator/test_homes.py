@@ -205,7 +205,7 @@ async def test_what_is_left_of_an_old_queue_does_not_overrule_the_lot():
     waited = Timing(queue_ns=150, forward_ns=1000, forward_count=1, row_count=1)
     for _ in range(30):
         pool.servers[2].latency.observe(waited, elapsed_ns=1200)
-    assert 0.1 < pool.servers[2].latency.calls_ahead < 0.2
+    assert 0.1 < pool.servers[2].latency.other_calls < 0.2
     assert (await a_crew(pool)).target(0).server.name == "target-2"
 
 

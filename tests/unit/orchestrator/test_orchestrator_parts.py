@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,14 @@ from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
 from paceline_orchestrator.fleet.latency import ObservedLatency
+from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.fleet.wire import Timing
+from paceline_orchestrator.front.generation import Generation
+from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_protocol.messages import CapacityChanged, StartVerify
+from paceline_protocol.methods import Strategy
+from paceline_protocol.task import DispatchPolicy, VerificationRule
 from paceline_serving.settings import SettingsError, load
 
 
@@ -97,16 +104,56 @@ def test_the_way_of_a_call_is_told_from_the_lag_of_its_further_answers():
 def test_what_was_seen_of_a_queue_ages():
     clock = SimpleNamespace(now=5.0)
     meter = ObservedLatency(clock=lambda: clock.now)
-    assert (meter.queue_ns, meter.calls_ahead) == (0, 0.0)
+    assert (meter.queue_ns, meter.other_calls) == (0, 0.0)
     for _ in range(60):
         timing = Timing(queue_ns=900, forward_ns=300, forward_count=1, row_count=1)
         meter.observe(timing, elapsed_ns=1200)
     assert meter.queue_ns == pytest.approx(900, rel=0.01)
-    assert meter.calls_ahead == pytest.approx(3, rel=0.01)
+    assert meter.other_calls == pytest.approx(3, rel=0.01)
     clock.now += 1
     assert meter.queue_ns == pytest.approx(450, rel=0.01)
     clock.now += 9
-    assert meter.calls_ahead < 0.01
+    assert meter.other_calls < 0.01
+
+
+def test_calls_that_share_a_forward_are_met_and_age():
+    clock = SimpleNamespace(now=5.0)
+    meter = ObservedLatency(clock=lambda: clock.now)
+    meter.adopt(((1, 300), (16, 600)), prefill_fixed_ns=0, prefill_ns_per_token=0)
+    for _ in range(60):
+        beside = Timing(0, 400, 1, 1, shared_row_count=6, shared_call_count=6)
+        meter.observe(beside, elapsed_ns=500)
+    assert meter.other_calls == pytest.approx(5, rel=0.01)
+    assert meter.step_ns == 300, "what the rows of the others take is theirs"
+    clock.now += 1
+    assert meter.other_calls == pytest.approx(2.5, rel=0.01)
+    clock.now += 9
+    assert meter.other_calls < 0.01
+
+
+def test_a_call_that_waits_for_a_forward_of_many_meets_those_as_well():
+    meter = ObservedLatency(clock=lambda: 0.0)
+    meter.adopt(((1, 300),), prefill_fixed_ns=0, prefill_ns_per_token=0)
+    for _ in range(60):
+        one_of_two_groups = Timing(300, 300, 1, 5, shared_row_count=40, shared_call_count=8)
+        meter.observe(one_of_two_groups, elapsed_ns=700)
+    assert meter.other_calls == pytest.approx(15, rel=0.01)
+
+
+def test_somebody_elses_prompt_in_a_forward_says_nothing_of_a_decoding_step():
+    meter = ObservedLatency()
+    timing = Timing(0, 10**9, 1, 1, shared_row_count=1000, shared_call_count=2)
+    meter.observe(timing, elapsed_ns=10**9)
+    assert meter.step_ns == 0
+
+
+def test_rows_cost_what_lies_between_those_that_were_measured():
+    prices = RowPrices.measured(((1, 100), (2, 90), (4, 130), (8, 210)), shares_forwards=True)
+    assert prices.shares_forwards
+    costs = [prices.of(rows) for rows in (1, 2, 3, 4, 6, 8)]
+    assert costs == pytest.approx([1, 1, 1.15, 1.3, 1.7, 2.1])
+    assert prices.of(15) == pytest.approx(2.1 + 7 * 1.1 / 7)
+    assert RowPrices.measured(()).of(1000) == 1.0
 
 
 def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
@@ -120,12 +167,35 @@ def test_a_server_seems_free_for_a_while_after_an_answer_that_did_not_wait():
     meter.observe(Timing(30, 300, forward_count=1, row_count=1), elapsed_ns=400)
     meter.observe(Timing(31, 300, forward_count=1, row_count=1), elapsed_ns=400)
     assert not meter.seems_free
+    meter.observe(Timing(0, 300, 1, 1, shared_row_count=2, shared_call_count=2), elapsed_ns=400)
+    assert not meter.seems_free, "somebody is there, though a forward has room for both"
 
 
 def test_a_prefill_says_nothing_of_a_decoding_step():
     meter = ObservedLatency()
     meter.observe(Timing(forward_ns=10**9, forward_count=1, row_count=1000), elapsed_ns=10**9)
     assert meter.step_ns == 0
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
+    plan = SimpleNamespace(
+        strategy=Strategy.DISTRIBUTED, lookahead=1, broadcast_prefill=True, keep_prefill=True
+    )
+    rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
+    order = SimpleNamespace(
+        plan=plan,
+        prefix=(1, 2),
+        eos_ids=frozenset(),
+        options=SimpleNamespace(**rules),
+        _missing=5,
+    )
+    order.task = partial(Order.task, order)
+    generation = SimpleNamespace(_order=order, _crew=SimpleNamespace(is_idle=is_idle))
+    capacity = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
+    method = Generation._create_method(generation, capacity)
+    verifications = [it for it in method.start() if isinstance(it, StartVerify)]
+    assert len(verifications) == (3 if is_idle else 1)
 
 
 def test_only_what_a_target_decided_becomes_final():

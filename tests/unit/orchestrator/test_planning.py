@@ -19,10 +19,26 @@ from support.waiting import until
 MS = 1_000_000
 
 
-def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0):
-    """A server with so many of our requests, whose queue holds so many calls."""
+def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0, beside=0, row_ms=None):
+    """A server with so many of our requests, whose queue holds so many calls.
+
+    With a price for rows it shares forwards, and so many calls were beside one of ours.
+    """
     latency = ObservedLatency(clock=lambda: 0.0)
-    latency.adopt(((1, step_ms * MS),), prefill_fixed_ns=step_ms * MS, prefill_ns_per_token=0)
+    table = [(1, step_ms * MS)]
+    if row_ms is not None:
+        table.append((11, round((step_ms + 10 * row_ms) * MS)))
+    latency.adopt(
+        tuple(table),
+        prefill_fixed_ns=step_ms * MS,
+        prefill_ns_per_token=0,
+        shares_forwards=row_ms is not None,
+    )
+    shared = {"shared_row_count": 1 + beside, "shared_call_count": 1 + beside}
+    for _ in range(80 if beside else 0):
+        forward_ns = round((step_ms + beside * (row_ms or 0)) * MS)
+        met = Timing(0, forward_ns, forward_count=1, row_count=1, **shared)
+        latency.observe(met, elapsed_ns=forward_ns + MS)
     queue_ns = round(calls_ahead * step_ms * MS)
     for _ in range(80 if calls_ahead else 0):
         timing = Timing(queue_ns=queue_ns, forward_ns=step_ms * MS, forward_count=1, row_count=1)
@@ -77,6 +93,22 @@ def test_the_queues_tell_of_other_orchestrators_requests():
     assert "6 requests on 3 target(s), 1 at the drafter" in plan.note
 
 
+def test_the_calls_in_a_forward_tell_of_other_orchestrators_requests():
+    """They do not wait, so no queue would tell."""
+    targets = [a_server(30, beside=16, row_ms=0.1) for _ in range(4)]
+    plan = a_plan(a_planning(targets, drafter=a_server(3, beside=60, row_ms=0.01)))
+    assert plan.strategy is Strategy.SPECULATIVE
+    assert "63 requests on 4 target(s), 61 at the drafter" in plan.note
+    dear = [a_server(30, beside=16, row_ms=20) for _ in range(4)]
+    plan = a_plan(a_planning(dear, drafter=a_server(3, beside=60, row_ms=0.01)))
+    assert plan.strategy is Strategy.AUTOREGRESSIVE
+
+
+def test_a_target_that_computes_a_request_of_ours_beside_others_is_no_slower_alone():
+    busy = [a_server(30, beside=16, row_ms=1) for _ in range(2)]
+    assert a_planning(busy)._measure(busy, [], prompt_length=5).target_step_ns == 30 * MS
+
+
 def test_a_drafter_that_others_fill_is_left_to_them():
     targets = [a_server(30, calls_ahead=2) for _ in range(3)]
     plan = a_plan(a_planning(targets, drafter=a_server(25, calls_ahead=12)))
@@ -105,20 +137,24 @@ def test_draft_tokens_that_arrive_late_are_worth_as_little_as_slow_ones():
 
 
 def test_the_way_to_a_target_is_what_was_measured():
-    far = a_server(30)
+    far, near = a_server(30), a_server(30)
     timing = Timing(forward_ns=30 * MS, forward_count=1, row_count=1)
     far.latency.observe(timing, elapsed_ns=80 * MS)
-    assert a_plan(a_planning([far])).plain_token_ns == (30 + 50) * MS
+    near.latency.observe(timing, elapsed_ns=31 * MS)
+    asked = {"strategy": Strategy.SPECULATIVE, "lookahead": 1}
+    plans = [a_plan(a_planning([each]), **asked) for each in (far, near)]
+    assert plans[0].token_ns > plans[1].token_ns + 20 * MS
+    # A target that decodes by itself is called once for many tokens.
+    assert plans[0].plain_token_ns == plans[1].plain_token_ns == 30 * MS
 
 
-@pytest.mark.parametrize(("prompt_length", "is_broadcast"), [(5, False), (500, True)])
-def test_a_long_prompt_goes_to_all_targets_at_once(prompt_length, is_broadcast):
+@pytest.mark.parametrize("prompt_length", [5, 500])
+def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     targets = [a_server(30) for _ in range(7)]
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
-    plan = a_planning(targets).plan(Wish(), None, prompt_length=prompt_length)
-    assert plan.target_count > 1
-    assert plan.broadcast_prefill == is_broadcast
+    measured = a_planning(targets)._measure(targets, [], prompt_length=prompt_length)
+    assert measured.target_first_ns == max(30, prompt_length) * MS
 
 
 def test_what_drafts_were_worth_long_ago_is_forgotten():

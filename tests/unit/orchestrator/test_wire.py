@@ -47,6 +47,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         forward_latencies=[{"rows": 5, "median_ns": 6}, {"rows": 7, "median_ns": 8}],
         prefill_fixed_ns=9,
         prefill_ns_per_token=10,
+        shares_forwards=True,
         role=model_service_pb2.MODEL_ROLE_TARGET,
     )
 
@@ -65,6 +66,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         forward_latencies=((5, 6), (7, 8)),
         prefill_fixed_ns=9,
         prefill_ns_per_token=10,
+        shares_forwards=True,
         role=Role.TARGET,
     )
     del info.verification_rules[1:]
@@ -72,5 +74,17 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
 
 
 def test_where_a_calls_time_went_is_read_as_it_says_it():
-    timing = CallTiming(queue_ns=1, forward_ns=2, forward_count=3, row_count=4)
-    assert read_timing(timing) == Timing(queue_ns=1, forward_ns=2, forward_count=3, row_count=4)
+    parts = {
+        "queue_ns": 1,
+        "forward_ns": 2,
+        "forward_count": 3,
+        "row_count": 4,
+        "shared_row_count": 40,
+        "shared_call_count": 30,
+    }
+    assert read_timing(CallTiming(**parts)) == Timing(**parts)
+
+
+def test_a_server_that_does_not_say_who_shares_its_forwards_computes_one_call_at_a_time():
+    timing = read_timing(CallTiming(forward_count=3, row_count=4))
+    assert (timing.shared_row_count, timing.shared_call_count) == (4, 3)

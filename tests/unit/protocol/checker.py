@@ -106,6 +106,7 @@ class CheckedMethod:
         self.decodes: dict[int, Decoding] = {}
         self.depths: dict[int, int] = {}
         self.warm_ups: set[int] = set()
+        self.holding: set[int] = set()  # targets that have the prompt, or are given it
         self.warm_drafters: set[int] = set()  # those that need not begin with the prompt
         self.owners: dict[Text, int | None] = {}  # the token judged after a text; None: plain
         self.finish: FinishReason | None = None
@@ -121,7 +122,7 @@ class CheckedMethod:
     def start(self) -> list[Command]:
         commands = self.method.start()
         if self.task.broadcast_prefill:
-            self.warm_ups = {c.verify_id for c in commands if isinstance(c, StartVerify)}
+            self.warm_ups |= {c.verify_id for c in commands if isinstance(c, StartVerify)}
         self._follow(commands, ending=False)
         return commands
 
@@ -164,7 +165,8 @@ class CheckedMethod:
                 if len(event.accepted_path) == len(verification.proposal):
                     self.owners.setdefault(_assumed_text(verification), None)
             case VerifyFailed(verify_id=verify_id):
-                self.verifications.pop(verify_id, None)
+                if failed := self.verifications.pop(verify_id, None):
+                    self.holding.discard(failed.target)
             case TokensDecoded() | DecodeEnded() | DecodeFailed():
                 self._note_decode(event)
             case CapacityChanged():
@@ -172,6 +174,7 @@ class CheckedMethod:
                 if event.lookahead is not None and self.row.overlaps:
                     self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
+                self.holding &= set(event.targets)
 
     def _note_decode(self, event: TokensDecoded | DecodeEnded | DecodeFailed) -> None:
         decode = self.decodes.get(event.decode_id)
@@ -206,7 +209,7 @@ class CheckedMethod:
                     assert verify_id in self.verifications
                     self.depths[verify_id] = depth
                 case AbandonVerify(verify_id=verify_id):
-                    abandoned.append(self.verifications.pop(verify_id))
+                    abandoned.append(self._abandoned(verify_id))
                 case StartDecode():
                     self._check_decode(command)
                 case StopDecode(decode_id=decode_id):
@@ -220,6 +223,12 @@ class CheckedMethod:
 
     def _drop_decodes_that_are_over(self) -> None:
         self.decodes = {i: decode for i, decode in self.decodes.items() if not decode.is_over}
+
+    def _abandoned(self, verify_id: int) -> StartVerify:
+        command = self.verifications.pop(verify_id)
+        if verify_id in self.warm_ups:
+            self.holding.discard(command.target)
+        return command
 
     # --- the invariants -----------------------------------------------------------------------
 
@@ -262,6 +271,9 @@ class CheckedMethod:
         assert not judged_elsewhere & _judged_texts(command), "blocks partition the draft"
         if rejection:
             self._claim(command)
+        if self.task.keep_prefill and command.target not in self.holding:
+            self.warm_ups.add(command.verify_id)
+        self.holding.add(command.target)
         self.verifications[command.verify_id] = command
         self.depths[command.verify_id] = command.depth
 
@@ -323,7 +335,7 @@ class CheckedMethod:
 
     def _can_tell(self, command: StartVerify) -> bool:
         text = _assumed_text(command)
-        is_warm_up = command.verify_id in self.warm_ups and _agree(command.prefix, self.committed)
+        is_warm_up = command.verify_id in self.warm_ups
         return is_warm_up or (len(text) >= len(self.committed) and _agree(text, self.committed))
 
     def _decides_frontier(self, command: StartVerify) -> bool:

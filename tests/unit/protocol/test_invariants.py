@@ -28,6 +28,7 @@ tasks = st.builds(
     dispatch=st.sampled_from(DispatchPolicy),
     draft_window=st.sampled_from([1, 3, 8, 64]),
     broadcast_prefill=st.booleans(),
+    keep_prefill=st.booleans(),
 )
 weathers = st.builds(
     Weather,

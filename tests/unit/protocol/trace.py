@@ -51,6 +51,7 @@ _GIVEN = {
     r"in blocks": lambda: {"dispatch": DispatchPolicy.BLOCKS},
     r"rejection sampling": lambda: {"rule": VerificationRule.REJECTION},
     r"broadcast prefill": lambda: {"broadcast_prefill": True},
+    r"kept prefill": lambda: {"keep_prefill": True},
 }
 
 

@@ -152,7 +152,7 @@ def test_drafted_tokens_keep_their_exact_distributions():
     drafted = Drafted(
         start_length=4,
         proposal=Proposal((5,), (0,), (SparseDistribution((5, 6), (third, 1 - third)),)),
-        timing=CallTiming(1, 2, 3, 4),
+        timing=CallTiming(1, 2, 3, 4, shared_row_count=6, shared_call_count=5),
     )
     message = translation.draft_response(9, drafted)
     assert (message.sequence, message.start_length) == (9, 4)
@@ -161,3 +161,4 @@ def test_drafted_tokens_keep_their_exact_distributions():
     assert list(distribution.token_ids) == [5, 6]
     assert list(distribution.probabilities) == pytest.approx([third, 1 - third], abs=1e-7)
     assert (message.timing.queue_ns, message.timing.row_count) == (1, 4)
+    assert (message.timing.shared_row_count, message.timing.shared_call_count) == (6, 5)

@@ -328,6 +328,8 @@ class CallTiming(_message.Message):
     FORWARD_COUNT_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     BEGAN_EARLY_FIELD_NUMBER: _builtins.int
+    SHARED_ROW_COUNT_FIELD_NUMBER: _builtins.int
+    SHARED_CALL_COUNT_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From the call's arrival to the start of its first forward, ns."""
     forward_ns: _builtins.int
@@ -340,6 +342,12 @@ class CallTiming(_message.Message):
     """Whether they had begun before the call came: see VerifyRequest.anticipate. So the call's wait
     may be shorter than these times.
     """
+    shared_row_count: _builtins.int
+    """Rows that those forwards computed in all, other calls' included. 0: the server does not say."""
+    shared_call_count: _builtins.int
+    """Calls that those forwards computed rows of, this one included, added up over the forwards. So
+    over `forward_count` it is how many were in one. 0: the server does not say.
+    """
     def __init__(
         self,
         *,
@@ -348,10 +356,12 @@ class CallTiming(_message.Message):
         forward_count: _builtins.int = ...,
         row_count: _builtins.int = ...,
         began_early: _builtins.bool = ...,
+        shared_row_count: _builtins.int = ...,
+        shared_call_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count", "shared_call_count", b"shared_call_count", "shared_row_count", b"shared_row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,121 @@
+"""How a long prompt comes to the targets of DSI: what is better says the virtual clock.
+
+Each target has to work through the prompt once. Either all begin with that at the start, or each
+does when it gets its first verification, so that draft tokens found meanwhile are judged with it.
+The first way has every target ready sooner, the second has the first tokens sooner. Which counts
+for more depends on everything: no rule that we tried was right on all rows of the paper's Table 2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.planning.rehearsal import VERIFICATION
+from paceline_protocol.distributed import DistributedDecoding
+from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.task import DecodingTask
+
+if TYPE_CHECKING:
+    from paceline_orchestrator.planning.rehearsal import Setting
+
+__all__ = ["Start", "Starts", "is_better_broadcast"]
+
+# What the prompt's way changes is over after a few corrections. Both ways meet the same draws, so
+# few are enough to tell them apart where it matters.
+_TOKENS = 40
+_REPEATS = 8
+_MOST_MISSING = 4
+_MOST_KNOWN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The beginning of a request.
+
+    Attributes:
+        setting: The servers.
+        first: A target's first forward, the prompt's, in the setting's unit.
+        lookahead: Draft tokens in a verification.
+        acceptance_percent: How many of 100 draft tokens the target accepts.
+    """
+
+    setting: Setting
+    first: int
+    lookahead: int
+    acceptance_percent: int
+
+
+class Starts:
+    """What is known of starts, and what is still to be simulated.
+
+    Concurrency:
+        `simulate_missing` computes for long, on a worker thread; all else is cheap, and may run
+        meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Start, bool] = OrderedDict()  # whether to broadcast; oldest first
+        self._missing: deque[Start] = deque(maxlen=_MOST_MISSING)
+
+    def broadcasts(self, start: Start) -> bool:
+        """Whether all targets should begin with the prompt. No, until that was simulated."""
+        if start.setting.target_count == 1 or start.first <= VERIFICATION:
+            return False
+        known = self._known.get(start)
+        if known is None and start not in self._missing:
+            self._missing.append(start)
+        return bool(known)
+
+    def simulate_missing(self) -> None:
+        """Simulate what was asked for; what fails is forgotten, and will be asked for again."""
+        while self._missing:
+            start = self._missing[-1]
+            try:
+                self._known[start] = is_better_broadcast(start)
+            finally:
+                self._missing.remove(start)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+
+
+def is_better_broadcast(start: Start) -> bool:
+    """Whether requests that begin so are done sooner if the prompt goes to all targets at once.
+
+    Cost:
+        Some 100 ms of computing.
+    """
+    carried, broadcast = (
+        sum(_total_time(start, seed=seed, broadcast=broadcast) for seed in range(_REPEATS))
+        for broadcast in (False, True)
+    )
+    return broadcast < carried
+
+
+def _total_time(start: Start, *, seed: int, broadcast: bool) -> float:
+    setting = start.setting
+    oracle = AgreementOracle(start.acceptance_percent / 100, seed=seed, length=_TOKENS + 1)
+    task = DecodingTask(
+        oracle.prompt(1),
+        _TOKENS,
+        lookahead=start.lookahead,
+        broadcast_prefill=broadcast,
+        keep_prefill=True,
+    )
+    targets = tuple(range(setting.target_count))
+    result = simulate(
+        DistributedDecoding(task, CapacityChanged(targets=targets, drafters=(0,))),
+        oracle,
+        targets=[ServerLatency(start.first, VERIFICATION)] * setting.target_count,
+        drafters=[ServerLatency(setting.drafter_step, setting.drafter_step, call=setting.call)],
+        after_event=_let_others_run,
+    )
+    return float(result.total_time)
+
+
+def _let_others_run() -> None:
+    """Release the interpreter, which a computing thread else keeps from the event loop for 5 ms."""
+    time.sleep(0)
