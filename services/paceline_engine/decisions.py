@@ -11,7 +11,7 @@ from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Judgement
 from paceline_engine.proposal import Proposal
 from paceline_engine.sampling import choose_tokens, draw_draft, token_logprobs
-from paceline_engine.verification import accept_exact, accept_sampled
+from paceline_engine.verification import accept_along, accept_exact, accept_sampled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +23,15 @@ __all__ = ["draft_from", "judge_by"]
 
 
 def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
-    """Judge a chain.
+    """Judge a chain, or under EXACT a tree.
 
     Args:
-        logits: (T + 1, V), any float dtype; row t follows the chain's first t tokens.
-        task: The chain, with checked distributions.
-        position: Of the chain's first token.
+        logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
+        task: The proposal, with checked distributions.
+        position: Of the token after the prefix.
     """
+    if task.proposal.parents:
+        return _judge_tree(logits, task, spec=spec, position=position)
     token_ids = task.proposal.token_ids
     if spec.rule is VerificationRule.REJECTION:
         accepted_count, next_token = accept_sampled(
@@ -49,6 +51,21 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         return Judgement(path, next_token)
     decided = (*token_ids[:accepted_count], next_token)
     return Judgement(path, next_token, token_logprobs(logits[: accepted_count + 1], decided))
+
+
+def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
+    path, next_token = accept_along(
+        task.proposal,
+        logits,
+        first_position=position,
+        parameters=spec.sampling,
+        seed=spec.seed,
+    )
+    if not task.logprobs:
+        return Judgement(path, next_token)
+    decided = (*task.proposal.along(path), next_token)
+    rows = [0, *(index + 1 for index in path)]
+    return Judgement(path, next_token, token_logprobs(logits[rows], decided))
 
 
 def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_ENTRIES",
     "MOST_TOKENS",
+    "MOST_TREE_DEPTH",
+    "MOST_TREE_TOKENS",
     "check_call",
     "check_distributions",
     "check_proposal",
@@ -39,6 +41,12 @@ __all__ = [
 
 MOST_TOKENS = 1024
 """The most tokens of a proposal, and of a draft's window."""
+
+MOST_TREE_TOKENS = 256
+"""The most tokens of a tree: what a forward of them costs hardly ever pays from here on."""
+
+MOST_TREE_DEPTH = 64
+"""The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
 
 MOST_ENTRIES = 4096
 """The most tokens that a distribution may name."""
@@ -101,13 +109,13 @@ def check_proposal(
     *,
     options: VerifyOptions,
     spec: SessionSpec,
-    vocabulary_size: int,
+    model: ModelDescription,
 ) -> None:
     """Check what is special to Verify, the distributions' contents excepted.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
-        UnsupportedError: it is a tree.
+        UnsupportedError: it is a tree, and the rule or the model judges chains only.
     """
     token_count = len(proposal)
     if token_count > MOST_TOKENS:
@@ -115,8 +123,11 @@ def check_proposal(
             "proposal.token_ids",
             f"has {token_count} tokens, at most {MOST_TOKENS} are allowed",
         )
-    _check_fits("proposal.token_ids", call.prefix_length + token_count, spec.longest_length)
-    _check_token_ids("proposal.token_ids", proposal.token_ids, vocabulary_size=vocabulary_size)
+    _check_parents(proposal)
+    _check_fits("proposal.token_ids", call.prefix_length + proposal.depth, spec.longest_length)
+    _check_token_ids(
+        "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
+    )
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
@@ -125,9 +136,12 @@ def check_proposal(
             f"has {len(proposal.distributions)} entries, {needed} are needed under"
             f" {spec.rule.name}",
         )
-    _check_parents(proposal)
     if not proposal.is_chain:
-        raise UnsupportedError("proposal.parents: this server judges chains only")
+        _check_tree(proposal)
+        if spec.rule is VerificationRule.REJECTION:
+            raise UnsupportedError("proposal.parents: under REJECTION only chains are judged")
+        if not model.takes_trees:
+            raise UnsupportedError("proposal.parents: this model judges chains only")
 
 
 def _check_parents(proposal: Proposal) -> None:
@@ -139,6 +153,26 @@ def _check_parents(proposal: Proposal) -> None:
     for place, parent in enumerate(proposal.parents):
         # The i-th token is called i + 1, so this is the one before, at most.
         _check(f"proposal.parents[{place}]", parent, 0, place)
+
+
+def _check_tree(tree: Proposal) -> None:
+    if len(tree) > MOST_TREE_TOKENS:
+        raise InvalidFieldError.of(
+            "proposal.token_ids",
+            f"has {len(tree)} tokens, a tree may have {MOST_TREE_TOKENS}",
+        )
+    if tree.depth > MOST_TREE_DEPTH:
+        raise InvalidFieldError.of(
+            "proposal.parents",
+            f"make a path of {tree.depth} tokens, a tree's may have {MOST_TREE_DEPTH}",
+        )
+    seen: set[tuple[int, int]] = set()
+    for place, child in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if child in seen:
+            raise InvalidFieldError.of(
+                f"proposal.token_ids[{place}]", f"{child[1]} follows the same token twice"
+            )
+        seen.add(child)
 
 
 def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:

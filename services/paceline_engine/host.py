@@ -303,22 +303,28 @@ class ModelHost:
                 proposal,
                 options=options,
                 spec=session.spec,
-                vocabulary_size=self.description.vocabulary_size,
+                model=self.description,
             )
             # The caller's lists may lie in a message; these are quicker, and stay.
             proposal = Proposal(
-                tuple(proposal.token_ids), tuple(proposal.parents), tuple(proposal.distributions)
+                tuple(proposal.token_ids),
+                () if proposal.is_chain else tuple(proposal.parents),
+                tuple(proposal.distributions),
             )
+            longest_text = call.prefix_length + proposal.depth
+            goes_on = options.anticipate and longest_text < session.spec.longest_length
+            # Each token of a tree takes a place, though only a path of it will be the text's.
             length = call.prefix_length + len(proposal)
-            goes_on = options.anticipate and length < session.spec.longest_length
-            self._make_room(session, length + goes_on)
+            self._make_room(session, max(length, longest_text + goes_on))
             live = self._calls.admit(
                 session,
                 call,
                 Judge(proposal, options.logprobs),
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
-                longest_ahead=session.reserved_length if goes_on else 0,
+                longest_ahead=min(session.reserved_length, session.spec.longest_length)
+                if goes_on
+                else 0,
             )
         self._counts.verify_calls += 1
         with self._calls.until_left(session, live):

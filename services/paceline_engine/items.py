@@ -13,6 +13,7 @@ from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Sequence
 
     from paceline_engine.calls import SessionSpec
     from paceline_engine.model_cache import ModelCache
@@ -27,7 +28,11 @@ _NOTHING = Proposal()
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judge a proposal, and choose the token after what is accepted."""
+    """Judge a proposal, and choose the token after what is accepted.
+
+    Attributes:
+        proposal: Without parents if it is a chain.
+    """
 
     proposal: Proposal
     logprobs: bool = False
@@ -103,6 +108,11 @@ class Item:
     def block(self) -> tuple[int, ...]:
         """The tokens after the prefix that its next forward computes, too."""
         return tuple(self.task.proposal.token_ids) if isinstance(self.task, Judge) else ()
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Those of the block's tokens, if it is a tree."""
+        return self.task.proposal.parents if isinstance(self.task, Judge) else ()
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""

@@ -125,6 +125,7 @@ class FakeHost:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
+            takes_trees=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 
@@ -184,24 +185,25 @@ class FakeHost:
         spec = session.spec
         size = self.description.vocabulary_size
         fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_proposal(call, proposal, options=options, spec=spec, vocabulary_size=size)
+        fields.check_proposal(call, proposal, options=options, spec=spec, model=self.description)
         if proposal.distributions:
             fields.check_distributions(proposal, vocabulary_size=size)
         self._grow(session, call.prefix_length + len(proposal))
         prefix = await self._forward(session, call)
         held = list(prefix)
-        for token in proposal.token_ids:
-            if token != self._next(held):
-                break
-            held.append(token)
+
+        def choose(row: int, _: int) -> int:
+            held.extend(proposal.along([row - 1] if row else []))
+            return self._next(held)
+
+        path, next_token = proposal.follow(choose)
         session.held = held
-        accepted = len(held) - len(prefix)
         return Verdict(
             prefix_length=len(prefix),
-            accepted_path=tuple(range(accepted)),
-            next_token=self._next(held),
+            accepted_path=path,
+            next_token=next_token,
             held_length=len(held),
-            logprobs=self._logprobs(held, accepted + 1) if options.logprobs else (),
+            logprobs=self._logprobs(held, len(path) + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
         )
 

@@ -82,16 +82,19 @@ class Feed:
         tokens      | kept | the rest of the prefix | block        |
         token_ids          |<------ or a first part of it -------->|
         scored_count                              |<- block + 1 -->|
+        parents                                    |<- tree's ---->|
 
     Attributes:
         cache: The text; it stands for the kept tokens.
         token_ids: What to append to it: one row for each.
         scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
+        parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
     """
 
     cache: ModelCache
     token_ids: array[int]
     scored_count: int
+    parents: Sequence[int] = ()
 
 
 class Backend(ABC):
@@ -126,7 +129,7 @@ class Backend(ABC):
         Worker thread only.
 
         Args:
-            items: Of different texts. Their proposals are chains.
+            items: Of different texts. Their proposals are chains, unless the model knows trees.
             interrupt: Set when nobody waits for any of them.
             row_limit: Rows that the forward may have, more than the others need: the last item's
                 prefix is cut to what is left.
@@ -170,7 +173,7 @@ class Backend(ABC):
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
             return Feed(cache, fed[: min(row_limit, len(fed) - 1)], 0)
         fed.extend(block)
-        return Feed(cache, fed, len(block) + 1)
+        return Feed(cache, fed, len(block) + 1, item.parents)
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
@@ -188,7 +191,7 @@ class Backend(ABC):
                 feed.cache.settle()
             return [each for feed in feeds for each in self._compute([feed], interrupt)]
         for feed in feeds:
-            feed.cache.extend(feed.token_ids)
+            feed.cache.extend(feed.token_ids, feed.parents)
         return list(scores)
 
     def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:

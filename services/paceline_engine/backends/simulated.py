@@ -98,6 +98,7 @@ class SimulatedBackend(Backend):
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=True,
+            takes_trees=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 
@@ -110,7 +111,7 @@ class SimulatedBackend(Backend):
         scores = []
         for feed in feeds:
             assert isinstance(feed.cache, SimulatedCache)
-            scores.append(feed.cache.append(feed.token_ids, scored_count=feed.scored_count))
+            scores.append(feed.cache.append(feed))
         _wait_until(deadline, interrupt)
         return scores
 
@@ -124,13 +125,10 @@ class SimulatedBackend(Backend):
 
     def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
         del item
-        token_ids = task.proposal.token_ids
-        chosen = [self._target_token(prefix_hash) for prefix_hash in scores]
-        wrong = (index for index, token in enumerate(token_ids) if token != chosen[index])
-        accepted = next(wrong, len(token_ids))
+        path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.
-        logprobs = (0.0,) * (accepted + 1) if task.logprobs else ()
-        return Judgement(tuple(range(accepted)), chosen[accepted], logprobs)
+        logprobs = (0.0,) * (len(path) + 1) if task.logprobs else ()
+        return Judgement(path, next_token, logprobs)
 
     def _draft(self, scores: Sequence[int], item: Item) -> Proposal:
         token = self._target_token(scores[0])
@@ -155,13 +153,19 @@ class SimulatedCache(ModelCache):
         seed = 0 if spec.sampling.temperature == 0 else spec.seed
         self._hashes = array("Q", [_mix(_mix(model.salt & _MASK) ^ seed)])
 
-    def append(self, token_ids: Sequence[int], *, scored_count: int) -> Sequence[int]:
-        """Hash tokens on, and return the last hashes."""
-        last = self._hashes[-1]
-        for token in token_ids:
-            last = _mix(last ^ (token + 1))
-            self._hashes.append(last)
-        return self._hashes[len(self._hashes) - scored_count :]
+    def append(self, feed: Feed) -> Sequence[int]:
+        """Hash tokens on, and return the hashes of the scored rows."""
+        hashes, text_count = self._hashes, len(feed.token_ids) - len(feed.parents)
+        for token in feed.token_ids[:text_count]:
+            hashes.append(_mix(hashes[-1] ^ (token + 1)))
+        text_end = self.length + text_count
+        for token, parent in zip(feed.token_ids[text_count:], feed.parents, strict=True):
+            hashes.append(_mix(hashes[text_end + parent] ^ (token + 1)))
+        return hashes[len(hashes) - feed.scored_count :]
+
+    def _gather(self, path: Sequence[int]) -> None:
+        rows = [self._hashes[self.length + 1 + index] for index in path]
+        self._hashes[self.length + 1 : self.length + 1 + len(path)] = array("Q", rows)
 
     def _crop(self, length: int) -> None:
         del self._hashes[length + 1 :]

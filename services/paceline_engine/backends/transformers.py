@@ -168,6 +168,11 @@ class TransformersBackend(Backend):
         return KeyValues(self._shape, reserve_length=spec.reserve_length, is_fixed=self.captures)
 
     @_on_device()
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        # Here a tree's accepted path is moved to the text's end.
+        return super()._feed(item, row_limit)
+
+    @_on_device()
     def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
@@ -193,7 +198,8 @@ class TransformersBackend(Backend):
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
         for feed in feeds:
             cast("KeyValues", feed.cache).make_room(len(feed.token_ids))
-        if self.captures and [len(feed.token_ids) for feed in feeds] == [1]:
+        sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
+        if self.captures and sizes == [(1, 0)]:
             return [self._step(feeds[0])]
         return self._compute_rows(feeds)
 
@@ -204,6 +210,7 @@ class TransformersBackend(Backend):
             [cast("KeyValues", feed.cache) for feed in feeds],
             [feed.token_ids for feed in feeds],
             counts,
+            parents=[feed.parents for feed in feeds],
             together=self._together,
         )
         return torch.split(self.decoder(rows), counts)

@@ -120,16 +120,59 @@ async def test_a_session_holds_what_was_accepted_and_no_rejected_token():
         assert (await host.verify(call)).next_token == ORACLE[3]
 
 
-async def test_a_tree_is_refused_before_its_fence_and_any_forward():
+async def test_a_malformed_tree_is_refused_before_its_fence_and_any_forward():
     async with running(instant()) as host:
         session = opened(host)
-        with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
-            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0, 0)))
-        with pytest.raises(InvalidFieldError, match=r"proposal\.parents"):
-            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0,)))
+        for parents in ((0,), (0, 2)):
+            with pytest.raises(InvalidFieldError, match=r"proposal\.parents"):
+                await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=parents))
+        with pytest.raises(InvalidFieldError, match=r"proposal\.token_ids\[1\]"):
+            await host.verify(asked(session), Proposal((3, 3), parents=(0, 0)))
         assert host.statistics().forwards == 0
         spelled_out = Proposal(tuple(ORACLE[:2]), parents=(0, 1))
         assert (await host.verify(asked(session), spelled_out)).accepted_path == path(2)
+
+
+async def test_after_a_tree_a_session_holds_the_accepted_path():
+    tree = Proposal((0, ORACLE[0], 1, ORACLE[1], ORACLE[1]), parents=(0, 0, 2, 2, 1))
+    async with running(instant()) as host:
+        session = opened(host)
+        verdict = await host.verify(asked(session), tree)
+        assert (verdict.accepted_path, verdict.next_token) == ((1, 3), ORACLE[2])
+        assert (verdict.held_length, verdict.timing.row_count) == (5, 3 + 5)
+        for beyond in (0, ORACLE[2]):
+            base = [*PROMPT, *ORACLE[:2], beyond]
+            with pytest.raises(PrefixNotHeldError) as caught:
+                await host.verify(call_on(session, 2 + bool(beyond), base=base, append=[]))
+            assert caught.value.metadata == {"held_length": "5"}
+        call = call_on(session, 4, base=PROMPT + ORACLE[:2], append=ORACLE[2:3])
+        verdict = await host.verify(call)
+        assert (verdict.next_token, verdict.timing.row_count) == (ORACLE[3], 1)
+
+
+async def test_the_target_goes_on_by_itself_after_a_trees_path():
+    tree = Proposal((0, ORACLE[0]), parents=(0, 0))
+    async with running(instant()) as host:
+        session = opened(host, SessionSpec(5))
+        await host.verify(asked(session), tree, options=VerifyOptions(anticipate=True))
+        await until(lambda: host.statistics().forwards == 2)
+        verdict = await host.verify(
+            call_on(session, 2, base=PROMPT + ORACLE[:1], append=ORACLE[1:2])
+        )
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[2], True)
+
+
+async def test_a_trees_branches_take_memory_beyond_the_longest_text():
+    limits = HostLimits(warm_up_rounds=0, token_budget=20)
+    async with running(instant(), limits=limits) as host:
+        session = opened(host, SessionSpec(5))
+        many = Proposal(tuple(range(12)), parents=(0,) * 12)
+        await host.verify(asked(session), many)
+        assert host.statistics().tokens_reserved == 3 + 12
+        too_many = Proposal(tuple(range(100, 140)), parents=(0,) * 40)
+        with pytest.raises(CacheExhaustedError):
+            await host.verify(asked(session, 2), too_many)
+        assert (await host.verify(asked(session, 2), chain(ORACLE[:2]))).accepted_path == path(2)
 
 
 async def test_nothing_appended_computes_the_last_row_again():

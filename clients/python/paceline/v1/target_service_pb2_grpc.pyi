@@ -58,7 +58,7 @@ class TargetServiceStub:
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             propose a chain
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
 
 @_typing.type_check_only
@@ -91,7 +91,7 @@ class TargetServiceAsyncStub(TargetServiceStub):
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             propose a chain
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
 
 class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -127,7 +127,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             propose a chain
+          UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
         """
 
 def add_TargetServiceServicer_to_server(servicer: TargetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
