@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from paceline_engine.proposal import Proposal
 
 __all__ = [
+    "MOST_BRANCHES",
+    "MOST_DRAFTED",
     "MOST_ENTRIES",
     "MOST_TOKENS",
     "MOST_TREE_DEPTH",
     "MOST_TREE_TOKENS",
+    "MOST_WIDTH",
+    "check_branches",
     "check_call",
     "check_distributions",
     "check_proposal",
@@ -47,6 +51,15 @@ MOST_TREE_TOKENS = 256
 
 MOST_TREE_DEPTH = 64
 """The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
+
+MOST_WIDTH = 16
+"""DraftRequest.width: the runner-up at such a rank is hardly ever right."""
+
+MOST_BRANCHES = 64
+"""DraftRequest.branch_count."""
+
+MOST_DRAFTED = 8192
+"""The most tokens that a draft may find, the runners-up included: each step looks at them all."""
 
 MOST_ENTRIES = 4096
 """The most tokens that a distribution may name."""
@@ -212,6 +225,35 @@ def check_window(
     _check("max_tokens", max_tokens, 1, MOST_TOKENS)
     _check("chunk_tokens", chunk_tokens, 1, MOST_CHUNK_TOKENS)
     _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
+
+
+def check_branches(
+    *,
+    max_tokens: int,
+    width: int,
+    branch_count: int,
+    spec: SessionSpec,
+    model: ModelDescription,
+) -> None:
+    """Check what is special to a Draft of a tree.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: the rule or the model drafts chains only.
+    """
+    _check("width", width, 1, MOST_WIDTH)
+    _check("branch_count", branch_count, 0, MOST_BRANCHES)
+    if width == 1:
+        return
+    token_count = max_tokens * width * (1 + branch_count)
+    if token_count > MOST_DRAFTED:
+        raise InvalidFieldError.of(
+            "width", f"would make up to {token_count} tokens, a draft may find {MOST_DRAFTED}"
+        )
+    if spec.rule is VerificationRule.REJECTION:
+        raise UnsupportedError("width: under REJECTION only chains are drafted")
+    if branch_count and not model.takes_trees:
+        raise UnsupportedError("branch_count: this model computes chains only")
 
 
 def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:

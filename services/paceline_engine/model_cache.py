@@ -62,6 +62,15 @@ class ModelCache(ABC):
         """Count the tokens of a prefix, the last one always included, that are to be computed."""
         return len(prefix) - self._kept_length(prefix)
 
+    def has_of(self, prefix: array[int], tree: Proposal) -> bool:
+        """Whether there is just this text, and beyond it the first tokens of a tree, if any."""
+        own = self._tree
+        return (
+            self._token_ids == prefix
+            and own.token_ids == tree.token_ids[: len(own)]
+            and own.parents == tree.parents[: len(own)]
+        )
+
     def keep(self, prefix: array[int]) -> int:
         """Forget what is not the prefix's, and its last token; return how many tokens are left."""
         self._adopt(self._path_of(prefix))

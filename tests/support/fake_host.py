@@ -36,6 +36,7 @@ from paceline_engine.host import HostLimits, HostStatistics
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.proposal import Proposal
 from support.prefix_digest import prefix_digest
+from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -208,8 +209,15 @@ class FakeHost:
         )
 
     async def draft(
-        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
+        self,
+        call: PrefixCall,
+        *,
+        max_tokens: int,
+        chunk_tokens: int,
+        width: int,
+        branch_count: int,
     ) -> AsyncGenerator[Drafted]:
+        """Draft a chain, and runners-up that are always wrong; nothing follows on those."""
         self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
@@ -220,6 +228,13 @@ class FakeHost:
             max_tokens=max_tokens,
             chunk_tokens=chunk_tokens,
             limit_length=spec.longest_length,
+        )
+        fields.check_branches(
+            max_tokens=max_tokens,
+            width=width,
+            branch_count=branch_count,
+            spec=spec,
+            model=self.description,
         )
         self._grow(session, call.prefix_length + max_tokens)
         text = await self._forward(session, call)
@@ -232,7 +247,10 @@ class FakeHost:
                 text.append(self._next(text))
                 drafted += 1
             session.held = list(text)
-            yield Drafted(start, Proposal(tuple(text[start:])), _ONE_FORWARD)
+            chunk = Proposal(tuple(text[start:]))
+            if width > 1:
+                chunk = with_runners_up(chunk, start - call.prefix_length, width=width, size=size)
+            yield Drafted(start, chunk, _ONE_FORWARD)
 
     async def _forward(self, session: _Session, call: PrefixCall) -> list[int]:
         """Fence, rebase and take a turn; return the prefix."""

@@ -42,6 +42,7 @@ from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, logprob_of, next_token
 from support.prefix_digest import prefix_digest
+from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -324,6 +325,13 @@ class FakeModelServer:
             fields.check_window(
                 call, max_tokens=max_tokens, chunk_tokens=chunk_tokens, limit_length=limit_length
             )
+            fields.check_branches(
+                max_tokens=max_tokens,
+                width=request.width or 1,
+                branch_count=request.branch_count,
+                spec=session.spec,
+                model=model,
+            )
             return session
         call, proposal, options = translation.verify_request(request, model=model, caller="")
         session = self._session(call.session_id)
@@ -469,10 +477,18 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                         text.append(fake.draft_after(text))
                         left, rows = left - 1, 1
                     await fake.answers.wait()
+                    chunk = Proposal(text[start_length:])
+                    if request.width > 1:
+                        found_count = request.max_tokens - left - len(chunk)
+                        chunk = with_runners_up(
+                            chunk, found_count, width=request.width, size=VOCABULARY_SIZE
+                        )
                     response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=start_length + (fault == "wrong_answer"),
-                        proposal=proposal_pb2.Proposal(token_ids=text[start_length:]),
+                        proposal=proposal_pb2.Proposal(
+                            token_ids=chunk.token_ids, parents=chunk.parents
+                        ),
                         timing=timing,
                     )
                     if not superseded.is_set():

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import PacelineError
 from paceline_engine import fields
 from paceline_engine.calls import VerificationRule
+from paceline_engine.draft_tree import DraftTree
 from paceline_engine.items import Item, Judge, Judgement, Outcome
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
 
     from paceline_engine.calls import ModelDescription, SessionSpec
+    from paceline_engine.draft_tree import Ranked
     from paceline_engine.model_cache import ModelCache
     from paceline_engine.proposal import Proposal
 
@@ -167,12 +169,23 @@ class Backend(ABC):
             fields.check_distributions(
                 task.proposal, vocabulary_size=self.description.vocabulary_size
             )
-        block = item.block
+        tree = item.tree
+        if tree and cache.has_of(item.prefix, tree):
+            start = len(cache.tree)
+            return Feed(
+                cache,
+                array("I", tree.token_ids[start:]),
+                len(item.block),
+                tree.parents[start:],
+            )
+        block = tree.token_ids or item.block
         fed = item.prefix[cache.keep(item.prefix) :]
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
             return Feed(cache, fed[: min(row_limit, len(fed) - 1)], 0)
         fed.extend(block)
+        if tree:
+            return Feed(cache, fed, len(item.block), tree.parents)
         return Feed(cache, fed, len(block) + 1, item.parents)
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
@@ -203,7 +216,11 @@ class Backend(ABC):
         try:
             if isinstance(item.task, Judge):
                 return Outcome(row_count, judgement=self._judge(scores, item.task, item))
-            return Outcome(row_count, drafted=self._draft(scores, item))
+            if item.task.width == 1:
+                return Outcome(row_count, drafted=self._draft(scores, item))
+            seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
+            draft_tree = seed.grown(self._rank(scores, item))
+            return Outcome(row_count, drafted=draft_tree.news_since(seed), draft_tree=draft_tree)
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001 - the caller's, and raised there
@@ -223,3 +240,10 @@ class Backend(ABC):
     @abstractmethod
     def _draft(self, scores: Any, item: Item) -> Proposal:
         """Choose the token after an item's prefix from the one row of scores."""
+
+    @abstractmethod
+    def _rank(self, scores: Any, item: Item) -> Sequence[Ranked]:
+        """Say what is likeliest after each row of scores, as many tokens as the draft is wide.
+
+        The first is the one that `_draft` chooses.
+        """

@@ -23,12 +23,14 @@ from paceline_engine.backends.base import (
     ModelLoadError,
 )
 from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
-from paceline_engine.items import Item, Judge, Judgement
+from paceline_engine.items import Draft, Item, Judge, Judgement
 from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from paceline_engine.draft_tree import Ranked
 
 __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
 
@@ -49,6 +51,8 @@ class SimulatedModel:
             forwards excepted, which take at least `ttft_seconds` together.
         acceptance_rate: For a drafter, how often it answers with the target's token, in [0, 1].
             1 is the target itself.
+        rank_decay: q of a drafter that is wrong: its n-th runner-up is the target's token with
+            probability q (1 - q)^(n - 1); in (0, 1]. 0.4 is assumed, not measured.
         vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
         context_length: The most tokens a session can hold.
         salt: Models with the same salt and vocabulary continue a text alike.
@@ -62,6 +66,7 @@ class SimulatedModel:
     vocabulary_size: int = 2048
     context_length: int = 1 << 17
     salt: int = 0
+    rank_decay: float = 0.4
     name: str = "simulated"
 
 
@@ -76,6 +81,8 @@ class SimulatedBackend(Backend):
         """
         if not 0 <= model.acceptance_rate <= 1:
             raise ModelLoadError(f"acceptance_rate {model.acceptance_rate} is not in [0, 1]")
+        if not 0 < model.rank_decay <= 1:
+            raise ModelLoadError(f"rank_decay {model.rank_decay} is not in (0, 1]")
         if model.vocabulary_size < 2:
             raise ModelLoadError(f"vocabulary_size {model.vocabulary_size} is below 2")
         if min(model.ttft_seconds, model.tpot_seconds, model.row_seconds) < 0:
@@ -83,6 +90,8 @@ class SimulatedBackend(Backend):
         self.model = model
         self.tokenizer = simulated_tokenizer(model.vocabulary_size)
         identity = f"{model.vocabulary_size} {model.salt} {model.acceptance_rate}"
+        if model.acceptance_rate < 1:
+            identity += f" {model.rank_decay}"
         tokenizer = self.tokenizer or f"no tokenizer {model.vocabulary_size}".encode()
         self.description = ModelDescription(
             name=model.name,
@@ -139,6 +148,35 @@ class SimulatedBackend(Backend):
         if item.spec.rule is VerificationRule.REJECTION:  # at temperature 0
             return Proposal((token,), distributions=(SparseDistribution((token,), (1.0,)),))
         return Proposal((token,))
+
+    def _rank(self, scores: Sequence[int], item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        return [self._ranked(each, item.task.width) for each in scores]
+
+    def _ranked(self, prefix_hash: int, count: int) -> Ranked:
+        """Put the target's token at its rank, and others around it.
+
+        It is the first with probability a, else the r-th with q (1 - q)^(r - 2) of the rest.
+        """
+        right, opinion = self._target_token(prefix_hash), _mix(prefix_hash ^ _MASK)
+        size, rate, decay = (
+            self.model.vocabulary_size,
+            self.model.acceptance_rate,
+            self.model.rank_decay,
+        )
+        rank = 0
+        if opinion >= rate * 2.0**64:
+            rank, chance = 1, _mix(opinion) / 2.0**64
+            # How many draws of a coin that says yes with probability q.
+            while rank < count and chance >= decay:
+                chance = (chance - decay) / (1 - decay)
+                rank += 1
+        count = min(count, size - 1)
+        wrong = ((right + 1 + (opinion + n) % (size - 1)) % size for n in range(count))
+        token_ids = [right if place == rank else next(wrong) for place in range(count)]
+        later = (1 - rate) * decay
+        shares = [rate, *(later * (1 - decay) ** n for n in range(count - 1))]
+        return list(zip(token_ids, shares, strict=True))
 
     def _target_token(self, prefix_hash: int) -> int:
         first = _first_fill_token(self.model.vocabulary_size)

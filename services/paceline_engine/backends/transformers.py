@@ -32,12 +32,14 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
-from paceline_engine.decisions import draft_from, judge_by
+from paceline_engine.decisions import draft_from, judge_by, rank_from
+from paceline_engine.items import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.calls import SessionSpec
+    from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Item, Judge, Judgement, Outcome
     from paceline_engine.proposal import Proposal
 
@@ -179,6 +181,13 @@ class TransformersBackend(Backend):
     @_on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
+
+    @_on_device()
+    def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        return rank_from(
+            scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
+        )
 
     @_on_device()
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:

@@ -155,6 +155,10 @@ def test_of_a_tree_the_path_that_the_next_prefix_takes_is_moved_to_the_texts_end
     text.extend(array("I", [1, 2, 30, 31, 32, 33, 34]), (0, 0, 1, 2, 4))
     assert (text.length, text.row_count) == (2, 7)
     assert text.missing_length(array("I", [1, 2, 31, 33, 34, 9])) == 1
+    for other in ([1, 3, 31, 33, 34, 9], [2, 2, 31, 33], [1], [1, 2], [1, 2, 33]):
+        common = 0 if other[0] == 2 else 1 if other[1:2] != [2] else 2
+        left = len(other) - min(common, len(other) - 1)
+        assert text.missing_length(array("I", other)) == left
     assert text.keep(array("I", [1, 2, 31, 33, 34, 9])) == 5
     assert (text.token_ids.tolist(), len(text.tree)) == ([1, 2, 31, 33, 34], 0)
     keys, values = text.until(5)

@@ -207,6 +207,45 @@ def test_a_distribution_has_limits(ids, probabilities, field):
 
 
 @pytest.mark.parametrize(
+    ("max_tokens", "width", "branch_count", "field"),
+    [
+        (5, 0, 0, "width"),
+        (5, 17, 0, "width"),
+        (5, 2, 65, "branch_count"),
+        (5, 2, -1, "branch_count"),
+        (65, 2, 63, "width"),
+        (1024, 9, 0, "width"),
+    ],
+)
+def test_a_drafts_tree_has_limits(max_tokens, width, branch_count, field):
+    settings = {"spec": SessionSpec(20), "model": MODEL}
+    for good in ((1024, 8, 0), (64, 2, 63), (1024, 1, 64), (1, 16, 64)):
+        named = dict(zip(("max_tokens", "width", "branch_count"), good, strict=True))
+        fields.check_branches(**named, **settings)
+    found = refused_field(
+        fields.check_branches,
+        max_tokens=max_tokens,
+        width=width,
+        branch_count=branch_count,
+        **settings,
+    )
+    assert found == field
+
+
+def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
+    alone = replace(MODEL, takes_trees=False)
+    rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
+    settings = {"max_tokens": 4, "spec": SessionSpec(20), "model": MODEL}
+    fields.check_branches(width=3, branch_count=2, **settings)
+    # Runners-up are of the forward that finds the chain.
+    fields.check_branches(width=3, branch_count=0, **{**settings, "model": alone})
+    with pytest.raises(UnsupportedError, match="branch_count"):
+        fields.check_branches(width=3, branch_count=1, **{**settings, "model": alone})
+    with pytest.raises(UnsupportedError, match="width"):
+        fields.check_branches(width=2, branch_count=0, **{**settings, "spec": rejecting})
+
+
+@pytest.mark.parametrize(
     ("max_tokens", "chunk_tokens", "field"),
     [
         (0, 1, "max_tokens"),

@@ -191,6 +191,72 @@ async def test_log_probabilities_come_when_asked_for():
         assert verdict.logprobs == (0.0, 0.0, 0.0)
 
 
+def unsure() -> SimulatedBackend:
+    return instant(acceptance_rate=0.5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3])
+async def test_a_draft_of_a_tree_streams_it_and_holds_its_chain(chunk_tokens):
+    async with running(unsure()) as host:
+        plain = await drafted(host, asked(opened(host)), max_tokens=7)
+        session, tree = opened(host), Proposal()
+        window = {"max_tokens": 7, "chunk_tokens": chunk_tokens, "width": 3, "branch_count": 2}
+        starts, rows = [], 0
+        async with aclosing(host.draft(asked(session), **window)) as stream:
+            async for chunk in stream:
+                starts.append(chunk.start_length)
+                rows += chunk.timing.row_count
+                news = chunk.proposal
+                tree = Proposal((*tree.token_ids, *news.token_ids), (*tree.parents, *news.parents))
+        assert starts == list(range(3, 10, chunk_tokens))
+        assert rows == 3 + 6 * 3
+        chain_of_it, row = [], 0
+        while row in tree.parents:
+            index = tree.parents.index(row)
+            chain_of_it.append(tree.token_ids[index])
+            row = index + 1
+        assert chain_of_it == plain
+        held = PROMPT + plain
+        with pytest.raises(PrefixNotHeldError):
+            await drafted(host, call_on(session, 2, base=[*held, 1], append=[]), max_tokens=1)
+        again = call_on(session, 3, base=held, append=[])
+        async with aclosing(host.draft(again, max_tokens=1)) as stream:
+            assert [chunk.timing.row_count async for chunk in stream] == [1]
+
+
+async def test_a_drafters_session_goes_on_with_the_branch_that_became_true():
+    async with running(unsure()) as host:
+        session = opened(host)
+        window = {"max_tokens": 5, "width": 2, "branch_count": 3}
+        async with aclosing(host.draft(asked(session), **window)) as stream:
+            chunks = [chunk.proposal async for chunk in stream]
+        parents = [parent for chunk in chunks for parent in chunk.parents]
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        # The runner-up at the first place, and the likeliest after it.
+        branch = [tokens[1], tokens[parents.index(2)]]
+        restart = call_on(session, 2, base=PROMPT, append=branch)
+        async with aclosing(host.draft(restart, max_tokens=2)) as stream:
+            rows = [chunk.timing.row_count async for chunk in stream]
+        assert rows == [1, 1]
+        fresh = await drafted(host, asked(opened(host), append=PROMPT + branch), max_tokens=2)
+        again = call_on(session, 3, base=PROMPT, append=branch)
+        assert await drafted(host, again, max_tokens=2) == fresh
+
+
+async def test_a_drafts_branches_take_memory_beyond_the_longest_text():
+    limits = HostLimits(warm_up_rounds=0, token_budget=60)
+    async with running(unsure(), limits=limits) as host:
+        session = opened(host, SessionSpec(8))
+        await drafted(host, asked(session), max_tokens=5, width=3, branch_count=2)
+        assert host.statistics().tokens_reserved == 3 + 5 * 3
+        with pytest.raises(CacheExhaustedError):
+            await drafted(host, asked(session, 2), max_tokens=5, width=3, branch_count=20)
+        rejecting = opened(host, SessionSpec(8, rule=VerificationRule.REJECTION))
+        with pytest.raises(UnsupportedError):
+            await drafted(host, asked(rejecting), max_tokens=5, width=2)
+        assert len(await drafted(host, asked(session, 2), max_tokens=5)) == 5
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
 async def test_a_draft_streams_its_window_in_chunks_and_holds_it(chunk_tokens):
     async with running(instant()) as host:

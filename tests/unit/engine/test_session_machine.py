@@ -94,6 +94,23 @@ class SessionMachine(RuleBasedStateMachine):
         assert got == continuation(ModelText(self.backend, SPEC), base + append, min(window, taken))
         self.held = base + append + got
 
+    @rule(share=SHARE, append=TOKENS, branches=st.integers(0, 4), taken=st.integers(1, 5))
+    def draft_a_tree_and_leave(self, share, append, branches, taken):
+        base, append, call = self._call(share, append)
+        window = {"max_tokens": 4, "width": 2, "branch_count": branches}
+
+        async def take() -> int:
+            count = 0
+            async with aclosing(self.host.draft(call, **window)) as stream:
+                async for _ in stream:
+                    if (count := count + 1) == taken:
+                        break
+            return count
+
+        count = self._await(take())
+        text = base + append
+        self.held = text + continuation(ModelText(self.backend, SPEC), text, count)
+
     @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3), is_tree=st.booleans())
     def verify_and_cancel(self, share, append, turns, is_tree):
         proposal = Proposal((1, 1, 2), (0, 1, 1)) if is_tree else chain([1, 1])

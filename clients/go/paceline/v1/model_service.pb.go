@@ -165,7 +165,7 @@ type GetModelInfoResponse struct {
 	// Whether one forward computes calls of several sessions. Elsewhere each has its own.
 	SharesForwards bool `protobuf:"varint,21,opt,name=shares_forwards,json=sharesForwards,proto3" json:"shares_forwards,omitempty"`
 	// The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-	// chains, as they have to be everywhere under REJECTION.
+	// chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
 	TreeTokenLimit uint32 `protobuf:"varint,22,opt,name=tree_token_limit,json=treeTokenLimit,proto3" json:"tree_token_limit,omitempty"`
 	// The most tokens of a path of such a tree.
 	TreeDepthLimit uint32 `protobuf:"varint,23,opt,name=tree_depth_limit,json=treeDepthLimit,proto3" json:"tree_depth_limit,omitempty"`

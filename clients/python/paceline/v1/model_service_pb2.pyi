@@ -136,7 +136,7 @@ class GetModelInfoResponse(_message.Message):
     """Whether one forward computes calls of several sessions. Elsewhere each has its own."""
     tree_token_limit: _builtins.int
     """The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-    chains, as they have to be everywhere under REJECTION.
+    chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
     """
     tree_depth_limit: _builtins.int
     """The most tokens of a path of such a tree."""

@@ -98,7 +98,7 @@ export interface GetModelInfoResponse {
   sharesForwards: boolean;
   /**
    * The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
-   * chains, as they have to be everywhere under REJECTION.
+   * chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
    */
   treeTokenLimit: number;
   /** The most tokens of a path of such a tree. */
