@@ -11,7 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.errors import PrefixMismatchError, PrefixNotHeldError, StaleCallError
+from paceline.errors import (
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    StaleCallError,
+    SupersededError,
+)
 from paceline_engine.calls import SessionSpec, Verdict
 from paceline_engine.host import ModelHost
 from paceline_engine.model_text import ModelText
@@ -130,6 +135,29 @@ class SessionMachine(RuleBasedStateMachine):
             self.sequence -= 0 if turns else 1
         else:
             self.held = [*base, *append, *proposal.along(task.result().accepted_path)]
+
+    @rule(first=TOKENS, second=TOKENS, seed=st.integers(0, 9), turns=st.integers(1, 4))
+    def verify_and_supersede(self, first, second, seed, turns):
+        """A tree and then another one, each about a whole text; the newer one counts."""
+        texts = [[1, *first], [1, *second]]
+        rights = [continuation(ModelText(self.backend, SPEC), text, 7) for text in texts]
+        chance = random.Random(seed)
+        trees = [random_tree(chance, right, size=6, vocabulary_size=3) for right in rights]
+        calls = [self._call(0.0, text)[2] for text in texts]
+
+        async def supersede() -> tuple[asyncio.Task[Verdict], Verdict]:
+            older = asyncio.ensure_future(self.host.verify(calls[0], trees[0]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            newer = await self.host.verify(calls[1], trees[1])
+            await asyncio.wait([older])
+            return older, newer
+
+        older, newer = self._await(supersede())
+        expected = trees[1].follow(lambda _, depth: rights[1][depth])
+        assert (newer.accepted_path, newer.next_token) == expected
+        assert older.exception() is None or isinstance(older.exception(), SupersededError)
+        self.held = texts[1] + rights[1][: len(newer.accepted_path)]
 
     @rule(append=TOKENS, beyond=st.integers(1, 5))
     def ask_for_more_than_held(self, append, beyond):

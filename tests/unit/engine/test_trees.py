@@ -28,7 +28,7 @@ PROMPT = [5, 6, 7, 8, 9]
 VOCABULARY_SIZE = 300
 
 
-@pytest.fixture(scope="module", params=["simulated", "fused", "library", "together"])
+@pytest.fixture(scope="module", params=["simulated", "fused", "captured", "library", "together"])
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant(vocabulary_size=VOCABULARY_SIZE)
@@ -37,6 +37,7 @@ def backend(request, tiny_pair):
             patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
         model = TransformersBackend(str(tiny_pair.target))
     model._together = request.param == "together"
+    model.captures = request.param == "captured"
     return model
 
 
