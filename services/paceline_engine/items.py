@@ -145,8 +145,8 @@ class Item:
         """Of the tokens after the rows that a draft has scored."""
         if not isinstance(self.task, Draft) or not self.block:
             return [len(self.prefix)]
-        depths = self.draft_tree.found.depths()
-        return [len(self.prefix) + depths[index] + 1 for index in self.draft_tree.due]
+        tree = self.draft_tree
+        return [len(self.prefix) + tree.depths[index] + 1 for index in tree.due]
 
     @property
     def tree(self) -> Proposal:

@@ -187,27 +187,27 @@ class _TreeRows:
         positions: Of the t rows.
         first: The column in which the tree begins; all before it is seen as ever.
         ages: Of the last rows, which are the tree's: how far before each is which of the columns
-            from the first on; below 0 where it is no ancestor.
+            from the first on; below 0 where it is no ancestor. On the CPU.
     """
 
     positions: Sequence[int]
     first: int
-    ages: Sequence[Sequence[int]]
+    ages: Tensor
 
 
 def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> _TreeRows:
     """Say what rows see of which the last ones have parents in a tree."""
-    first = text.length + count - len(parents)
-    tree = Proposal((0,) * (len(text.tree) + len(parents)), (*text.tree.parents, *parents))
-    depths = tree.depths()
-    ages = []
-    for row in range(len(text.tree), len(tree)):
-        own = [-1] * len(tree)
-        for ancestor in tree.ancestors(row):
-            own[ancestor] = depths[row] - depths[ancestor]
-        ages.append(own)
-    own_depths = depths[len(text.tree) :]
-    positions = [*range(text.length, first), *(first + depth for depth in own_depths)]
+    first, held = text.length + count - len(parents), len(text.tree)
+    tree = Proposal((0,) * (held + len(parents)), (*text.tree.parents, *parents))
+    positions = list(range(text.length, first))
+    seen: list[tuple[int, int, int]] = []
+    for row in range(len(parents)):
+        path = list(tree.ancestors(held + row))
+        positions.append(first + len(path) - 1)
+        seen.extend((row, ancestor, age) for age, ancestor in enumerate(path))
+    rows, columns, own = torch.tensor(seen).unbind(1)
+    ages = torch.full((len(parents), len(tree)), -1)
+    ages[rows, columns] = own
     return _TreeRows(positions, first, ages)
 
 
@@ -272,7 +272,7 @@ class _TextRows:
         ages = rows[:, None] - torch.arange(self.start + self.count, device=device)
         if self.tree is not None:
             last = ages[len(rows) - len(self.tree.ages) :, self.tree.first :]
-            last.copy_(torch.tensor(self.tree.ages))
+            last.copy_(self.tree.ages)
         return ages
 
 
