@@ -83,7 +83,7 @@ async def test_equal_siblings_are_refused(target):
 @pytest.mark.parametrize("more", [0, 1])
 async def test_a_tree_has_the_size_that_the_server_tells(tree_target, more):
     target = tree_target
-    session = await target.open(reserve_length=1000)
+    session = await target.open(reserve_length=100)
     call = target.call(session, 1, new=PROMPT)
     size = target.info.tree_token_limit + more
     tree = target.verify(
@@ -99,7 +99,7 @@ async def test_a_tree_has_the_size_that_the_server_tells(tree_target, more):
 @pytest.mark.parametrize("more", [0, 1])
 async def test_a_tree_has_the_depth_that_the_server_tells(tree_target, more):
     target = tree_target
-    session = await target.open(reserve_length=1000)
+    session = await target.open(reserve_length=100)
     call = target.call(session, 1, new=PROMPT)
     depth = target.info.tree_depth_limit + more
     tree = target.verify(call, [2, *[1] * depth], parents=[0, 0, *range(2, depth + 1)])
