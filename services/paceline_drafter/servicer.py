@@ -39,7 +39,14 @@ class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
             request, model=self._host.description, caller=peer_name(context.auth_context())
         )
         phase = "draft" if call.base_length else "prefill"
-        drafting = self._host.draft(call, max_tokens=max_tokens, chunk_tokens=chunk_tokens)
+        drafting = self._host.draft(
+            call,
+            max_tokens=max_tokens,
+            chunk_tokens=chunk_tokens,
+            # 0 is not set: a chain.
+            width=request.width or 1,
+            branch_count=request.branch_count,
+        )
         with self._recorder.record("Draft", call, depth=0, rows=0) as record:
             async with aclosing(drafting) as chunks:
                 async for drafted in chunks:

@@ -187,7 +187,11 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a loaded model is; see GetModelInfoResponse."""
+    """What a loaded model is; see GetModelInfoResponse.
+
+    Attributes:
+        takes_trees: Whether one forward computes a tree; else proposals have to be chains.
+    """
 
     name: str
     revision: str
@@ -202,4 +206,5 @@ class ModelDescription:
     layer_count: int
     cancels_between_layers: bool
     shares_forwards: bool
+    takes_trees: bool
     verification_rules: tuple[VerificationRule, ...]

@@ -10,26 +10,37 @@ from typing import TYPE_CHECKING
 from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Judgement
 from paceline_engine.proposal import Proposal
-from paceline_engine.sampling import choose_tokens, draw_draft, token_logprobs
-from paceline_engine.verification import accept_exact, accept_sampled
+from paceline_engine.sampling import (
+    choose_tokens,
+    draw_draft,
+    largest,
+    perturbed_scores,
+    token_logprobs,
+)
+from paceline_engine.verification import accept_along, accept_exact, accept_sampled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from paceline_engine.calls import SessionSpec
+    from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Judge
 
-__all__ = ["draft_from", "judge_by"]
+__all__ = ["draft_from", "judge_by", "rank_from"]
 
 
 def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
-    """Judge a chain.
+    """Judge a chain, or under EXACT a tree.
 
     Args:
-        logits: (T + 1, V), any float dtype; row t follows the chain's first t tokens.
-        task: The chain, with checked distributions.
-        position: Of the chain's first token.
+        logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
+        task: The proposal, with checked distributions.
+        position: Of the token after the prefix.
     """
+    if task.proposal.parents:
+        return _judge_tree(logits, task, spec=spec, position=position)
     token_ids = task.proposal.token_ids
     if spec.rule is VerificationRule.REJECTION:
         accepted_count, next_token = accept_sampled(
@@ -51,6 +62,21 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
     return Judgement(path, next_token, token_logprobs(logits[: accepted_count + 1], decided))
 
 
+def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
+    path, next_token = accept_along(
+        task.proposal,
+        logits,
+        first_position=position,
+        parameters=spec.sampling,
+        seed=spec.seed,
+    )
+    if not task.logprobs:
+        return Judgement(path, next_token)
+    decided = (*task.proposal.along(path), next_token)
+    rows = [0, *(index + 1 for index in path)]
+    return Judgement(path, next_token, token_logprobs(logits[rows], decided))
+
+
 def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
     """Draft the token at a position, and under REJECTION say what it was drawn from.
 
@@ -67,3 +93,36 @@ def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
         logits, first_position=position, parameters=spec.sampling, seed=spec.seed
     )
     return Proposal((chosen[0],))
+
+
+def rank_from(
+    logits: Tensor, *, spec: SessionSpec, positions: Sequence[int], count: int
+) -> list[Ranked]:
+    """Say what is likeliest to be the target's choice under EXACT, with the noise that it has.
+
+    A token's probability is its share in the softmax of the noised scores: that it wins if the
+    target's scores differ from these by Gumbel noise once more. At temperature 0 it is the
+    model's own. Only the order of worth depends on it, never a token that is decided.
+
+    Args:
+        logits: (rows, V), any float dtype.
+        positions: Of the token after each row.
+        count: Tokens for each row; fewer where filters leave fewer.
+    """
+    ranked: list[Ranked] = []
+    for row, position in enumerate(positions):
+        scores = perturbed_scores(
+            logits[row : row + 1],
+            first_position=position,
+            parameters=spec.sampling,
+            seed=spec.seed,
+        )
+        # The chain's token, ties and NaN included, is the one that `draft_from` chooses.
+        first = largest(scores)[0]
+        best = scores[0].topk(min(count, scores.shape[-1]))
+        shares = (best.values - scores.logsumexp(-1)).exp().tolist()
+        found = dict(zip(best.indices.tolist(), shares, strict=True))
+        head = (first, found.pop(first, shares[0]))
+        rest = [(token, share) for token, share in found.items() if share > 0]
+        ranked.append([head, *rest][:count])
+    return ranked

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
     from paceline_engine.proposal import Proposal
 
 __all__ = [
+    "MOST_BRANCHES",
+    "MOST_DRAFTED",
     "MOST_ENTRIES",
     "MOST_TOKENS",
+    "MOST_TREE_DEPTH",
+    "MOST_TREE_TOKENS",
+    "MOST_WIDTH",
+    "check_branches",
     "check_call",
     "check_decoding",
     "check_distributions",
@@ -41,6 +47,21 @@ __all__ = [
 
 MOST_TOKENS = 1024
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
+
+MOST_TREE_TOKENS = 256
+"""The most tokens of a tree: what a forward of them costs hardly ever pays from here on."""
+
+MOST_TREE_DEPTH = 64
+"""The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
+
+MOST_WIDTH = 16
+"""DraftRequest.width: the runner-up at such a rank is hardly ever right."""
+
+MOST_BRANCHES = 64
+"""DraftRequest.branch_count."""
+
+MOST_DRAFTED = 8192
+"""The most tokens that a draft may find, the runners-up included: each step looks at them all."""
 
 MOST_ENTRIES = 4096
 """The most tokens that a distribution may name."""
@@ -105,13 +126,13 @@ def check_proposal(
     *,
     options: VerifyOptions,
     spec: SessionSpec,
-    vocabulary_size: int,
+    model: ModelDescription,
 ) -> None:
     """Check what is special to Verify, the distributions' contents excepted.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
-        UnsupportedError: it is a tree.
+        UnsupportedError: it is a tree, and the rule or the model judges chains only.
     """
     token_count = len(proposal)
     if token_count > MOST_TOKENS:
@@ -119,8 +140,11 @@ def check_proposal(
             "proposal.token_ids",
             f"has {token_count} tokens, at most {MOST_TOKENS} are allowed",
         )
-    _check_fits("proposal.token_ids", call.prefix_length + token_count, spec.longest_length)
-    _check_token_ids("proposal.token_ids", proposal.token_ids, vocabulary_size=vocabulary_size)
+    _check_parents(proposal)
+    _check_fits("proposal.token_ids", call.prefix_length + proposal.depth, spec.longest_length)
+    _check_token_ids(
+        "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
+    )
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
@@ -129,9 +153,12 @@ def check_proposal(
             f"has {len(proposal.distributions)} entries, {needed} are needed under"
             f" {spec.rule.name}",
         )
-    _check_parents(proposal)
     if not proposal.is_chain:
-        raise UnsupportedError("proposal.parents: this server judges chains only")
+        _check_tree(proposal)
+        if spec.rule is VerificationRule.REJECTION:
+            raise UnsupportedError("proposal.parents: under REJECTION only chains are judged")
+        if not model.takes_trees:
+            raise UnsupportedError("proposal.parents: this model judges chains only")
 
 
 def _check_parents(proposal: Proposal) -> None:
@@ -143,6 +170,26 @@ def _check_parents(proposal: Proposal) -> None:
     for place, parent in enumerate(proposal.parents):
         # The i-th token is called i + 1, so this is the one before, at most.
         _check(f"proposal.parents[{place}]", parent, 0, place)
+
+
+def _check_tree(tree: Proposal) -> None:
+    if len(tree) > MOST_TREE_TOKENS:
+        raise InvalidFieldError.of(
+            "proposal.token_ids",
+            f"has {len(tree)} tokens, a tree may have {MOST_TREE_TOKENS}",
+        )
+    if tree.depth > MOST_TREE_DEPTH:
+        raise InvalidFieldError.of(
+            "proposal.parents",
+            f"make a path of {tree.depth} tokens, a tree's may have {MOST_TREE_DEPTH}",
+        )
+    seen: set[tuple[int, int]] = set()
+    for place, child in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if child in seen:
+            raise InvalidFieldError.of(
+                f"proposal.token_ids[{place}]", f"{child[1]} follows the same token twice"
+            )
+        seen.add(child)
 
 
 def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
@@ -199,6 +246,35 @@ def check_decoding(
     _check(
         "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
     )
+
+
+def check_branches(
+    *,
+    max_tokens: int,
+    width: int,
+    branch_count: int,
+    spec: SessionSpec,
+    model: ModelDescription,
+) -> None:
+    """Check what is special to a Draft of a tree.
+
+    Raises:
+        InvalidFieldError: a field is out of its limits.
+        UnsupportedError: the rule or the model drafts chains only.
+    """
+    _check("width", width, 1, MOST_WIDTH)
+    _check("branch_count", branch_count, 0, MOST_BRANCHES)
+    if width == 1:
+        return
+    token_count = max_tokens * width * (1 + branch_count)
+    if token_count > MOST_DRAFTED:
+        raise InvalidFieldError.of(
+            "width", f"would make up to {token_count} tokens, a draft may find {MOST_DRAFTED}"
+        )
+    if spec.rule is VerificationRule.REJECTION:
+        raise UnsupportedError("width: under REJECTION only chains are drafted")
+    if branch_count and not model.takes_trees:
+        raise UnsupportedError("branch_count: this model computes chains only")
 
 
 def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:

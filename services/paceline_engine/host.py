@@ -305,12 +305,15 @@ class ModelHost:
                 proposal,
                 options=options,
                 spec=session.spec,
-                vocabulary_size=self.description.vocabulary_size,
+                model=self.description,
             )
             # The caller's lists may lie in a message; these are quicker, and stay.
             proposal = Proposal(
-                tuple(proposal.token_ids), tuple(proposal.parents), tuple(proposal.distributions)
+                tuple(proposal.token_ids),
+                () if proposal.is_chain else tuple(proposal.parents),
+                tuple(proposal.distributions),
             )
+            # Each token of a tree takes a place, though only a path of it will be the text's.
             length = call.prefix_length + len(proposal)
             self._make_room(session, length)
             live = self._calls.admit(
@@ -384,7 +387,13 @@ class ModelHost:
                 steps = []
 
     async def draft(
-        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int = 1
+        self,
+        call: PrefixCall,
+        *,
+        max_tokens: int,
+        chunk_tokens: int = 1,
+        width: int = 1,
+        branch_count: int = 0,
     ) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
 
@@ -402,10 +411,18 @@ class ModelHost:
                 chunk_tokens=chunk_tokens,
                 limit_length=session.spec.longest_length,
             )
-            length = call.prefix_length + max_tokens
+            fields.check_branches(
+                max_tokens=max_tokens,
+                width=width,
+                branch_count=branch_count,
+                spec=session.spec,
+                model=self.description,
+            )
+            task = Draft(max_tokens, width, branch_count if width > 1 else 0)
+            length = call.prefix_length + max_tokens * (1 + task.branch_count)
             self._make_room(session, length)
             live = self._calls.admit(
-                session, call, Draft(max_tokens), patience_ns=self._meter.patience_ns(length)
+                session, call, task, patience_ns=self._meter.patience_ns(length)
             )
         self._counts.draft_calls += 1
         with self._calls.until_left(session, live):
@@ -418,14 +435,16 @@ class ModelHost:
                 while len(found) < count:
                     step = await anext(live.outlet)
                     steps.append(step)
-                    found.extend(step.outcome.drafted.token_ids)
+                    found.extend(step.outcome.chain)
                     drawn_from.extend(step.outcome.drafted.distributions)
-                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
-                del found[:count], drawn_from[:count]
                 session.hold(unheld)
-                session.hold(chunk.token_ids)
+                session.hold(found[:count])
                 unheld = ()
-                self._counts.draft_tokens += count
+                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
+                if width > 1:
+                    chunk = _side_by_side(steps)
+                del found[:count], drawn_from[:count]
+                self._counts.draft_tokens += len(chunk)
                 yield Drafted(live.prefix_length + start, chunk, _timing(steps))
 
     def _find_for(self, call: PrefixCall) -> Session:
@@ -468,6 +487,15 @@ class ModelHost:
         self._counts.items += len(outcomes)
         self._counts.rows += sum(outcome.row_count for outcome in outcomes)
         self._counts.prefill_parts += sum(not outcome.is_whole for outcome in outcomes)
+
+
+def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
+    """Return all that steps found of a tree, each of which finds one token of the chain."""
+    found = [step.outcome.drafted for step in steps]
+    return Proposal(
+        tuple(token for each in found for token in each.token_ids),
+        tuple(parent for each in found for parent in each.parents),
+    )
 
 
 def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_engine.draft_tree import DraftTree
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Sequence
 
     from paceline_engine.calls import SessionSpec
     from paceline_engine.model_cache import ModelCache
@@ -23,11 +25,16 @@ ANTICIPATED = 1 << 20
 """The depth of what nobody has asked for yet: less urgent than all that somebody has."""
 
 _NOTHING = Proposal()
+_SEED = DraftTree()
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judge a proposal, and choose the token after what is accepted."""
+    """Judge a proposal, and choose the token after what is accepted.
+
+    Attributes:
+        proposal: Without parents if it is a chain.
+    """
 
     proposal: Proposal
     logprobs: bool = False
@@ -44,9 +51,17 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Find tokens that follow."""
+    """Find tokens that follow.
+
+    Attributes:
+        max_tokens: Of the chain.
+        width: How many tokens to find at a place: the chain's, and the runners-up beside it.
+        branch_count: How many tokens beside the chain's a forward may follow.
+    """
 
     max_tokens: int = 1
+    width: int = 1
+    branch_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +80,22 @@ class Outcome:
     Attributes:
         row_count: Token positions that were computed for it.
         judgement: The answer to a Judge, with its last step; the next token of a Decode.
-        drafted: Tokens that follow: none, one or several.
+        drafted: Tokens that follow: none, one or several. Its parents, if it is a tree, refer to
+            all that its draft has found.
+        draft_tree: Of a tree, how it stands now.
     """
 
     row_count: int
     judgement: Judgement | None = None
     drafted: Proposal = _NOTHING
+    draft_tree: DraftTree | None = None
+
+    @property
+    def chain(self) -> Sequence[int]:
+        """What was drafted of the chain."""
+        if self.draft_tree is None:
+            return self.drafted.token_ids
+        return (self.draft_tree.found.token_ids[self.draft_tree.due[0]],)
 
     @property
     def is_whole(self) -> bool:
@@ -85,13 +110,15 @@ class Item:
     Attributes:
         cache: The text's state in the model.
         spec: How tokens are chosen there, and whose work it is.
-        prefix: What the task builds on, one token or more; tokens that are drafted or decoded are
-            appended.
+        prefix: What the task builds on, one token or more. What is decoded is appended, and a
+            draft's chain, unless its branches are followed, too: then its rows are a tree beyond
+            the prefix.
         task: What to do.
         depth: How urgent: the smallest first.
         patience_ns: How long a forward of it may take before it counts as hung; None: for ever.
-        found_count: Tokens drafted or decoded so far.
+        found_count: Tokens decoded, or of the chain drafted, so far.
         goes_on: Of a Judge: whether the model goes on by itself after a correction.
+        draft_tree: How a draft's tree stands.
     """
 
     cache: ModelCache
@@ -102,6 +129,7 @@ class Item:
     patience_ns: int | None = None
     found_count: int = 0
     goes_on: bool = False
+    draft_tree: DraftTree = _SEED
 
     @property
     def share(self) -> str:
@@ -111,10 +139,37 @@ class Item:
     @property
     def block(self) -> tuple[int, ...]:
         """The tokens after the prefix that its next forward computes, too."""
-        return tuple(self.task.proposal.token_ids) if isinstance(self.task, Judge) else ()
+        if isinstance(self.task, Judge):
+            return tuple(self.task.proposal.token_ids)
+        if isinstance(self.task, Draft) and self.task.branch_count:
+            return self.draft_tree.found.along(self.draft_tree.due)
+        return ()
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Those of the block's tokens, if it is a proposed tree."""
+        return self.task.proposal.parents if isinstance(self.task, Judge) else ()
+
+    @property
+    def scored_positions(self) -> list[int]:
+        """Of the tokens after the rows that a draft has scored."""
+        if not isinstance(self.task, Draft) or not self.block:
+            return [len(self.prefix)]
+        tree = self.draft_tree
+        return [len(self.prefix) + tree.depths[index] + 1 for index in tree.due]
+
+    @property
+    def tree(self) -> Proposal:
+        """Of a draft that follows branches, the rows that it has and wants beyond its prefix."""
+        is_tree = isinstance(self.task, Draft) and self.task.branch_count
+        return self.draft_tree.rows if is_tree else _NOTHING
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""
+        if tree := self.tree:
+            if self.cache.has_of(self.prefix, tree):
+                return len(self.block)
+            return self.cache.missing_length(self.prefix) + len(tree)
         return self.cache.missing_length(self.prefix) + len(self.block)
 
     def ahead(self, judgement: Judgement) -> Item | None:
@@ -125,7 +180,7 @@ class Item:
         assert isinstance(self.task, Judge)
         if not self.goes_on:
             return None
-        if len(self.task.proposal) == len(judgement.accepted_path):
+        if not self.task.proposal.goes_on_after(judgement.accepted_path):
             return None
         prefix = self.prefix[:]
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
@@ -145,8 +200,11 @@ class Item:
             return outcome.judgement is not None
         if isinstance(self.task, Decode):
             return outcome.judgement is not None and self._append(outcome.judgement, self.task)
-        self.prefix.extend(outcome.drafted.token_ids)
-        self.found_count += len(outcome.drafted)
+        if outcome.draft_tree is not None:
+            self.draft_tree = outcome.draft_tree
+        if not self.task.branch_count:
+            self.prefix.extend(outcome.chain)
+        self.found_count += len(outcome.chain)
         return self.found_count >= self.task.max_tokens
 
     def _append(self, judgement: Judgement, task: Decode) -> bool:

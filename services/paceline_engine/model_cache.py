@@ -5,8 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from paceline_engine.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ModelCache"]
+
+_NO_TREE = Proposal()
 
 
 class ModelCache(ABC):
@@ -16,12 +24,16 @@ class ModelCache(ABC):
     keeps what it has in common with that. So no sequence of faults and cancels can make it compute
     on a wrong prefix, and whatever is still right is used again.
 
+    Beyond the text there can be a tree: tokens that may follow it, whose state is there, too. The
+    next prefix tells which of them are the text's, and the others are forgotten.
+
     Invariants:
-        The state stands for exactly `token_ids`, also after a forward that raised.
+        The state stands for exactly `token_ids` and `tree`, also after a forward that raised.
     """
 
     def __init__(self) -> None:
         self._token_ids = array("I")
+        self._tree = _NO_TREE
 
     @property
     def length(self) -> int:
@@ -33,6 +45,16 @@ class ModelCache(ABC):
         """A copy of the tokens the state stands for."""
         return self._token_ids[:]
 
+    @property
+    def tree(self) -> Proposal:
+        """What there is beyond the text: its tokens' rows lie there in this order."""
+        return self._tree
+
+    @property
+    def row_count(self) -> int:
+        """How many tokens there is state for: the text's, and the tree's."""
+        return self.length + len(self._tree)
+
     def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
         """Learn how many tokens there is memory for from now on. Called on the event loop."""
 
@@ -40,32 +62,74 @@ class ModelCache(ABC):
         """Count the tokens of a prefix, the last one always included, that are to be computed."""
         return len(prefix) - self._kept_length(prefix)
 
+    def has_of(self, prefix: array[int], tree: Proposal) -> bool:
+        """Whether there is just this text, and beyond it the first tokens of a tree, if any."""
+        own = self._tree
+        return (
+            self._token_ids == prefix
+            and own.token_ids == tree.token_ids[: len(own)]
+            and own.parents == tree.parents[: len(own)]
+        )
+
     def keep(self, prefix: array[int]) -> int:
         """Forget what is not the prefix's, and its last token; return how many tokens are left."""
+        self._adopt(self._path_of(prefix))
         kept = self._kept_length(prefix)
         self._crop(kept)
         del self._token_ids[kept:]
         return kept
 
-    def extend(self, token_ids: array[int]) -> None:
-        """Take in tokens whose state a forward has appended."""
-        self._token_ids.extend(token_ids)
+    def extend(self, token_ids: array[int], parents: Sequence[int] = ()) -> None:
+        """Take in tokens whose state a forward has appended.
+
+        Args:
+            parents: Of the last tokens, which are the tree's: 0 where one follows the text, i + 1
+                where it follows the tree's i-th token.
+        """
+        text_count = len(token_ids) - len(parents)
+        assert not (text_count and self._tree), "a tree lies beyond the text's end"
+        self._token_ids.extend(token_ids[:text_count])
+        if parents:
+            tree = self._tree
+            self._tree = Proposal(
+                (*tree.token_ids, *token_ids[text_count:]), (*tree.parents, *parents)
+            )
 
     def settle(self) -> None:
         """Forget what a forward that failed may have appended."""
-        self._crop(len(self._token_ids))
+        self._crop(self.row_count)
 
     def clear(self) -> None:
         """Forget all, because something broke off anywhere and may have left anything."""
+        self._tree = _NO_TREE
         self._crop(0)
         del self._token_ids[:]
 
     def _kept_length(self, prefix: array[int]) -> int:
-        return min(_common_length(self._token_ids, prefix), len(prefix) - 1)
+        common = _common_length(self._token_ids, prefix) + len(self._path_of(prefix))
+        return min(common, len(prefix) - 1)
+
+    def _path_of(self, prefix: array[int]) -> tuple[int, ...]:
+        """Return which of the tree's tokens go on with the text in a prefix."""
+        if not self._tree or prefix[: self.length] != self._token_ids:
+            return ()
+        return self._tree.path_of(prefix[self.length :])
+
+    def _adopt(self, path: Sequence[int]) -> None:
+        """Make a path of the tree the text's, and forget the rest."""
+        # At first, so that a failure on the way leaves nothing wrong.
+        tree, self._tree = self._tree, _NO_TREE
+        if path:
+            self._gather(path)
+            self._token_ids.extend(tree.along(path))
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the state of these tokens of the tree to the text's end, in this order."""
+        raise AssertionError(f"{path}: here no tree was computed")
 
     @abstractmethod
     def _crop(self, length: int) -> None:
-        """Forget the state of all tokens but the first `length`, wherever a forward stopped."""
+        """Forget the state of all rows but the first `length`, wherever a forward stopped."""
 
 
 def _common_length(left: array[int], right: array[int]) -> int:

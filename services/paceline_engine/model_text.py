@@ -45,11 +45,12 @@ class ModelText:
         prefix: Sequence[int],
         token_ids: Sequence[int] = (),
         *,
+        parents: Sequence[int] = (),
         distributions: Sequence[SparseDistribution] = (),
         logprobs: bool = False,
     ) -> Judgement:
-        """Judge a chain after a prefix of one token or more."""
-        task = Judge(Proposal(token_ids, distributions=distributions), logprobs)
+        """Judge a proposal after a prefix of one token or more; a chain has no parents."""
+        task = Judge(Proposal(token_ids, parents, distributions), logprobs)
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement

@@ -301,4 +301,5 @@ class SessionTable:
 
 
 def _a_step_beyond(length: int, spec: SessionSpec) -> int:
-    return min(length + _STEP_TOKENS, spec.longest_length)
+    # A tree's branches can need more than the longest text.
+    return max(length, min(length + _STEP_TOKENS, spec.longest_length))

@@ -1,4 +1,4 @@
-"""The two rules by which a target accepts a block of draft tokens.
+"""The two rules by which a target accepts draft tokens.
 
 Letters: T draft tokens, V the tokenizer's vocabulary. `first_position` is the position of the
 block's first token, which is the number of tokens before it. Index map, for T = 3:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_engine.calls import SamplingParameters
-    from paceline_engine.proposal import SparseDistribution
+    from paceline_engine.proposal import Proposal, SparseDistribution
 
-__all__ = ["accept_equal", "accept_exact", "accept_sampled", "residual_scores"]
+__all__ = ["accept_along", "accept_equal", "accept_exact", "accept_sampled", "residual_scores"]
 
 
 def accept_equal(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> int:
@@ -62,6 +62,41 @@ def accept_exact(
     chosen = choose_tokens(logits, first_position=first_position, parameters=parameters, seed=seed)
     accepted = accept_equal(draft_token_ids, chosen)
     return accepted, chosen[accepted]
+
+
+def accept_along(
+    tree: Proposal,
+    logits: Tensor,
+    *,
+    first_position: int,
+    parameters: SamplingParameters,
+    seed: int,
+) -> tuple[tuple[int, ...], int]:
+    """Accept the path of a tree that the target itself chooses, and choose one more.
+
+    Args:
+        tree: T tokens; equal ones have different parents.
+        logits: (T + 1, V), any float dtype; row 0 follows the prefix, row i + 1 the i-th token.
+        first_position: Of the token after the prefix.
+
+    Returns:
+        The path, and the target's token after it.
+
+    Invariants:
+        They are what `accept_exact` gives of the path
+        (tests/unit/engine/test_verification.py::test_a_tree_is_decided_as_its_chains_are).
+
+    Cost: only the rows along the path are looked at.
+    """
+
+    def choose(row: int, depth: int) -> int:
+        position = first_position + depth
+        (token,) = choose_tokens(
+            logits[row : row + 1], first_position=position, parameters=parameters, seed=seed
+        )
+        return token
+
+    return tree.follow(choose)
 
 
 def accept_sampled(

@@ -74,7 +74,13 @@ class Host(Protocol):
         """Choose the tokens that follow. Closing the generator stops it."""
 
     def draft(
-        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
+        self,
+        call: PrefixCall,
+        *,
+        max_tokens: int,
+        chunk_tokens: int,
+        width: int,
+        branch_count: int,
     ) -> AsyncGenerator[Drafted]:
         """Draft until the window is full. Closing the generator stops it."""
 

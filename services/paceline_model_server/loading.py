@@ -33,6 +33,7 @@ def new_host(
         tpot_seconds=settings.simulated_tpot_seconds,
         row_seconds=settings.simulated_row_seconds,
         acceptance_rate=settings.simulated_acceptance_rate if role == "drafter" else 1.0,
+        rank_decay=settings.simulated_rank_decay,
         vocabulary_size=settings.simulated_vocabulary_size,
         context_length=settings.simulated_context_length,
         salt=settings.simulated_salt,

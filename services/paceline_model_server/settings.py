@@ -78,6 +78,13 @@ class SimulatedSettings(Settings):
     simulated_acceptance_rate: float = Field(
         0.8, ge=0, le=1, description="how often a drafter agrees with the target"
     )
+    simulated_rank_decay: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="q of a drafter that disagrees: its n-th runner-up is the target's token with"
+        " probability q (1 - q)^(n - 1)",
+    )
     simulated_salt: int = Field(
         0, ge=0, lt=1 << 53, description="which text; the same for drafter and targets"
     )

@@ -36,6 +36,7 @@ from paceline_engine.calls import (
     VerificationRule,
     VerifyOptions,
 )
+from paceline_engine.fields import MOST_TREE_DEPTH, MOST_TREE_TOKENS
 from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def model_info(
         layer_count=model.layer_count,
         cancels_between_layers=model.cancels_between_layers,
         shares_forwards=model.shares_forwards,
+        tree_token_limit=MOST_TREE_TOKENS if model.takes_trees else 0,
+        tree_depth_limit=MOST_TREE_DEPTH if model.takes_trees else 0,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=[
             model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)

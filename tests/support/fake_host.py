@@ -38,6 +38,7 @@ from paceline_engine.host import HostLimits, HostStatistics
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.proposal import Proposal
 from support.prefix_digest import prefix_digest
+from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -127,6 +128,7 @@ class FakeHost:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
+            takes_trees=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 
@@ -186,24 +188,25 @@ class FakeHost:
         spec = session.spec
         size = self.description.vocabulary_size
         fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_proposal(call, proposal, options=options, spec=spec, vocabulary_size=size)
+        fields.check_proposal(call, proposal, options=options, spec=spec, model=self.description)
         if proposal.distributions:
             fields.check_distributions(proposal, vocabulary_size=size)
         self._grow(session, call.prefix_length + len(proposal))
         prefix = await self._forward(session, call)
         held = list(prefix)
-        for token in proposal.token_ids:
-            if token != self._next(held):
-                break
-            held.append(token)
+
+        def choose(row: int, _: int) -> int:
+            held.extend(proposal.along([row - 1] if row else []))
+            return self._next(held)
+
+        path, next_token = proposal.follow(choose)
         session.held = held
-        accepted = len(held) - len(prefix)
         return Verdict(
             prefix_length=len(prefix),
-            accepted_path=tuple(range(accepted)),
-            next_token=self._next(held),
+            accepted_path=path,
+            next_token=next_token,
             held_length=len(held),
-            logprobs=self._logprobs(held, accepted + 1) if options.logprobs else (),
+            logprobs=self._logprobs(held, len(path) + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
         )
 
@@ -227,8 +230,15 @@ class FakeHost:
                 break
 
     async def draft(
-        self, call: PrefixCall, *, max_tokens: int, chunk_tokens: int
+        self,
+        call: PrefixCall,
+        *,
+        max_tokens: int,
+        chunk_tokens: int,
+        width: int,
+        branch_count: int,
     ) -> AsyncGenerator[Drafted]:
+        """Draft a chain, and runners-up that are always wrong; nothing follows on those."""
         self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
@@ -239,6 +249,13 @@ class FakeHost:
             max_tokens=max_tokens,
             chunk_tokens=chunk_tokens,
             limit_length=spec.longest_length,
+        )
+        fields.check_branches(
+            max_tokens=max_tokens,
+            width=width,
+            branch_count=branch_count,
+            spec=spec,
+            model=self.description,
         )
         self._grow(session, call.prefix_length + max_tokens)
         text = await self._forward(session, call)
@@ -251,7 +268,10 @@ class FakeHost:
                 text.append(self._next(text))
                 drafted += 1
             session.held = list(text)
-            yield Drafted(start, Proposal(tuple(text[start:])), _ONE_FORWARD)
+            chunk = Proposal(tuple(text[start:]))
+            if width > 1:
+                chunk = with_runners_up(chunk, start - call.prefix_length, width=width, size=size)
+            yield Drafted(start, chunk, _ONE_FORWARD)
 
     async def _forward(self, session: _Session, call: PrefixCall) -> list[int]:
         """Fence, rebase and take a turn; return the prefix."""

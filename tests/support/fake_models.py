@@ -35,12 +35,14 @@ from paceline.v1 import (
 from paceline_engine import fields
 from paceline_engine.calls import ModelDescription, SessionGrant, SessionSpec, VerificationRule
 from paceline_engine.latencies import ModelLatencies
+from paceline_engine.proposal import Proposal
 from paceline_model_server import translation
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, logprob_of, next_token
 from support.prefix_digest import prefix_digest
+from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -197,6 +199,7 @@ class FakeModelServer:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
+            takes_trees=True,
             verification_rules=self.rules,
         )
 
@@ -340,12 +343,19 @@ class FakeModelServer:
             fields.check_window(
                 call, max_tokens=max_tokens, chunk_tokens=chunk_tokens, limit_length=limit_length
             )
+            fields.check_branches(
+                max_tokens=max_tokens,
+                width=request.width or 1,
+                branch_count=request.branch_count,
+                spec=session.spec,
+                model=model,
+            )
             return session
         call, proposal, options = translation.verify_request(request, model=model, caller="")
         session = self._session(call.session_id)
         spec = session.spec
         fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_proposal(call, proposal, options=options, spec=spec, vocabulary_size=size)
+        fields.check_proposal(call, proposal, options=options, spec=spec, model=model)
         if proposal.distributions:
             fields.check_distributions(proposal, vocabulary_size=size)
         return session
@@ -429,33 +439,35 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                 prefix = [*session.tokens, *request.call.token_ids]
                 superseded = session.superseded
                 await fake.note()
-                block = list(request.proposal.token_ids)
+                proposal = Proposal(request.proposal.token_ids, request.proposal.parents)
                 timing = await fake.forward(
                     superseded,
                     "hang" if fake.stalls(prefix) else fault,
-                    rows=len(request.call.token_ids) + len(block),
+                    rows=len(request.call.token_ids) + len(proposal),
                     depth=request.speculation_depth,
                 )
                 await fake.answers.wait()
-                accepted = 0
-                while accepted < len(block) and block[accepted] == fake.token_after(
-                    prefix + block[:accepted]
-                ):
-                    accepted += 1
+                decided = list(prefix)
+
+                def choose(row: int, _: int) -> int:
+                    decided.extend(proposal.along([row - 1] if row else []))
+                    return fake.token_after(decided)
+
+                path, next_token = proposal.follow(choose)
                 if not superseded.is_set():
-                    session.tokens = prefix + block[:accepted]
+                    session.tokens = list(decided)
         finally:
             await fake.note()
         response = target_service_pb2.VerifyResponse(
             sequence=request.call.sequence,
             prefix_length=len(prefix),
-            accepted_path=range(accepted),
-            next_token_id=fake.token_after(prefix + block[:accepted]),
-            held_length=len(prefix) + accepted,
+            accepted_path=path,
+            next_token_id=next_token,
+            held_length=len(decided),
             timing=timing,
         )
         if request.logprobs:
-            said = [*prefix, *block[:accepted], response.next_token_id]
+            said = [*decided, response.next_token_id]
             ends = range(len(prefix) + 1, len(said) + 1)
             response.logprobs.extend(logprob_of(said[:end]) for end in ends)
         if fault == "wrong_answer":
@@ -514,10 +526,18 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                         text.append(fake.draft_after(text))
                         left, rows = left - 1, 1
                     await fake.answers.wait()
+                    chunk = Proposal(text[start_length:])
+                    if request.width > 1:
+                        found_count = request.max_tokens - left - len(chunk)
+                        chunk = with_runners_up(
+                            chunk, found_count, width=request.width, size=VOCABULARY_SIZE
+                        )
                     response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=start_length + (fault == "wrong_answer"),
-                        proposal=proposal_pb2.Proposal(token_ids=text[start_length:]),
+                        proposal=proposal_pb2.Proposal(
+                            token_ids=chunk.token_ids, parents=chunk.parents
+                        ),
                         timing=timing,
                     )
                     if not superseded.is_set():

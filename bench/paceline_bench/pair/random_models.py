@@ -86,5 +86,6 @@ class RandomModel(TransformersBackend):
             layer_count=shape.layers,
             cancels_between_layers=True,
             shares_forwards=self.decoder is not None,
+            takes_trees=self.decoder is not None,
             verification_rules=(VerificationRule.EXACT,),
         )

@@ -5,6 +5,9 @@ side; of a text with t of them and L tokens, these included:
 
     tokens   | before the forward: L - t | its rows: t |
     row r sees the first L - t + r + 1 of them, under a sliding window only the last of these
+
+A text can end in a tree. Its rows see of it their ancestors and themselves, and are, for windows
+and rotations, where they would be if their path were the text.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +85,7 @@ class SharedRows:
         token_ids: Sequence[Sequence[int]],
         scored_counts: Sequence[int],
         *,
+        parents: Sequence[Sequence[int]] | None = None,
         together: bool = False,
     ) -> None:
         """Build it.
@@ -88,25 +94,25 @@ class SharedRows:
             texts: With room for their rows.
             token_ids: Of each text's rows, one or more.
             scored_counts: How many of each text's last rows to score.
+            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
             together: Attend to all texts in one kernel for each layer, over padded copies, rather
                 than text by text. Pays where launching kernels is what takes the time.
         """
         device = texts[0].keys.device
         self._counts = [len(each) for each in token_ids]
-        self._starts = [text.length for text in texts]
         self._texts = [
-            _TextRows(text, start, count)
-            for text, start, count in zip(texts, self._starts, self._counts, strict=True)
+            _TextRows(text, count, _tree_rows(text, count, own) if own else None)
+            for text, count, own in zip(
+                texts, self._counts, parents or [()] * len(texts), strict=True
+            )
         ]
         self._together = together and len(texts) > 1
         self.token_ids = torch.tensor([id_ for each in token_ids for id_ in each]).to(
             device, non_blocking=True
         )
-        spans = list(zip(self._starts, self._counts, strict=True))
-        self.positions = torch.tensor(
-            [position for start, count in spans for position in range(start, start + count)]
-        ).to(device, non_blocking=True)
-        self.longest = max(start + count for start, count in spans)
+        positions = [position for text in self._texts for position in text.positions]
+        self.positions = torch.tensor(positions).to(device, non_blocking=True)
+        self.longest = max(positions) + 1
         self.scored = self._scored(scored_counts, device)
 
     def _scored(self, counts: Sequence[int], device: torch.device) -> Tensor | slice:
@@ -173,11 +179,45 @@ class SharedRows:
         return _Padded(self._texts)
 
 
+@dataclass(frozen=True, slots=True)
+class _TreeRows:
+    """What rows that end in a tree see, where it is not what is before them.
+
+    Attributes:
+        positions: Of the t rows.
+        first: The column in which the tree begins; all before it is seen as ever.
+        ages: Of the last rows, which are the tree's: how far before each is which of the columns
+            from the first on; below 0 where it is no ancestor. On the CPU.
+    """
+
+    positions: Sequence[int]
+    first: int
+    ages: Tensor
+
+
+def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> _TreeRows:
+    """Say what rows see of which the last ones have parents in a tree."""
+    first, held = text.length + count - len(parents), len(text.tree)
+    tree = Proposal((0,) * (held + len(parents)), (*text.tree.parents, *parents))
+    positions = list(range(text.length, first))
+    seen: list[tuple[int, int, int]] = []
+    for row in range(len(parents)):
+        path = list(tree.ancestors(held + row))
+        positions.append(first + len(path) - 1)
+        seen.extend((row, ancestor, age) for age, ancestor in enumerate(path))
+    rows, columns, own = torch.tensor(seen).unbind(1)
+    ages = torch.full((len(parents), len(tree)), -1)
+    ages[rows, columns] = own
+    return _TreeRows(positions, first, ages)
+
+
 class _TextRows:
     """One text's part."""
 
-    def __init__(self, text: KeyValues, start: int, count: int) -> None:
-        self.start, self.count = start, count
+    def __init__(self, text: KeyValues, count: int, tree: _TreeRows | None) -> None:
+        start = text.row_count
+        self.start, self.count, self.tree = start, count, tree
+        self.positions = range(start, start + count) if tree is None else tree.positions
         self._new_keys, self._new_values = text.between(start, count)
         self.keys, self.values = text.until(start + count)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
@@ -192,7 +232,8 @@ class _TextRows:
         if not how.is_plain:
             return _attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
         window_is_over = how.window is not None and self.start + count > how.window
-        if self.start == 0 and count > 1 and not window_is_over:
+        sees_all_before = self.tree is None and not window_is_over
+        if self.start == 0 and count > 1 and sees_all_before:
             return functional.scaled_dot_product_attention(
                 queries[None],
                 keys,
@@ -202,7 +243,7 @@ class _TextRows:
                 enable_gqa=heads != kv_heads,
             )[0]
         mask = None
-        if count > 1 or window_is_over:
+        if count > 1 or not sees_all_before:
             mask = self.mask(how.window, queries, heads // kv_heads)
         # The heads of a group lie one below the other, as rows: (1, G, H / G * t, D).
         grouped = queries.reshape(1, kv_heads, -1, queries.shape[-1])
@@ -214,13 +255,25 @@ class _TextRows:
     def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
         """Return what is added to the products: (group * t, L)."""
         if (window, group) not in self._masks:
-            unseen = like.new_ones(self.count, self.start + self.count, dtype=torch.bool)
-            hidden = unseen.triu(self.start + 1)
-            if window is not None:
-                hidden |= unseen.tril(self.start - window)
+            if self.tree is None:
+                unseen = like.new_ones(self.count, self.start + self.count, dtype=torch.bool)
+                hidden = unseen.triu(self.start + 1)
+                if window is not None:
+                    hidden |= unseen.tril(self.start - window)
+            else:
+                hidden = _hidden(self.ages(like.device), window)
             mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
             self._masks[window, group] = mask.repeat(group, 1)
         return self._masks[window, group]
+
+    def ages(self, device: torch.device) -> Tensor:
+        """Return how far before each row each token is, below 0 if it is not seen: (t, L)."""
+        rows = torch.tensor(self.positions, device=device)
+        ages = rows[:, None] - torch.arange(self.start + self.count, device=device)
+        if self.tree is not None:
+            last = ages[len(rows) - len(self.tree.ages) :, self.tree.first :]
+            last.copy_(self.tree.ages)
+        return ages
 
 
 class _Padded:
@@ -239,6 +292,9 @@ class _Padded:
         self._rows, self._columns = rows.flatten().to(device), columns.flatten().to(device)
         # (B, t, L) distances from the token to the row; below 0 are tokens after it.
         self._ages = ((lengths - counts)[:, None, None] + row[:, None] - column).to(device)
+        for ages, text in zip(self._ages, texts, strict=True):
+            if text.tree is not None:
+                ages[: text.count, : text.start + text.count] = text.ages(device)
         self._real = (row < counts[:, None]).flatten().nonzero()[:, 0].to(device)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
@@ -269,12 +325,16 @@ class _Padded:
     def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (B, 1, group * t, L)."""
         if (window, group) not in self._masks:
-            hidden = self._ages < 0
-            if window is not None:
-                hidden = hidden | (self._ages >= window)
+            hidden = _hidden(self._ages, window)
             mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
             self._masks[window, group] = mask.repeat(1, group, 1)[:, None]
         return self._masks[window, group]
+
+
+def _hidden(ages: Tensor, window: int | None) -> Tensor:
+    """Whether a token of an age is hidden from its row."""
+    hidden = ages < 0
+    return hidden if window is None else hidden | (ages >= window)
 
 
 def _attend_slowly(

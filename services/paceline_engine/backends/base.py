@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import PacelineError
 from paceline_engine import fields
 from paceline_engine.calls import VerificationRule
+from paceline_engine.draft_tree import DraftTree
 from paceline_engine.items import Decode, Item, Judge, Judgement, Outcome
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
 
     from paceline_engine.calls import ModelDescription, SessionSpec
+    from paceline_engine.draft_tree import Ranked
     from paceline_engine.model_cache import ModelCache
 
 __all__ = [
@@ -84,16 +86,19 @@ class Feed:
         tokens      | kept | the rest of the prefix | block        |
         token_ids          |<------ or a first part of it -------->|
         scored_count                              |<- block + 1 -->|
+        parents                                    |<- tree's ---->|
 
     Attributes:
         cache: The text; it stands for the kept tokens.
         token_ids: What to append to it: one row for each.
         scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
+        parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
     """
 
     cache: ModelCache
     token_ids: array[int]
     scored_count: int
+    parents: Sequence[int] = ()
 
 
 class Backend(ABC):
@@ -128,7 +133,7 @@ class Backend(ABC):
         Worker thread only.
 
         Args:
-            items: Of different texts. Their proposals are chains.
+            items: Of different texts. Their proposals are chains, unless the model knows trees.
             interrupt: Set when nobody waits for any of them.
             row_limit: Rows that the forward may have, more than the others need: the last item's
                 prefix is cut to what is left.
@@ -166,13 +171,24 @@ class Backend(ABC):
             fields.check_distributions(
                 task.proposal, vocabulary_size=self.description.vocabulary_size
             )
-        block = item.block
+        tree = item.tree
+        if tree and cache.has_of(item.prefix, tree):
+            start = len(cache.tree)
+            return Feed(
+                cache,
+                array("I", tree.token_ids[start:]),
+                len(item.block),
+                tree.parents[start:],
+            )
+        block = tree.token_ids or item.block
         fed = item.prefix[cache.keep(item.prefix) :]
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
             return Feed(cache, fed[: min(row_limit, len(fed) - 1)], 0)
         fed.extend(block)
-        return Feed(cache, fed, len(block) + 1)
+        if tree:
+            return Feed(cache, fed, len(item.block), tree.parents)
+        return Feed(cache, fed, len(block) + 1, item.parents)
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
@@ -190,7 +206,7 @@ class Backend(ABC):
                 feed.cache.settle()
             return [each for feed in feeds for each in self._compute([feed], interrupt)]
         for feed in feeds:
-            feed.cache.extend(feed.token_ids)
+            feed.cache.extend(feed.token_ids, feed.parents)
         return list(scores)
 
     def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
@@ -205,7 +221,11 @@ class Backend(ABC):
             if isinstance(item.task, Decode):
                 task = Judge(_NOTHING, item.task.logprobs)
                 return Outcome(row_count, judgement=self._judge(scores, task, item))
-            return Outcome(row_count, drafted=self._draft(scores, item))
+            if item.task.width == 1:
+                return Outcome(row_count, drafted=self._draft(scores, item))
+            seed = item.draft_tree if item.draft_tree.found else DraftTree(item.task.branch_count)
+            draft_tree = seed.grown(self._rank(scores, item))
+            return Outcome(row_count, drafted=draft_tree.news_since(seed), draft_tree=draft_tree)
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001 - the caller's, and raised there
@@ -225,3 +245,10 @@ class Backend(ABC):
     @abstractmethod
     def _draft(self, scores: Any, item: Item) -> Proposal:
         """Choose the token after an item's prefix from the one row of scores."""
+
+    @abstractmethod
+    def _rank(self, scores: Any, item: Item) -> Sequence[Ranked]:
+        """Say what is likeliest after each row of scores, as many tokens as the draft is wide.
+
+        The first is the one that `_draft` chooses.
+        """

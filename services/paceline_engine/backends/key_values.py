@@ -46,9 +46,10 @@ class KeyValueShape:
 class KeyValues(ModelCache):
     """A session's text in a model: (layers, 1, G, capacity, D) each of keys and values.
 
-    A forward writes its rows beyond the text's end, and only when it is over they count: so one
-    that was given up, or failed, has changed nothing. All tokens are kept, also for layers with a
-    sliding window, which mask by it: so any suffix can be forgotten.
+    A forward writes its rows beyond the last one, and only when it is over they count: so one that
+    was given up, or failed, has changed nothing. A tree's rows lie behind the text's, in its order.
+    All tokens are kept, also for layers with a sliding window, which mask by it: so any suffix can
+    be forgotten.
 
     Attributes:
         keys, values: The buffers.
@@ -93,14 +94,14 @@ class KeyValues(ModelCache):
         Raises:
             RuntimeError: as the allocator says it, if there is no memory. Nothing has changed.
         """
-        length = self.length + count
+        length = self.row_count + count
         if self.capacity >= length:
             return
         wanted = self._reserved_length if self._is_fixed else max(2 * length, _FIRST_CAPACITY)
         capacity = max(length, min(wanted, self._reserved_length))
         grown = [self._buffer(width, capacity) for width in self._widths]
         for old, new in zip((self.keys, self.values), grown, strict=True):
-            new.narrow(-2, 0, self.length).copy_(old.narrow(-2, 0, self.length))
+            new.narrow(-2, 0, self.row_count).copy_(old.narrow(-2, 0, self.row_count))
         self.keys, self.values = grown
         self.step = None
 
@@ -119,6 +120,14 @@ class KeyValues(ModelCache):
         super().clear()
         self.keys, self.values = (self._buffer(width, 0) for width in self._widths)
         self.step = None
+
+    @torch.inference_mode()
+    def _gather(self, path: Sequence[int]) -> None:
+        if tuple(path) == tuple(range(len(path))):
+            return
+        rows = torch.tensor([self.length + index for index in path]).to(self._shape.device)
+        for each in (self.keys, self.values):
+            each.narrow(-2, self.length, len(path)).copy_(each.index_select(-2, rows))
 
     def _crop(self, length: int) -> None:
         del length  # only the tokens count

@@ -168,6 +168,8 @@ def describe(
         layer_count=len(decoder_layers(model)),
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
+        # Elsewhere a tree would take a forward for each of its chains.
+        takes_trees=shares_forwards,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     )
 

@@ -23,12 +23,14 @@ from paceline_engine.backends.base import (
     ModelLoadError,
 )
 from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
-from paceline_engine.items import Item, Judge, Judgement
+from paceline_engine.items import Draft, Item, Judge, Judgement
 from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from paceline_engine.draft_tree import Ranked
 
 __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
 
@@ -49,6 +51,8 @@ class SimulatedModel:
             forwards excepted, which take at least `ttft_seconds` together.
         acceptance_rate: For a drafter, how often it answers with the target's token, in [0, 1].
             1 is the target itself.
+        rank_decay: q of a drafter that is wrong: its n-th runner-up is the target's token with
+            probability q (1 - q)^(n - 1); in (0, 1]. 0.4 is assumed, not measured.
         vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
         context_length: The most tokens a session can hold.
         salt: Models with the same salt and vocabulary continue a text alike.
@@ -62,6 +66,7 @@ class SimulatedModel:
     vocabulary_size: int = 2048
     context_length: int = 1 << 17
     salt: int = 0
+    rank_decay: float = 0.4
     name: str = "simulated"
 
 
@@ -76,6 +81,8 @@ class SimulatedBackend(Backend):
         """
         if not 0 <= model.acceptance_rate <= 1:
             raise ModelLoadError(f"acceptance_rate {model.acceptance_rate} is not in [0, 1]")
+        if not 0 < model.rank_decay <= 1:
+            raise ModelLoadError(f"rank_decay {model.rank_decay} is not in (0, 1]")
         if model.vocabulary_size < 2:
             raise ModelLoadError(f"vocabulary_size {model.vocabulary_size} is below 2")
         if min(model.ttft_seconds, model.tpot_seconds, model.row_seconds) < 0:
@@ -83,6 +90,8 @@ class SimulatedBackend(Backend):
         self.model = model
         self.tokenizer = simulated_tokenizer(model.vocabulary_size)
         identity = f"{model.vocabulary_size} {model.salt} {model.acceptance_rate}"
+        if model.acceptance_rate < 1:
+            identity += f" {model.rank_decay}"
         tokenizer = self.tokenizer or f"no tokenizer {model.vocabulary_size}".encode()
         self.description = ModelDescription(
             name=model.name,
@@ -98,6 +107,7 @@ class SimulatedBackend(Backend):
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=True,
+            takes_trees=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 
@@ -110,7 +120,7 @@ class SimulatedBackend(Backend):
         scores = []
         for feed in feeds:
             assert isinstance(feed.cache, SimulatedCache)
-            scores.append(feed.cache.append(feed.token_ids, scored_count=feed.scored_count))
+            scores.append(feed.cache.append(feed))
         _wait_until(deadline, interrupt)
         return scores
 
@@ -124,13 +134,10 @@ class SimulatedBackend(Backend):
 
     def _judge(self, scores: Sequence[int], task: Judge, item: Item) -> Judgement:
         del item
-        token_ids = task.proposal.token_ids
-        chosen = [self._target_token(prefix_hash) for prefix_hash in scores]
-        wrong = (index for index, token in enumerate(token_ids) if token != chosen[index])
-        accepted = next(wrong, len(token_ids))
+        path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.
-        logprobs = (0.0,) * (accepted + 1) if task.logprobs else ()
-        return Judgement(tuple(range(accepted)), chosen[accepted], logprobs)
+        logprobs = (0.0,) * (len(path) + 1) if task.logprobs else ()
+        return Judgement(path, next_token, logprobs)
 
     def _draft(self, scores: Sequence[int], item: Item) -> Proposal:
         token = self._target_token(scores[0])
@@ -141,6 +148,35 @@ class SimulatedBackend(Backend):
         if item.spec.rule is VerificationRule.REJECTION:  # at temperature 0
             return Proposal((token,), distributions=(SparseDistribution((token,), (1.0,)),))
         return Proposal((token,))
+
+    def _rank(self, scores: Sequence[int], item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        return [self._ranked(each, item.task.width) for each in scores]
+
+    def _ranked(self, prefix_hash: int, count: int) -> Ranked:
+        """Put the target's token at its rank, and others around it.
+
+        It is the first with probability a, else the r-th with q (1 - q)^(r - 2) of the rest.
+        """
+        right, opinion = self._target_token(prefix_hash), _mix(prefix_hash ^ _MASK)
+        size, rate, decay = (
+            self.model.vocabulary_size,
+            self.model.acceptance_rate,
+            self.model.rank_decay,
+        )
+        rank = 0
+        if opinion >= rate * 2.0**64:
+            rank, chance = 1, _mix(opinion) / 2.0**64
+            # How many draws of a coin that says yes with probability q.
+            while rank < count and chance >= decay:
+                chance = (chance - decay) / (1 - decay)
+                rank += 1
+        count = min(count, size - 1)
+        wrong = ((right + 1 + (opinion + n) % (size - 1)) % size for n in range(count))
+        token_ids = [right if place == rank else next(wrong) for place in range(count)]
+        later = (1 - rate) * decay
+        shares = [rate, *(later * (1 - decay) ** n for n in range(count - 1))]
+        return list(zip(token_ids, shares, strict=True))
 
     def _target_token(self, prefix_hash: int) -> int:
         first = _first_fill_token(self.model.vocabulary_size)
@@ -155,13 +191,19 @@ class SimulatedCache(ModelCache):
         seed = 0 if spec.sampling.temperature == 0 else spec.seed
         self._hashes = array("Q", [_mix(_mix(model.salt & _MASK) ^ seed)])
 
-    def append(self, token_ids: Sequence[int], *, scored_count: int) -> Sequence[int]:
-        """Hash tokens on, and return the last hashes."""
-        last = self._hashes[-1]
-        for token in token_ids:
-            last = _mix(last ^ (token + 1))
-            self._hashes.append(last)
-        return self._hashes[len(self._hashes) - scored_count :]
+    def append(self, feed: Feed) -> Sequence[int]:
+        """Hash tokens on, and return the hashes of the scored rows."""
+        hashes, text_count = self._hashes, len(feed.token_ids) - len(feed.parents)
+        for token in feed.token_ids[:text_count]:
+            hashes.append(_mix(hashes[-1] ^ (token + 1)))
+        text_end = self.length + text_count
+        for token, parent in zip(feed.token_ids[text_count:], feed.parents, strict=True):
+            hashes.append(_mix(hashes[text_end + parent] ^ (token + 1)))
+        return hashes[len(hashes) - feed.scored_count :]
+
+    def _gather(self, path: Sequence[int]) -> None:
+        rows = [self._hashes[self.length + 1 + index] for index in path]
+        self._hashes[self.length + 1 : self.length + 1 + len(path)] = array("Q", rows)
 
     def _crop(self, length: int) -> None:
         del self._hashes[length + 1 :]

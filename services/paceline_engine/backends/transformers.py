@@ -32,12 +32,14 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
-from paceline_engine.decisions import draft_from, judge_by
+from paceline_engine.decisions import draft_from, judge_by, rank_from
+from paceline_engine.items import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.calls import SessionSpec
+    from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Item, Judge, Judgement, Outcome
     from paceline_engine.proposal import Proposal
 
@@ -168,12 +170,24 @@ class TransformersBackend(Backend):
         return KeyValues(self._shape, reserve_length=spec.reserve_length, is_fixed=self.captures)
 
     @_on_device()
+    def _feed(self, item: Item, row_limit: int | None) -> Feed:
+        # Here a tree's accepted path is moved to the text's end.
+        return super()._feed(item, row_limit)
+
+    @_on_device()
     def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
     @_on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
+
+    @_on_device()
+    def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
+        assert isinstance(item.task, Draft)
+        return rank_from(
+            scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
+        )
 
     @_on_device()
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
@@ -193,7 +207,8 @@ class TransformersBackend(Backend):
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
         for feed in feeds:
             cast("KeyValues", feed.cache).make_room(len(feed.token_ids))
-        if self.captures and [len(feed.token_ids) for feed in feeds] == [1]:
+        sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
+        if self.captures and sizes == [(1, 0)]:
             return [self._step(feeds[0])]
         return self._compute_rows(feeds)
 
@@ -204,6 +219,7 @@ class TransformersBackend(Backend):
             [cast("KeyValues", feed.cache) for feed in feeds],
             [feed.token_ids for feed in feeds],
             counts,
+            parents=[feed.parents for feed in feeds],
             together=self._together,
         )
         return torch.split(self.decoder(rows), counts)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from paceline.errors import UnsupportedError
+from paceline.errors import PrefixNotHeldError, UnsupportedError
 from paceline.v1 import sampling_pb2
-from support.model_contract import PROMPT, Told, assert_names, assert_no_forward
+from support.model_contract import PROMPT, Told, assert_names, assert_no_forward, continuation
 
 VOCABULARY = Told("vocabulary_size")
 DISTRIBUTION = {"token_ids": [1, 2], "probabilities": [0.25, 0.75]}
@@ -64,15 +64,91 @@ async def test_parents_that_make_no_tree_are_refused(target, parents):
     assert_no_forward(target)
 
 
-async def test_a_tree_is_unsupported(target):
+@pytest.fixture
+async def tree_target(target):
+    """A target that judges trees."""
+    if not target.info.tree_token_limit:
+        pytest.skip("it judges chains only")
+    return target
+
+
+async def test_equal_siblings_are_refused(target):
     session = await target.open()
     call = target.call(session, 1, new=PROMPT)
-    error = await target.error_of(target.verify(call, [1, 2], parents=[0, 0]))
-    assert isinstance(error, UnsupportedError)
-    assert "proposal.parents" in error.message
+    error = await target.error_of(target.verify(call, [1, 2, 2], parents=[0, 1, 1]))
+    assert_names(error, "proposal.token_ids[2]")
     assert_no_forward(target)
-    spelled_out = await target.verify(call, [1, 2], parents=[0, 1])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_tree_has_the_size_that_the_server_tells(tree_target, more):
+    target = tree_target
+    session = await target.open(reserve_length=100)
+    call = target.call(session, 1, new=PROMPT)
+    size = target.info.tree_token_limit + more
+    tree = target.verify(
+        call, [n % 200 for n in range(size)], parents=[n // 200 for n in range(size)]
+    )
+    if more:
+        assert_names(await target.error_of(tree), "proposal.token_ids")
+        assert_no_forward(target)
+    else:
+        assert (await tree).prefix_length == len(PROMPT)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_tree_has_the_depth_that_the_server_tells(tree_target, more):
+    target = tree_target
+    session = await target.open(reserve_length=100)
+    call = target.call(session, 1, new=PROMPT)
+    depth = target.info.tree_depth_limit + more
+    tree = target.verify(call, [2, *[1] * depth], parents=[0, 0, *range(2, depth + 1)])
+    if more:
+        assert_names(await target.error_of(tree), "proposal.parents")
+        assert_no_forward(target)
+    else:
+        assert (await tree).prefix_length == len(PROMPT)
+
+
+async def test_a_tree_is_unsupported_where_the_server_says_so(target):
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    tree = target.verify(call, [1, 2], parents=[0, 0])
+    if target.info.tree_token_limit:
+        assert (await tree).prefix_length == len(PROMPT)
+    else:
+        error = await target.error_of(tree)
+        assert isinstance(error, UnsupportedError)
+        assert "proposal.parents" in error.message
+
+
+async def test_under_rejection_a_tree_is_unsupported(target):
+    # At temperature 0 every server takes this rule.
+    session = await target.open(verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION)
+    call = target.call(session, 1, new=PROMPT)
+    given = [sampling_pb2.SparseDistribution(**DISTRIBUTION)] * 2
+    error = await target.error_of(target.verify(call, [1, 2], parents=[0, 0], distributions=given))
+    assert isinstance(error, UnsupportedError)
+    assert_no_forward(target)
+    spelled_out = await target.verify(call, [1, 2], parents=[0, 1], distributions=given)
     assert spelled_out.prefix_length == len(PROMPT)
+
+
+async def test_a_trees_verdict_is_its_right_path_and_the_session_holds_that(tree_target):
+    target = tree_target
+    right = await continuation(target, PROMPT, 4)
+    wrong = [(each + 1) % target.info.vocabulary_size for each in right]
+    #       wrong; right, beside it; on both a right and a wrong one
+    token_ids = [wrong[0], right[0], right[1], wrong[1], right[1], right[2]]
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    answer = await target.verify(call, token_ids, parents=[0, 0, 1, 2, 2, 5], logprobs=True)
+    assert (list(answer.accepted_path), answer.next_token_id) == ([1, 4, 5], right[3])
+    assert (answer.held_length, len(answer.logprobs)) == (len(PROMPT) + 3, 4)
+    call = target.call(session, 2, held=(*PROMPT, *right[:3]), new=right[3:4])
+    assert (await target.verify(call)).prefix_length == len(PROMPT) + 4
+    beyond = target.call(session, 3, held=(*PROMPT, *right[:4], wrong[0]))
+    assert isinstance(await target.error_of(target.verify(beyond)), PrefixNotHeldError)
 
 
 async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):

@@ -74,6 +74,14 @@ async def test_where_nothing_is_rejected_nothing_is_begun(block):
         assert host.statistics().forwards == 1
 
 
+@pytest.mark.parametrize(("path", "is_corrected"), [((0, 1), False), ((0,), True), ((2,), False)])
+def test_in_a_tree_a_path_to_a_leaf_rejects_nothing(path, is_corrected):
+    tree = Proposal((5, 6, 7), (0, 1, 0))
+    assert tree.goes_on_after(path) is is_corrected
+    assert tree.goes_on_after(())
+    assert not Proposal().goes_on_after(())
+
+
 async def test_lists_that_lie_in_a_message_ask_for_the_same():
     from_wire = VerifyRequest().proposal
     proposal = Proposal(from_wire.token_ids, from_wire.parents, from_wire.distributions)

@@ -20,7 +20,8 @@ from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
 from support.families import FAMILIES, ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
-from unit.engine.conftest import NEVER, StopAtLayer, chain
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, StopAtLayer, chain, path
 
 SPEC = SessionSpec(128)
 NEW_TOKENS = 24
@@ -126,6 +127,10 @@ class Decoding:
         if self.chance.random() < 0.4:
             return Item(self.caches[n], SPEC, prefix, Draft())
         right = text[done : done + self.chance.randint(0, 5)]
+        if self.backend.description.takes_trees and self.chance.random() < 0.5:
+            right = right[: NEW_TOKENS - 1 - done]
+            tree = random_tree(self.chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
+            return Item(self.caches[n], SPEC, prefix, Judge(tree))
         wrong = [(text[0] + 1) % VOCABULARY_SIZE] * self.chance.randint(0, 3)
         block = (right + wrong)[: NEW_TOKENS - 1 - done]
         return Item(self.caches[n], SPEC, prefix, Judge(chain(block)))
@@ -142,11 +147,16 @@ class Decoding:
         if answer.judgement is None:
             found = answer.drafted.token_ids
         else:
-            block = item.task.proposal.token_ids
-            accepted = len(answer.judgement.accepted_path)
-            self.met.add("block" if accepted == len(block) else "rejection")
-            found = (*block[:accepted], answer.judgement.next_token)
+            proposal, accepted = item.task.proposal, answer.judgement.accepted_path
+            found = (*proposal.along(accepted), answer.judgement.next_token)
+            if proposal.parents:
+                self.met.add("tree" if accepted == path(len(accepted)) else "branch")
+            else:
+                self.met.add("block" if len(accepted) == len(proposal) else "rejection")
         start = self.done[n]
+        if start + len(found) > NEW_TOKENS:
+            # A wrong token that happened to be right at the text's end.
+            found = found[: NEW_TOKENS - start]
         assert list(found) == self.reference.texts[n][start : start + len(found)], (n, start)
         self.done[n] += len(found)
 
@@ -174,8 +184,10 @@ def test_texts_decoded_together_are_the_librarys_own(name, directories):
         decoding = Decoding(backend, reference, seed=seed)
         decoding.run()
         met |= decoding.met
+    assert backend.description.takes_trees == (name in SHARING)
+    trees = {"tree", "branch"} if name in SHARING else set()
     parts = set() if changes else {"part"}
-    assert met == {"shared", "alone", "block", "rejection", "interrupted"} | parts
+    assert met == {"shared", "alone", "block", "rejection", "interrupted"} | parts | trees
 
 
 @pytest.mark.parametrize("name", CHANGING)

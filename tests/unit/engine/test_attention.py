@@ -79,6 +79,49 @@ def test_each_row_sees_what_is_before_it_in_its_text(how, together):
             text.extend(part)
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
+def test_a_trees_row_sees_the_text_and_its_ancestors(how, together):
+    """As if the path to it were the text; also where the tree has come in several forwards."""
+    chance, generator = random.Random(8), torch.Generator().manual_seed(8)
+
+    def states(heads, count):
+        return torch.randn(heads, count, WIDTH, generator=generator)
+
+    for held in (0, 3, 9):
+        texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(3)]
+        columns = [[] for _ in texts]  # of each row its keys and values
+        for step, counts in enumerate(([held + 1, held + 2, 4], [5, 1, 2], [1, 6, 3])):
+            # The last text is a chain beside the trees.
+            own_parents = [
+                [chance.randint(0, len(text.tree) + n) for n in range(count - (step == 0))]
+                for text, count in zip(texts[:2], counts, strict=False)
+            ]
+            parents = [own if step else own[len(own) :] for own in own_parents] + [()]
+            for text, count in zip(texts, counts, strict=True):
+                text.make_room(count)
+            parts = [array("I", range(count)) for count in counts]
+            rows = SharedRows(texts, parts, counts, parents=parents, together=together)
+            queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
+            actual = rows.attend(1, queries, keys, values, how)
+            row = 0
+            for text, part, own, seen in zip(texts, parts, parents, columns, strict=True):
+                seen.extend((keys[:, row + n], values[:, row + n]) for n in range(len(part)))
+                text.extend(part, own)
+                first = text.row_count - len(part)
+                for place in range(first, text.row_count):
+                    path = list(range(min(place + 1, text.length)))
+                    if place >= text.length:
+                        up = [*text.tree.ancestors(place - text.length)]
+                        path += [text.length + each for each in reversed(up)]
+                    position = len(path) - 1
+                    assert int(rows.positions[row]) == position
+                    kept = (torch.stack([seen[n][k] for n in path], 1) for k in range(2))
+                    expected = by_definition(queries[:, row], *kept, position=position, how=how)
+                    assert torch.allclose(actual[:, row], expected, atol=1e-5)
+                    row += 1
+
+
 def test_rows_say_where_they_are_and_which_are_scored():
     texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(3)]
     for text, length in zip(texts, (0, 4, 7), strict=True):
@@ -102,6 +145,34 @@ def test_a_forward_that_is_not_over_has_changed_nothing():
         text.extend(array("I", part[:2]))
     assert text.token_ids.tolist() == [1, 2, 4, 5]
     assert text.until(4)[0][0][0, 0, :, 0].tolist() == [1, 1, 4, 4]
+
+
+def test_of_a_tree_the_path_that_the_next_prefix_takes_is_moved_to_the_texts_end():
+    text = KeyValues(SHAPE, reserve_length=100)
+    text.make_room(7)
+    text.keys[:] = torch.arange(text.capacity)[:, None]
+    text.values[:] = torch.arange(text.capacity)[:, None] + 100
+    text.extend(array("I", [1, 2, 30, 31, 32, 33, 34]), (0, 0, 1, 2, 4))
+    assert (text.length, text.row_count) == (2, 7)
+    assert text.missing_length(array("I", [1, 2, 31, 33, 34, 9])) == 1
+    for other in ([1, 3, 31, 33, 34, 9], [2, 2, 31, 33], [1], [1, 2], [1, 2, 33]):
+        common = 0 if other[0] == 2 else 1 if other[1:2] != [2] else 2
+        left = len(other) - min(common, len(other) - 1)
+        assert text.missing_length(array("I", other)) == left
+    assert text.keep(array("I", [1, 2, 31, 33, 34, 9])) == 5
+    assert (text.token_ids.tolist(), len(text.tree)) == ([1, 2, 31, 33, 34], 0)
+    keys, values = text.until(5)
+    assert keys[1][0, 1, :, 3].tolist() == [0, 1, 3, 5, 6]
+    assert values[0][0, 0, :, 0].tolist() == [100, 101, 103, 105, 106]
+
+
+def test_buffers_that_grow_keep_a_tree():
+    text = KeyValues(SHAPE, reserve_length=100)
+    text.make_room(40)
+    text.keys[:] = torch.arange(text.capacity)[:, None]
+    text.extend(array("I", range(40)), [0] * 30)
+    text.make_room(60)
+    assert text.keys[1, 0, 1, :40, 3].tolist() == list(range(40))
 
 
 def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():

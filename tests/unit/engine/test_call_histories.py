@@ -29,6 +29,7 @@ from paceline_engine.calls import (
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import SparseDistribution
+from support.trees import random_tree
 from unit.engine.conftest import call_on, chain, continuation, instant, until
 
 TICK_NS = 1_000_000
@@ -158,7 +159,11 @@ class History:
         block = continuation(ModelText(instant(), caller.spec), text, count)
         if self.chance.random() < 0.5:
             block[self.chance.randrange(count)] = 7
-        self.send(caller, "verify", text, tuple(block))
+        tree = chain(block)
+        if caller.spec.rule is VerificationRule.EXACT and self.chance.random() < 0.4:
+            right = continuation(ModelText(instant(), caller.spec), text, count)
+            tree = random_tree(self.chance, right, size=6, vocabulary_size=2048)
+        self.send(caller, "verify", text, tree)
 
     def ask_again(self) -> None:
         """The same call, at another depth: it takes over the older one's work."""
@@ -215,12 +220,13 @@ class History:
             call = Call(self.judgement(caller.spec, text, what), (kind, text, what))
             distributions = ()
             if caller.spec.rule is VerificationRule.REJECTION:
-                distributions = tuple(SparseDistribution((each,), (1.0,)) for each in what)
+                drawn = (SparseDistribution((each,), (1.0,)) for each in what.token_ids)
+                distributions = tuple(drawn)
                 if self.chance.random() < 0.5:
                     distributions = (HALF, *distributions[1:])
                     call.must_get = InvalidFieldError
             options = VerifyOptions(depth=self.chance.randrange(4))
-            work = self.judged(request, chain(what, distributions), options)
+            work = self.judged(request, replace(what, distributions=distributions), options)
         if self.cache(caller) in self.model.without_memory:
             call.may_get.add(OverloadedError)
         call.task = asyncio.create_task(work, name=f"call {len(self.calls)}")
@@ -238,11 +244,10 @@ class History:
         verdict: Verdict = await self.host.verify(request, proposal, options=options)
         return verdict.accepted_path, verdict.next_token
 
-    def judgement(self, spec, text, block) -> tuple[tuple[int, ...], int]:
-        right = continuation(ModelText(instant(), spec), text, len(block) + 1)
-        wrong = (n for n, each in enumerate(block) if each != right[n])
-        accepted = next(wrong, len(block))
-        return tuple(range(accepted)), right[accepted]
+    def judgement(self, spec, text, proposal) -> tuple[tuple[int, ...], int]:
+        right = continuation(ModelText(instant(), spec), text, len(proposal) + 1)
+        self.met["trees"] += not proposal.is_chain
+        return proposal.follow(lambda _, depth: right[depth])
 
     # --- what came of it ----------------------------------------------------------------------
 
@@ -309,7 +314,7 @@ def counted(host: ModelHost) -> Counter[str]:
 def test_the_histories_had_all_that_they_are_about(happened):
     if happened["histories"] < SEEDS:
         pytest.skip(f"this is about {SEEDS} histories that went well")
-    kinds = {"answered", "cancelled", "refused", "parts", "adopted", "interrupted"}
+    kinds = {"answered", "cancelled", "refused", "parts", "adopted", "interrupted", "trees"}
     kinds |= {each.__name__ for each in (SupersededError, InvalidFieldError, OverloadedError)}
     assert {kind for kind in kinds if not happened[kind]} == set(), happened
     assert happened["together"] > 3

@@ -18,6 +18,7 @@ from paceline_engine.proposal import Proposal, SparseDistribution
 from unit.engine.conftest import chain, instant
 
 MODEL = instant(vocabulary_size=100, context_length=1000).description
+BIG = replace(MODEL, vocabulary_size=300)
 DIGEST = bytes(16)
 CALL = PrefixCall("s", 1, 4, DIGEST, (1, 2))
 
@@ -111,7 +112,7 @@ def test_a_call_has_limits(change, field):
     ],
 )
 def test_a_proposal_has_limits(proposal, depth, field):
-    settings = {"spec": SessionSpec(20), "vocabulary_size": 100}
+    settings = {"spec": SessionSpec(20), "model": MODEL}
     fields.check_proposal(CALL, chain([1] * 14), options=VerifyOptions(depth=65535), **settings)
     options = VerifyOptions(depth=depth)
     assert (
@@ -120,7 +121,7 @@ def test_a_proposal_has_limits(proposal, depth, field):
 
 
 def test_a_proposal_has_at_most_1024_tokens():
-    settings = {"options": VerifyOptions(), "spec": SessionSpec(5000), "vocabulary_size": 100}
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(5000), "model": MODEL}
     fields.check_proposal(CALL, chain([1] * 1024), **settings)
     refused = refused_field(fields.check_proposal, CALL, chain([1] * 1025), **settings)
     assert refused == "proposal.token_ids"
@@ -128,18 +129,55 @@ def test_a_proposal_has_at_most_1024_tokens():
 
 def test_rejection_needs_a_distribution_for_each_draft_token():
     spec = SessionSpec(20, rule=VerificationRule.REJECTION)
-    settings = {"options": VerifyOptions(), "spec": spec, "vocabulary_size": 100}
+    settings = {"options": VerifyOptions(), "spec": spec, "model": MODEL}
     assert refused_field(fields.check_proposal, CALL, chain([1]), **settings) == (
         "proposal.distributions"
     )
 
 
 @pytest.mark.parametrize("parents", [(0, 0, 1), (0, 1, 1), (0, 1, 0)])
-def test_a_tree_is_unsupported_and_a_chain_may_say_its_parents(parents):
-    settings = {"options": VerifyOptions(), "spec": SessionSpec(20), "vocabulary_size": 100}
-    fields.check_proposal(CALL, Proposal((1, 2, 3), parents=(0, 1, 2)), **settings)
+def test_a_tree_is_unsupported_where_only_chains_are_judged(parents):
+    chain_of_three, tree = (Proposal((1, 2, 3), parents=each) for each in ((0, 1, 2), parents))
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(20)}
+    fields.check_proposal(CALL, tree, model=MODEL, **settings)
+    for_chains = replace(MODEL, takes_trees=False)
+    fields.check_proposal(CALL, chain_of_three, model=for_chains, **settings)
     with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
-        fields.check_proposal(CALL, Proposal((1, 2, 3), parents=parents), **settings)
+        fields.check_proposal(CALL, tree, model=for_chains, **settings)
+    settings["spec"] = SessionSpec(20, rule=VerificationRule.REJECTION)
+    drawn = replace(tree, distributions=[SparseDistribution((1,), (1.0,))] * 3)
+    with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
+        fields.check_proposal(CALL, drawn, model=MODEL, **settings)
+
+
+def bush(depth: int, leaves: int) -> Proposal:
+    """A chain, with leaves beside its first token."""
+    token_ids = (*range(1, leaves + 1), *[0] * depth)
+    parents = (*[0] * leaves, 0, *range(leaves + 1, leaves + depth))
+    return Proposal(token_ids, parents=parents)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "field"),
+    [
+        (bush(64, 1), bush(65, 1), "proposal.parents"),
+        (bush(56, 200), bush(57, 200), "proposal.token_ids"),
+        (Proposal((1, 2, 1), (0, 0, 2)), Proposal((1, 2, 1), (0, 0, 0)), "proposal.token_ids[2]"),
+        (Proposal((1, 2, 2), (0, 1, 2)), Proposal((1, 2, 2), (0, 1, 1)), "proposal.token_ids[2]"),
+    ],
+    ids=["depth", "size", "equal roots", "equal siblings"],
+)  # fmt: skip
+def test_a_tree_has_limits(good, bad, field):
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(1000), "model": BIG}
+    fields.check_proposal(CALL, good, **settings)
+    assert refused_field(fields.check_proposal, CALL, bad, **settings) == field
+
+
+def test_of_a_tree_the_longest_path_has_to_fit_in_the_session():
+    settings = {"options": VerifyOptions(), "spec": SessionSpec(9), "model": MODEL}
+    fields.check_proposal(CALL, bush(3, 50), **settings)
+    refused = refused_field(fields.check_proposal, CALL, bush(4, 1), **settings)
+    assert refused == "proposal.token_ids"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +204,45 @@ def test_a_distribution_has_limits(ids, probabilities, field):
     proposal = chain((2, 1), (good, bad))
     found = refused_field(fields.check_distributions, proposal, vocabulary_size=100)
     assert found == f"proposal.distributions[1]{field}"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "width", "branch_count", "field"),
+    [
+        (5, 0, 0, "width"),
+        (5, 17, 0, "width"),
+        (5, 2, 65, "branch_count"),
+        (5, 2, -1, "branch_count"),
+        (65, 2, 63, "width"),
+        (1024, 9, 0, "width"),
+    ],
+)
+def test_a_drafts_tree_has_limits(max_tokens, width, branch_count, field):
+    settings = {"spec": SessionSpec(20), "model": MODEL}
+    for good in ((1024, 8, 0), (64, 2, 63), (1024, 1, 64), (1, 16, 64)):
+        named = dict(zip(("max_tokens", "width", "branch_count"), good, strict=True))
+        fields.check_branches(**named, **settings)
+    found = refused_field(
+        fields.check_branches,
+        max_tokens=max_tokens,
+        width=width,
+        branch_count=branch_count,
+        **settings,
+    )
+    assert found == field
+
+
+def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
+    alone = replace(MODEL, takes_trees=False)
+    rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
+    settings = {"max_tokens": 4, "spec": SessionSpec(20), "model": MODEL}
+    fields.check_branches(width=3, branch_count=2, **settings)
+    # Runners-up are of the forward that finds the chain.
+    fields.check_branches(width=3, branch_count=0, **{**settings, "model": alone})
+    with pytest.raises(UnsupportedError, match="branch_count"):
+        fields.check_branches(width=3, branch_count=1, **{**settings, "model": alone})
+    with pytest.raises(UnsupportedError, match="width"):
+        fields.check_branches(width=2, branch_count=0, **{**settings, "spec": rejecting})
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,59 @@ async def test_a_session_holds_what_was_accepted_and_no_rejected_token():
         assert (await host.verify(call)).next_token == ORACLE[3]
 
 
-async def test_a_tree_is_refused_before_its_fence_and_any_forward():
+async def test_a_malformed_tree_is_refused_before_its_fence_and_any_forward():
     async with running(instant()) as host:
         session = opened(host)
-        with pytest.raises(UnsupportedError, match=r"proposal\.parents"):
-            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0, 0)))
-        with pytest.raises(InvalidFieldError, match=r"proposal\.parents"):
-            await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=(0,)))
+        for parents in ((0,), (0, 2)):
+            with pytest.raises(InvalidFieldError, match=r"proposal\.parents"):
+                await host.verify(asked(session), Proposal(tuple(ORACLE[:2]), parents=parents))
+        with pytest.raises(InvalidFieldError, match=r"proposal\.token_ids\[1\]"):
+            await host.verify(asked(session), Proposal((3, 3), parents=(0, 0)))
         assert host.statistics().forwards == 0
         spelled_out = Proposal(tuple(ORACLE[:2]), parents=(0, 1))
         assert (await host.verify(asked(session), spelled_out)).accepted_path == path(2)
+
+
+async def test_after_a_tree_a_session_holds_the_accepted_path():
+    tree = Proposal((0, ORACLE[0], 1, ORACLE[1], ORACLE[1]), parents=(0, 0, 2, 2, 1))
+    async with running(instant()) as host:
+        session = opened(host)
+        verdict = await host.verify(asked(session), tree)
+        assert (verdict.accepted_path, verdict.next_token) == ((1, 3), ORACLE[2])
+        assert (verdict.held_length, verdict.timing.row_count) == (5, 3 + 5)
+        for beyond in (0, ORACLE[2]):
+            base = [*PROMPT, *ORACLE[:2], beyond]
+            with pytest.raises(PrefixNotHeldError) as caught:
+                await host.verify(call_on(session, 2 + bool(beyond), base=base, append=[]))
+            assert caught.value.metadata == {"held_length": "5"}
+        call = call_on(session, 4, base=PROMPT + ORACLE[:2], append=ORACLE[2:3])
+        verdict = await host.verify(call)
+        assert (verdict.next_token, verdict.timing.row_count) == (ORACLE[3], 1)
+
+
+async def test_the_target_goes_on_by_itself_after_a_trees_path():
+    tree = Proposal((0, ORACLE[0]), parents=(0, 0))
+    async with running(instant()) as host:
+        session = opened(host, SessionSpec(5))
+        await host.verify(asked(session), tree, options=VerifyOptions(anticipate=True))
+        await until(lambda: host.statistics().forwards == 2)
+        verdict = await host.verify(
+            call_on(session, 2, base=PROMPT + ORACLE[:1], append=ORACLE[1:2])
+        )
+        assert (verdict.next_token, verdict.timing.began_early) == (ORACLE[2], True)
+
+
+async def test_a_trees_branches_take_memory_beyond_the_longest_text():
+    limits = HostLimits(warm_up_rounds=0, token_budget=20)
+    async with running(instant(), limits=limits) as host:
+        session = opened(host, SessionSpec(5))
+        many = Proposal(tuple(range(12)), parents=(0,) * 12)
+        await host.verify(asked(session), many)
+        assert host.statistics().tokens_reserved == 3 + 12
+        too_many = Proposal(tuple(range(100, 140)), parents=(0,) * 40)
+        with pytest.raises(CacheExhaustedError):
+            await host.verify(asked(session, 2), too_many)
+        assert (await host.verify(asked(session, 2), chain(ORACLE[:2]))).accepted_path == path(2)
 
 
 async def test_nothing_appended_computes_the_last_row_again():
@@ -146,6 +189,72 @@ async def test_log_probabilities_come_when_asked_for():
         options = VerifyOptions(logprobs=True)
         verdict = await host.verify(asked(session), chain(ORACLE[:2]), options=options)
         assert verdict.logprobs == (0.0, 0.0, 0.0)
+
+
+def unsure() -> SimulatedBackend:
+    return instant(acceptance_rate=0.5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3])
+async def test_a_draft_of_a_tree_streams_it_and_holds_its_chain(chunk_tokens):
+    async with running(unsure()) as host:
+        plain = await drafted(host, asked(opened(host)), max_tokens=7)
+        session, tree = opened(host), Proposal()
+        window = {"max_tokens": 7, "chunk_tokens": chunk_tokens, "width": 3, "branch_count": 2}
+        starts, rows = [], 0
+        async with aclosing(host.draft(asked(session), **window)) as stream:
+            async for chunk in stream:
+                starts.append(chunk.start_length)
+                rows += chunk.timing.row_count
+                news = chunk.proposal
+                tree = Proposal((*tree.token_ids, *news.token_ids), (*tree.parents, *news.parents))
+        assert starts == list(range(3, 10, chunk_tokens))
+        assert rows == 3 + 6 * 3
+        chain_of_it, row = [], 0
+        while row in tree.parents:
+            index = tree.parents.index(row)
+            chain_of_it.append(tree.token_ids[index])
+            row = index + 1
+        assert chain_of_it == plain
+        held = PROMPT + plain
+        with pytest.raises(PrefixNotHeldError):
+            await drafted(host, call_on(session, 2, base=[*held, 1], append=[]), max_tokens=1)
+        again = call_on(session, 3, base=held, append=[])
+        async with aclosing(host.draft(again, max_tokens=1)) as stream:
+            assert [chunk.timing.row_count async for chunk in stream] == [1]
+
+
+async def test_a_drafters_session_goes_on_with_the_branch_that_became_true():
+    async with running(unsure()) as host:
+        session = opened(host)
+        window = {"max_tokens": 5, "width": 2, "branch_count": 3}
+        async with aclosing(host.draft(asked(session), **window)) as stream:
+            chunks = [chunk.proposal async for chunk in stream]
+        parents = [parent for chunk in chunks for parent in chunk.parents]
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        # The runner-up at the first place, and the likeliest after it.
+        branch = [tokens[1], tokens[parents.index(2)]]
+        restart = call_on(session, 2, base=PROMPT, append=branch)
+        async with aclosing(host.draft(restart, max_tokens=2)) as stream:
+            rows = [chunk.timing.row_count async for chunk in stream]
+        assert rows == [1, 1]
+        fresh = await drafted(host, asked(opened(host), append=PROMPT + branch), max_tokens=2)
+        again = call_on(session, 3, base=PROMPT, append=branch)
+        assert await drafted(host, again, max_tokens=2) == fresh
+
+
+async def test_a_drafts_branches_take_memory_beyond_the_longest_text():
+    limits = HostLimits(warm_up_rounds=0, token_budget=60)
+    async with running(unsure(), limits=limits) as host:
+        session = opened(host, SessionSpec(8))
+        await drafted(host, asked(session), max_tokens=5, width=3, branch_count=2)
+        assert host.statistics().tokens_reserved == 3 + 5 * 3
+        with pytest.raises(CacheExhaustedError):
+            await drafted(host, asked(session, 2), max_tokens=5, width=3, branch_count=20)
+        rejecting = opened(host, SessionSpec(8, rule=VerificationRule.REJECTION))
+        with pytest.raises(UnsupportedError):
+            await drafted(host, asked(rejecting), max_tokens=5, width=2)
+        assert len(await drafted(host, asked(session, 2), max_tokens=5)) == 5
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import aclosing
 
 import pytest
@@ -10,10 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.errors import PrefixMismatchError, PrefixNotHeldError, StaleCallError
+from paceline.errors import (
+    PrefixMismatchError,
+    PrefixNotHeldError,
+    StaleCallError,
+    SupersededError,
+)
 from paceline_engine.calls import SessionSpec, Verdict
 from paceline_engine.host import ModelHost
 from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import Proposal
+from support.trees import random_tree
 from unit.engine.conftest import QUICK, call_on, chain, continuation, instant, path
 
 SPEC = SessionSpec(100_000)
@@ -62,6 +70,18 @@ class SessionMachine(RuleBasedStateMachine):
         self.held = text
         assert verdict.held_length == len(self.held)
 
+    @rule(share=SHARE, append=TOKENS, size=st.integers(1, 9), seed=st.integers(0, 9))
+    def verify_a_tree(self, share, append, size, seed):
+        base, append, call = self._call(share, append)
+        text = base + append
+        right = continuation(ModelText(self.backend, SPEC), text, size + 1)
+        tree = random_tree(random.Random(seed), right, size=size, vocabulary_size=3)
+        verdict = self._await(self.host.verify(call, tree))
+        expected = tree.follow(lambda _, depth: right[depth])
+        assert (verdict.accepted_path, verdict.next_token) == expected
+        self.held = text + right[: len(verdict.accepted_path)]
+        assert verdict.held_length == len(self.held)
+
     @rule(share=SHARE, append=TOKENS, window=st.integers(1, 5), taken=st.integers(1, 5))
     def draft_and_leave(self, share, append, window, taken):
         base, append, call = self._call(share, append)
@@ -79,12 +99,30 @@ class SessionMachine(RuleBasedStateMachine):
         assert got == continuation(ModelText(self.backend, SPEC), base + append, min(window, taken))
         self.held = base + append + got
 
-    @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3))
-    def verify_and_cancel(self, share, append, turns):
+    @rule(share=SHARE, append=TOKENS, branches=st.integers(0, 4), taken=st.integers(1, 5))
+    def draft_a_tree_and_leave(self, share, append, branches, taken):
+        base, append, call = self._call(share, append)
+        window = {"max_tokens": 4, "width": 2, "branch_count": branches}
+
+        async def take() -> int:
+            count = 0
+            async with aclosing(self.host.draft(call, **window)) as stream:
+                async for _ in stream:
+                    if (count := count + 1) == taken:
+                        break
+            return count
+
+        count = self._await(take())
+        text = base + append
+        self.held = text + continuation(ModelText(self.backend, SPEC), text, count)
+
+    @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3), is_tree=st.booleans())
+    def verify_and_cancel(self, share, append, turns, is_tree):
+        proposal = Proposal((1, 1, 2), (0, 1, 1)) if is_tree else chain([1, 1])
         base, append, call = self._call(share, append)
 
         async def cancel() -> asyncio.Task[Verdict]:
-            task = asyncio.ensure_future(self.host.verify(call, chain([1, 1])))
+            task = asyncio.ensure_future(self.host.verify(call, proposal))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
@@ -96,8 +134,30 @@ class SessionMachine(RuleBasedStateMachine):
             self.held = base if turns else self.held
             self.sequence -= 0 if turns else 1
         else:
-            taken = task.result().held_length - len(base + append)
-            self.held = [*base, *append, *[1, 1][:taken]]
+            self.held = [*base, *append, *proposal.along(task.result().accepted_path)]
+
+    @rule(first=TOKENS, second=TOKENS, seed=st.integers(0, 9), turns=st.integers(1, 4))
+    def verify_and_supersede(self, first, second, seed, turns):
+        """A tree and then another one, each about a whole text; the newer one counts."""
+        texts = [[1, *first], [1, *second]]
+        rights = [continuation(ModelText(self.backend, SPEC), text, 7) for text in texts]
+        chance = random.Random(seed)
+        trees = [random_tree(chance, right, size=6, vocabulary_size=3) for right in rights]
+        calls = [self._call(0.0, text)[2] for text in texts]
+
+        async def supersede() -> tuple[asyncio.Task[Verdict], Verdict]:
+            older = asyncio.ensure_future(self.host.verify(calls[0], trees[0]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            newer = await self.host.verify(calls[1], trees[1])
+            await asyncio.wait([older])
+            return older, newer
+
+        older, newer = self._await(supersede())
+        expected = trees[1].follow(lambda _, depth: rights[1][depth])
+        assert (newer.accepted_path, newer.next_token) == expected
+        assert older.exception() is None or isinstance(older.exception(), SupersededError)
+        self.held = texts[1] + rights[1][: len(newer.accepted_path)]
 
     @rule(append=TOKENS, beyond=st.integers(1, 5))
     def ask_for_more_than_held(self, append, beyond):

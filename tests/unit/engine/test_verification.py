@@ -5,9 +5,10 @@ import torch
 
 from paceline.errors import InternalError
 from paceline_engine.calls import SamplingParameters
-from paceline_engine.proposal import SparseDistribution
+from paceline_engine.proposal import Proposal, SparseDistribution
 from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.verification import (
+    accept_along,
     accept_equal,
     accept_exact,
     accept_sampled,
@@ -45,6 +46,27 @@ def test_exact_is_plain_decoding(temperature):
             wrong_at,
             plain[wrong_at],
         )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_tree_is_decided_as_its_chains_are(temperature):
+    logits = random_logits(5, 40, seed=3)
+    settings = {"parameters": SamplingParameters(temperature=temperature), "seed": 17}
+    first, second = (
+        choose_tokens(logits[row : row + 1], first_position=100 + depth, **settings)[0]
+        for row, depth in ((0, 0), (2, 1))
+    )
+    wrong = (first + 1) % 40
+    # Below the wrong token and below the right one the same two follow.
+    tree = Proposal((wrong, first, second, second), parents=(0, 0, 1, 2))
+    path, next_token = accept_along(tree, logits, first_position=100, **settings)
+    rows = logits[[0, 2, 4]]
+    chain = accept_exact((first, second), rows, first_position=100, **settings)
+    if path == (1,):  # what follows the right token is not what row 2 says
+        assert chain[0] == 1
+    else:
+        assert path == (1, 3)
+    assert (len(path), next_token) == chain
 
 
 def test_rejection_at_temperature_zero_is_exact():

@@ -26,7 +26,7 @@ from paceline.v1 import proposal_pb2 as paceline_dot_v1_dot_proposal__pb2
 from paceline.v1 import session_service_pb2 as paceline_dot_v1_dot_session__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/drafter_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/proposal.proto\x1a!paceline/v1/session_service.proto\"`\n\x0c\x44raftRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\"\x89\x01\n\rDraftResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\'\n\x06timing\x18\x04 \x01(\x0b\x32\x17.paceline.v1.CallTiming2R\n\x0e\x44rafterService\x12@\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse0\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/v1/drafter_service.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/proposal.proto\x1a!paceline/v1/session_service.proto\"\x85\x01\n\x0c\x44raftRequest\x12&\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionCall\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\x14\n\x0c\x62ranch_count\x18\x05 \x01(\r\"\x89\x01\n\rDraftResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x14\n\x0cstart_length\x18\x02 \x01(\r\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Proposal\x12\'\n\x06timing\x18\x04 \x01(\x0b\x32\x17.paceline.v1.CallTiming2R\n\x0e\x44rafterService\x12@\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse0\x01\x42@Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.drafter_service
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/paceline/paceline/clients/go/paceline/v1;pacelinev1'
-  _globals['_DRAFTREQUEST']._serialized_start=113
-  _globals['_DRAFTREQUEST']._serialized_end=209
-  _globals['_DRAFTRESPONSE']._serialized_start=212
-  _globals['_DRAFTRESPONSE']._serialized_end=349
-  _globals['_DRAFTERSERVICE']._serialized_start=351
-  _globals['_DRAFTERSERVICE']._serialized_end=433
+  _globals['_DRAFTREQUEST']._serialized_start=114
+  _globals['_DRAFTREQUEST']._serialized_end=247
+  _globals['_DRAFTRESPONSE']._serialized_start=250
+  _globals['_DRAFTRESPONSE']._serialized_end=387
+  _globals['_DRAFTERSERVICE']._serialized_start=389
+  _globals['_DRAFTERSERVICE']._serialized_end=471
 # @@protoc_insertion_point(module_scope)

@@ -27,10 +27,24 @@ class DraftRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    BRANCH_COUNT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """The window: draft at most this many tokens. In [1, 1024], and within limit_length."""
+    """The window: draft at most this many tokens of the chain. In [1, 1024], and within limit_length."""
     chunk_tokens: _builtins.int
-    """How many tokens may travel in one message. In [1, 64]; default 1: each as soon as it is known."""
+    """How many tokens of the chain, with what was found beside them, may travel in one message. In
+    [1, 64]; default 1: each as soon as it is known.
+    """
+    width: _builtins.int
+    """How many tokens to find at a place: the likeliest and its runners-up, or as many as the filters
+    leave. In [1, 16]; default 1: a chain. A draft finds at most 8192 tokens:
+    max_tokens * width * (1 + branch_count).
+    """
+    branch_count: _builtins.int
+    """How many tokens beside the chain's a forward may follow. In [0, 64]; default 0: the runners-up
+    are leaves, and cost no forward more. Each takes memory for a token, beyond limit_length, too.
+    With width 1 there is nothing to follow.
+    """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix."""
@@ -41,10 +55,12 @@ class DraftRequest(_message.Message):
         call: _session_service_pb2.SessionCall | None = ...,
         max_tokens: _builtins.int = ...,
         chunk_tokens: _builtins.int = ...,
+        width: _builtins.int = ...,
+        branch_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "chunk_tokens", b"chunk_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_count", b"branch_count", "call", b"call", "chunk_tokens", b"chunk_tokens", "max_tokens", b"max_tokens", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,7 +79,7 @@ class DraftResponse(_message.Message):
     sequence: _builtins.int
     """The call's sequence."""
     start_length: _builtins.int
-    """How many tokens of the session precede the proposal's."""
+    """How many tokens of the session precede the proposal's; of a tree, those of its chain."""
     @_builtins.property
     def proposal(self) -> _proposal_pb2.Proposal:
         """One token or more, in the order in which they were found. Its parents, if it has some, refer to

@@ -42,8 +42,16 @@ class DrafterServiceStub:
     At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
     from there. Cancel the call to stop earlier.
 
+    With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
+    token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
+    the noise that the target has; and with branch_count each forward also follows the tokens of the
+    largest worth that nothing follows yet: of the largest product of the probabilities along their
+    paths. What a forward finds comes in the order of worth.
+
     Precondition: SessionCall's; afterwards the session holds the prefix.
-    Effect: the session also holds every token streamed, also after a cancel.
+    Effect: the session also holds every token of the chain that was streamed, also after a cancel.
+    What was followed on branches stays in memory until the next call: of a prefix that goes on with
+    one nothing is computed again.
     Idempotency: the same prefix, parameters and seed give the same tokens.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -55,6 +63,8 @@ class DrafterServiceStub:
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
+      UNIMPLEMENTED / UNSUPPORTED             draft a chain: always so under REJECTION; branch_count
+                                              also where GetModelInfo.tree_token_limit is 0
     """
 
 @_typing.type_check_only
@@ -71,8 +81,16 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
     At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
     from there. Cancel the call to stop earlier.
 
+    With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
+    token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
+    the noise that the target has; and with branch_count each forward also follows the tokens of the
+    largest worth that nothing follows yet: of the largest product of the probabilities along their
+    paths. What a forward finds comes in the order of worth.
+
     Precondition: SessionCall's; afterwards the session holds the prefix.
-    Effect: the session also holds every token streamed, also after a cancel.
+    Effect: the session also holds every token of the chain that was streamed, also after a cancel.
+    What was followed on branches stays in memory until the next call: of a prefix that goes on with
+    one nothing is computed again.
     Idempotency: the same prefix, parameters and seed give the same tokens.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -84,6 +102,8 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
+      UNIMPLEMENTED / UNSUPPORTED             draft a chain: always so under REJECTION; branch_count
+                                              also where GetModelInfo.tree_token_limit is 0
     """
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -103,8 +123,16 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         At most max_tokens, then the stream ends with OK: that is the window, and a further call goes on
         from there. Cancel the call to stop earlier.
 
+        With a width of 2 or more it drafts a tree. Its chain is that of width 1: the first child of each
+        token that is the chain's, from the prefix on. Beside each stand the next likeliest tokens, under
+        the noise that the target has; and with branch_count each forward also follows the tokens of the
+        largest worth that nothing follows yet: of the largest product of the probabilities along their
+        paths. What a forward finds comes in the order of worth.
+
         Precondition: SessionCall's; afterwards the session holds the prefix.
-        Effect: the session also holds every token streamed, also after a cancel.
+        Effect: the session also holds every token of the chain that was streamed, also after a cancel.
+        What was followed on branches stays in memory until the next call: of a prefix that goes on with
+        one nothing is computed again.
         Idempotency: the same prefix, parameters and seed give the same tokens.
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD        fix the request
@@ -116,6 +144,8 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
+          UNIMPLEMENTED / UNSUPPORTED             draft a chain: always so under REJECTION; branch_count
+                                                  also where GetModelInfo.tree_token_limit is 0
         """
 
 def add_DrafterServiceServicer_to_server(servicer: DrafterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -51,7 +51,10 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def proposal(self) -> _proposal_pb2.Proposal:
-        """What to judge: at most 1024 tokens, within limit_length. None is plain decoding."""
+        """What to judge: a chain of at most 1024 tokens, or a tree within the limits that GetModelInfo
+        tells, in which what follows the same token is distinct; its paths within limit_length. None is
+        plain decoding. Of a tree every token takes memory, as long as no other call was made.
+        """
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class TargetServiceServicer:
         RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
         RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
         UNAVAILABLE / DRAINING                  retry elsewhere
-        UNIMPLEMENTED / UNSUPPORTED             propose a chain
+        UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,7 @@ class TargetServiceStub:
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             propose a chain
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
     Decode: _grpc.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]
     """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
@@ -105,7 +105,7 @@ class TargetServiceAsyncStub(TargetServiceStub):
       RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
       RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
       UNAVAILABLE / DRAINING                  retry elsewhere
-      UNIMPLEMENTED / UNSUPPORTED             propose a chain
+      UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
     """
     Decode: _aio.UnaryStreamMultiCallable[_target_service_pb2.DecodeRequest, _target_service_pb2.DecodeResponse]  # type: ignore[assignment]
     """Decode the tokens that follow a prefix, one forward each, and stream them as they are found: what
@@ -154,7 +154,7 @@ class TargetServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED / OVERLOADED         retry after RetryInfo, or elsewhere
           RESOURCE_EXHAUSTED / CACHE_EXHAUSTED    the same; the session is as it was
           UNAVAILABLE / DRAINING                  retry elsewhere
-          UNIMPLEMENTED / UNSUPPORTED             propose a chain
+          UNIMPLEMENTED / UNSUPPORTED             propose a chain (GetModelInfo.tree_token_limit)
         """
 
     @_abc_1.abstractmethod

@@ -96,6 +96,13 @@ export interface GetModelInfoResponse {
   prefillFixedNs: number;
   /** Whether one forward computes calls of several sessions. Elsewhere each has its own. */
   sharesForwards: boolean;
+  /**
+   * The most tokens of a tree that Verify judges in one forward. 0 where proposals have to be
+   * chains, as they have to be everywhere under REJECTION; and where Draft follows no branches.
+   */
+  treeTokenLimit: number;
+  /** The most tokens of a path of such a tree. */
+  treeDepthLimit: number;
 }
 
 /** What a forward of a given size takes. */
@@ -186,6 +193,8 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     prefillNsPerToken: 0,
     prefillFixedNs: 0,
     sharesForwards: false,
+    treeTokenLimit: 0,
+    treeDepthLimit: 0,
   };
 }
 
@@ -261,6 +270,12 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.sharesForwards !== false) {
       writer.uint32(168).bool(message.sharesForwards);
+    }
+    if (message.treeTokenLimit !== 0) {
+      writer.uint32(176).uint32(message.treeTokenLimit);
+    }
+    if (message.treeDepthLimit !== 0) {
+      writer.uint32(184).uint32(message.treeDepthLimit);
     }
     return writer;
   },
@@ -466,6 +481,22 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.sharesForwards = reader.bool();
             continue;
           }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.treeTokenLimit = reader.uint32();
+            continue;
+          }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.treeDepthLimit = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -504,6 +535,8 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.prefillNsPerToken = object.prefillNsPerToken ?? 0;
     message.prefillFixedNs = object.prefillFixedNs ?? 0;
     message.sharesForwards = object.sharesForwards ?? false;
+    message.treeTokenLimit = object.treeTokenLimit ?? 0;
+    message.treeDepthLimit = object.treeDepthLimit ?? 0;
     return message;
   },
 };
