@@ -172,4 +172,5 @@ class ModelDescription:
     layer_count: int
     cancels_between_layers: bool
     shares_forwards: bool
+    is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]

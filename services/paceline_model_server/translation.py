@@ -184,6 +184,7 @@ def model_info(
         layer_count=model.layer_count,
         cancels_between_layers=model.cancels_between_layers,
         shares_forwards=model.shares_forwards,
+        is_invariant=model.is_invariant,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=[
             model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)

@@ -125,6 +125,7 @@ class FakeHost:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
+            is_invariant=False,
             verification_rules=(VerificationRule.EXACT,),
         )
 

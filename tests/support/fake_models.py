@@ -195,6 +195,7 @@ class FakeModelServer:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
+            is_invariant=False,
             verification_rules=self.rules,
         )
 

@@ -86,5 +86,6 @@ class RandomModel(TransformersBackend):
             layer_count=shape.layers,
             cancels_between_layers=True,
             shares_forwards=self.decoder is not None,
+            is_invariant=False,
             verification_rules=(VerificationRule.EXACT,),
         )

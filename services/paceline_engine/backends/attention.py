@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.backends.key_values import KeyValues
 
-__all__ = ["Attention", "ForwardRows", "SharedRows"]
+__all__ = ["Attention", "ForwardRows", "SharedRows", "attend_slowly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class _TextRows:
         heads, count, _ = queries.shape
         kv_heads = keys.shape[1]
         if not how.is_plain:
-            return _attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+            return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
         window_is_over = how.window is not None and self.start + count > how.window
         if self.start == 0 and count > 1 and not window_is_over:
             return functional.scaled_dot_product_attention(
@@ -277,7 +277,7 @@ class _Padded:
         return self._masks[window, group]
 
 
-def _attend_slowly(
+def attend_slowly(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention
 ) -> Tensor:
     """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice."""

@@ -144,6 +144,7 @@ def describe(
     device: str,
     cancels_between_layers: bool,
     shares_forwards: bool,
+    is_invariant: bool,
 ) -> ModelDescription:
     """Say what a loaded model is.
 
@@ -168,6 +169,7 @@ def describe(
         layer_count=len(decoder_layers(model)),
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
+        is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     )
 

@@ -98,6 +98,7 @@ class SimulatedBackend(Backend):
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=True,
+            is_invariant=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 

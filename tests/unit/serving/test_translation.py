@@ -31,6 +31,7 @@ MODEL = ModelDescription(
     layer_count=3,
     cancels_between_layers=True,
     shares_forwards=False,
+    is_invariant=True,
     verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
 )
 

@@ -88,6 +88,7 @@ class GetModelInfoResponse(_message.Message):
     PREFILL_NS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     PREFILL_FIXED_NS_FIELD_NUMBER: _builtins.int
     SHARES_FORWARDS_FIELD_NUMBER: _builtins.int
+    IS_INVARIANT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """What people call the model, for example "python-target"."""
     model_revision: _builtins.str
@@ -132,6 +133,10 @@ class GetModelInfoResponse(_message.Message):
     """The fixed cost of the first forward on a prompt, ns. 0 where it was not measured."""
     shares_forwards: _builtins.bool
     """Whether one forward computes calls of several sessions. Elsewhere each has its own."""
+    is_invariant: _builtins.bool
+    """Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
+    cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text, unless the request ignores them."""
@@ -168,10 +173,11 @@ class GetModelInfoResponse(_message.Message):
         prefill_ns_per_token: _builtins.int = ...,
         prefill_fixed_ns: _builtins.int = ...,
         shares_forwards: _builtins.bool = ...,
+        is_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

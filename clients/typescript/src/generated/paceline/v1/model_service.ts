@@ -96,6 +96,11 @@ export interface GetModelInfoResponse {
   prefillFixedNs: number;
   /** Whether one forward computes calls of several sessions. Elsewhere each has its own. */
   sharesForwards: boolean;
+  /**
+   * Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
+   * cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+   */
+  isInvariant: boolean;
 }
 
 /** What a forward of a given size takes. */
@@ -186,6 +191,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     prefillNsPerToken: 0,
     prefillFixedNs: 0,
     sharesForwards: false,
+    isInvariant: false,
   };
 }
 
@@ -261,6 +267,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.sharesForwards !== false) {
       writer.uint32(168).bool(message.sharesForwards);
+    }
+    if (message.isInvariant !== false) {
+      writer.uint32(176).bool(message.isInvariant);
     }
     return writer;
   },
@@ -466,6 +475,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.sharesForwards = reader.bool();
             continue;
           }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.isInvariant = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -504,6 +521,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.prefillNsPerToken = object.prefillNsPerToken ?? 0;
     message.prefillFixedNs = object.prefillFixedNs ?? 0;
     message.sharesForwards = object.sharesForwards ?? false;
+    message.isInvariant = object.isInvariant ?? false;
     return message;
   },
 };
