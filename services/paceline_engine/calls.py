@@ -207,4 +207,5 @@ class ModelDescription:
     cancels_between_layers: bool
     shares_forwards: bool
     takes_trees: bool
+    is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]

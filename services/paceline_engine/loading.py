@@ -26,6 +26,7 @@ class LoadOptions:
         device: As torch names it: "cpu", "cuda", "cuda:1".
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of one row and replay them.
+        invariant: Let a row's scores follow from its text alone, bit by bit.
         simulated: What to simulate.
     """
 
@@ -36,6 +37,7 @@ class LoadOptions:
     device: str = "cpu"
     threads: int = 1
     capture: bool = False
+    invariant: bool = False
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
 
@@ -65,6 +67,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,
+        invariant=settings.invariant,
     )
 
 

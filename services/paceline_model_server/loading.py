@@ -46,6 +46,7 @@ def new_host(
         device=settings.device,
         threads=settings.threads,
         capture=settings.capture,
+        invariant=settings.invariant,
         simulated=simulated,
     )
 

@@ -45,6 +45,11 @@ class ModelSettings(Settings):
         description="on CUDA, record forwards of one row and replay them: small models gain, but a"
         " cancelled one then runs to its end",
     )
+    invariant: bool = Field(
+        False,
+        description="let what is computed for a text follow from the text alone, bit by bit,"
+        " whatever else a forward computes: on a CPU, with one thread",
+    )
 
 
 class LimitSettings(Settings):

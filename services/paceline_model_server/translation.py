@@ -213,6 +213,7 @@ def model_info(
         shares_forwards=model.shares_forwards,
         tree_token_limit=MOST_TREE_TOKENS if model.takes_trees else 0,
         tree_depth_limit=MOST_TREE_DEPTH if model.takes_trees else 0,
+        is_invariant=model.is_invariant,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=[
             model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)

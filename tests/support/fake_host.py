@@ -129,6 +129,7 @@ class FakeHost:
             cancels_between_layers=True,
             shares_forwards=False,
             takes_trees=True,
+            is_invariant=False,
             verification_rules=(VerificationRule.EXACT,),
         )
 

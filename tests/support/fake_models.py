@@ -200,6 +200,7 @@ class FakeModelServer:
             cancels_between_layers=True,
             shares_forwards=False,
             takes_trees=True,
+            is_invariant=False,
             verification_rules=self.rules,
         )
 

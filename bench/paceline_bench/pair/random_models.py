@@ -87,5 +87,6 @@ class RandomModel(TransformersBackend):
             cancels_between_layers=True,
             shares_forwards=self.decoder is not None,
             takes_trees=self.decoder is not None,
+            is_invariant=False,
             verification_rules=(VerificationRule.EXACT,),
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.backends.key_values import KeyValues
 
-__all__ = ["Attention", "ForwardRows", "SharedRows"]
+__all__ = ["Attention", "ForwardRows", "SharedRows", "attend_slowly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class _TextRows:
         heads, count, _ = queries.shape
         kv_heads = keys.shape[1]
         if not how.is_plain:
-            return _attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
+            return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
         window_is_over = how.window is not None and self.start + count > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
@@ -337,7 +337,7 @@ def _hidden(ages: Tensor, window: int | None) -> Tensor:
     return hidden if window is None else hidden | (ages >= window)
 
 
-def _attend_slowly(
+def attend_slowly(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention
 ) -> Tensor:
     """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice."""

@@ -57,7 +57,12 @@ class KeyValues(ModelCache):
     """
 
     def __init__(
-        self, shape: KeyValueShape, *, reserve_length: int, is_fixed: bool = False
+        self,
+        shape: KeyValueShape,
+        *,
+        reserve_length: int,
+        is_fixed: bool = False,
+        tile: int = 1,
     ) -> None:
         """Build it without buffers: they come with the first tokens.
 
@@ -66,11 +71,13 @@ class KeyValues(ModelCache):
             reserve_length: Buffers double up to this many tokens, and are not outgrown there.
             is_fixed: Have buffers of that size at once, filled with zeros: they move only when
                 more is reserved, and can be read beyond the length.
+            tile: Have buffers of a multiple of so many tokens, that can be read beyond the length.
         """
         super().__init__()
         self._shape = shape
         self._reserved_length = reserve_length
         self._is_fixed = is_fixed
+        self._tile = tile
         self.keys, self.values = (self._buffer(width, 0) for width in self._widths)
         self.step: Step | None = None
 
@@ -99,6 +106,7 @@ class KeyValues(ModelCache):
             return
         wanted = self._reserved_length if self._is_fixed else max(2 * length, _FIRST_CAPACITY)
         capacity = max(length, min(wanted, self._reserved_length))
+        capacity = -(-capacity // self._tile) * self._tile
         grown = [self._buffer(width, capacity) for width in self._widths]
         for old, new in zip((self.keys, self.values), grown, strict=True):
             new.narrow(-2, 0, self.row_count).copy_(old.narrow(-2, 0, self.row_count))
@@ -137,6 +145,6 @@ class KeyValues(ModelCache):
         return self._shape.key_width, self._shape.value_width
 
     def _buffer(self, width: int, capacity: int) -> Tensor:
-        new = torch.zeros if self._is_fixed else torch.empty
+        new = torch.zeros if self._is_fixed or self._tile > 1 else torch.empty
         size = (self._shape.layers, 1, self._shape.heads, capacity, width)
         return new(size, dtype=self._shape.dtype, device=self._shape.device)

@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
     from paceline_engine.backends.attention import ForwardRows
 
-__all__ = ["LibraryDecoder", "LibraryText", "decoder_layers", "rotations_change", "score_alone"]
+__all__ = [
+    "LibraryDecoder",
+    "LibraryText",
+    "decoder_layers",
+    "has_experts",
+    "rotations_change",
+    "score_alone",
+]
 
 _NAME = "paceline"
 _NAME_FOR_MADE = "paceline-made"
@@ -149,6 +156,12 @@ def rotations_change(config: Any) -> bool:
     # One set, or one for each kind of layer.
     sets = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
     return any(each.get("rope_type") in _CHANGING for each in sets)
+
+
+def has_experts(model: Any) -> bool:
+    """Whether some layer's products have as many rows as chose an expert."""
+    names = (type(module).__name__.lower() for module in model.modules())
+    return any("experts" in name or "moe" in name for name in names)
 
 
 @cache

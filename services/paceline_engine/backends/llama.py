@@ -99,7 +99,8 @@ class FusedLlama:
         """
         cosines, sines = self._rotations
         if length > len(cosines):
-            wanted = max(2 * length, _FIRST_ROTATIONS)
+            # Whole tables: what is computed of the last few numbers differs in the last bit.
+            wanted = -(-2 * length // _FIRST_ROTATIONS) * _FIRST_ROTATIONS
             weight = self._embedding.weight
             positions = torch.arange(wanted, device=weight.device)[None]
             cosines, sines = (table[0] for table in self._rotary(weight, positions))

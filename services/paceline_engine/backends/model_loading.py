@@ -144,6 +144,7 @@ def describe(
     device: str,
     cancels_between_layers: bool,
     shares_forwards: bool,
+    is_invariant: bool,
 ) -> ModelDescription:
     """Say what a loaded model is.
 
@@ -169,7 +170,8 @@ def describe(
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
         # Elsewhere a tree would take a forward for each of its chains.
-        takes_trees=shares_forwards,
+        takes_trees=shares_forwards and not is_invariant,
+        is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     )
 

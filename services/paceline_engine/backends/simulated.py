@@ -108,6 +108,7 @@ class SimulatedBackend(Backend):
             cancels_between_layers=True,
             shares_forwards=True,
             takes_trees=True,
+            is_invariant=True,
             verification_rules=(VerificationRule.EXACT,),
         )
 

@@ -17,14 +17,17 @@ from paceline_engine.backends.base import (
     Feed,
     ForwardInterrupted,
     Interrupt,
+    ModelLoadError,
     TokenMemory,
 )
 from paceline_engine.backends.captured import CapturedStep
 from paceline_engine.backends.decoders import agree, choose_decoder, take_sample
+from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import (
     LibraryText,
     decoder_layers,
+    has_experts,
     rotations_change,
     score_alone,
 )
@@ -92,6 +95,7 @@ class TransformersBackend(Backend):
         device: str = "cpu",
         threads: int = 1,
         capture: bool = False,
+        invariant: bool = False,
     ) -> None:
         """Load a model.
 
@@ -103,15 +107,24 @@ class TransformersBackend(Backend):
             threads: CPU threads of one forward. More than one only helps on a quiet machine.
             capture: On CUDA, record forwards of one row and replay them. They cannot be given up
                 half way.
+            invariant: Let a row's logits follow from its text alone, bit by bit: see
+                `backends/invariant.py`.
 
         Raises:
-            ModelLoadError: it is not there, not plain data, or its cache cannot be rolled back.
+            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, or
+                it cannot be invariant.
         """
         self.device = usable_device(device)
+        if invariant and (self.device.type != "cpu" or threads != 1):
+            raise ModelLoadError(
+                "with --invariant forwards are computed by one thread of a CPU: leave --device and"
+                " --threads alone"
+            )
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
         self.tokenizer = files.tokenizer
-        self._adopt(files.name, load_model(files, dtype=dtype).to(self.device), capture=capture)
+        loaded = load_model(files, dtype=dtype).to(self.device)
+        self._adopt(files.name, loaded, capture=capture, invariant=invariant)
         self.description = describe(
             files,
             self.model,
@@ -119,10 +132,14 @@ class TransformersBackend(Backend):
             device=str(self.device),
             cancels_between_layers=bool(self._layers) and not self.captures,
             shares_forwards=self.decoder is not None and not rotations_change(self.model.config),
+            is_invariant=invariant,
         )
+        if invariant:
+            self._check_invariance()
 
-    def _adopt(self, name: str, model: Any, *, capture: bool) -> None:
+    def _adopt(self, name: str, model: Any, *, capture: bool, invariant: bool = False) -> None:
         self.model = model
+        self._invariant = invariant
         # Where launching kernels is what takes the time, there is one for all texts.
         self._together = self.device.type != "cpu"
         with _on_device():
@@ -139,6 +156,23 @@ class TransformersBackend(Backend):
         self.captures = capture and can_capture
         if capture and not can_capture:
             _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
+
+    def _check_invariance(self) -> None:
+        most_tokens = min(self.description.vocabulary_size, self.description.context_length)
+        with _on_device():
+            holds = (
+                self.decoder is not None
+                and self._shape is not None
+                and self.description.shares_forwards
+                # With bfloat16 a small sample would not always show it.
+                and not has_experts(self.model)
+                and is_invariant(self.decoder, self._shape, most_tokens=most_tokens)
+            )
+        if not holds:
+            raise ModelLoadError(
+                f"model {self.description.name!r} cannot be served with --invariant: what it"
+                " computes for a text depends on how the text comes, or on what else comes with it"
+            )
 
     @property
     def layers_run(self) -> int:
@@ -167,7 +201,12 @@ class TransformersBackend(Backend):
         """Begin an empty text for a session."""
         if self.decoder is None or self._shape is None:
             return LibraryText()
-        return KeyValues(self._shape, reserve_length=spec.reserve_length, is_fixed=self.captures)
+        return KeyValues(
+            self._shape,
+            reserve_length=spec.reserve_length,
+            is_fixed=self.captures,
+            tile=TILE if self._invariant else 1,
+        )
 
     @_on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
@@ -215,14 +254,14 @@ class TransformersBackend(Backend):
     def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         assert self.decoder is not None
         counts = [feed.scored_count for feed in feeds]
-        rows = SharedRows(
-            [cast("KeyValues", feed.cache) for feed in feeds],
-            [feed.token_ids for feed in feeds],
-            counts,
-            parents=[feed.parents for feed in feeds],
-            together=self._together,
-        )
-        return torch.split(self.decoder(rows), counts)
+        texts = [cast("KeyValues", feed.cache) for feed in feeds]
+        token_ids = [feed.token_ids for feed in feeds]
+        if self._invariant:
+            rows: SharedRows = InvariantRows(texts, token_ids, counts)
+        else:
+            parents = [feed.parents for feed in feeds]
+            rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
+        return torch.split(self.decoder(rows)[: sum(counts)], counts)
 
     def _step(self, feed: Feed) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""

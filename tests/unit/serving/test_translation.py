@@ -32,6 +32,7 @@ MODEL = ModelDescription(
     cancels_between_layers=True,
     shares_forwards=False,
     takes_trees=True,
+    is_invariant=True,
     verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
 )
 

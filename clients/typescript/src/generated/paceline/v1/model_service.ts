@@ -103,6 +103,11 @@ export interface GetModelInfoResponse {
   treeTokenLimit: number;
   /** The most tokens of a path of such a tree. */
   treeDepthLimit: number;
+  /**
+   * Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
+   * cut into calls, nor from other calls. Elsewhere rounding does depend on both.
+   */
+  isInvariant: boolean;
 }
 
 /** What a forward of a given size takes. */
@@ -195,6 +200,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     sharesForwards: false,
     treeTokenLimit: 0,
     treeDepthLimit: 0,
+    isInvariant: false,
   };
 }
 
@@ -276,6 +282,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.treeDepthLimit !== 0) {
       writer.uint32(184).uint32(message.treeDepthLimit);
+    }
+    if (message.isInvariant !== false) {
+      writer.uint32(192).bool(message.isInvariant);
     }
     return writer;
   },
@@ -497,6 +506,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.treeDepthLimit = reader.uint32();
             continue;
           }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.isInvariant = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -537,6 +554,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.sharesForwards = object.sharesForwards ?? false;
     message.treeTokenLimit = object.treeTokenLimit ?? 0;
     message.treeDepthLimit = object.treeDepthLimit ?? 0;
+    message.isInvariant = object.isInvariant ?? false;
     return message;
   },
 };

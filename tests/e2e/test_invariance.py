@@ -1,0 +1,85 @@
+"""Servers with --invariant, in bfloat16: every strategy and load has the same tokens, and logprobs.
+
+No near-tie is excused here, other than in the equality tests without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from paceline import AsyncClient
+from support.processes import ServerProcess
+from support.system import MODELS, System
+
+FLAGS = ("--dtype=bfloat16", "--invariant", "--debug-calls")
+STRATEGIES = (
+    {"strategy": "autoregressive"},
+    {"strategy": "speculative", "lookahead": 3},
+    {"strategy": "distributed", "lookahead": 1, "targets": 2},
+    {"strategy": "distributed", "lookahead": 4, "targets": 2},
+    {"strategy": "auto"},
+)
+# One is computed in parts where others are waiting.
+PROMPTS = 2
+MAX_TOKENS = 32
+SAMPLINGS = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 11})
+
+
+@pytest.fixture(scope="module")
+def invariant():
+    def server(role, index):
+        return ServerProcess(
+            role, f"--model={MODELS / f'python-{role}'}", *FLAGS, name=f"{role}-{index}"
+        )
+
+    system = System(
+        drafters=[server("drafter", 0)], targets=[server("target", index) for index in range(2)]
+    )
+    with system.running():
+        yield system
+
+
+async def decoded(client, prompt, sampling, strategy):
+    """A stream's tokens, and what their log probabilities are, to the last bit."""
+    tokens, logprobs = [], []
+    generation = client.generate(
+        prompt, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=True, **sampling, **strategy
+    )
+    async for chunk in generation:
+        tokens.extend(chunk.token_ids)
+        logprobs.extend(chunk.logprobs)
+    return tokens, logprobs
+
+
+def shared_calls(system) -> float:
+    """How many calls a target's forward computed on average."""
+    calls, forwards = (
+        sum(server.metric(f"paceline_{name}_total") for server in system.targets)
+        for name in ("forward_calls", "forwards")
+    )
+    return calls / forwards
+
+
+@pytest.mark.timeout(300)
+async def test_strategies_and_loads_have_the_same_bits(invariant, prompts):
+    chance = random.Random(4)
+    texts = [chance.choice(prompts) for _ in range(PROMPTS - 1)]
+    texts.append("\n".join(chance.sample(prompts, 4)))
+    cells = [(text, sampling) for text in texts for sampling in SAMPLINGS]
+    async with AsyncClient(invariant.orchestrators[0].address) as client:
+        plain = [await decoded(client, *cell, STRATEGIES[0]) for cell in cells]
+        assert all(len(logprobs) == MAX_TOKENS for _, logprobs in plain)
+        for strategy in STRATEGIES[1:]:
+            for cell, expected in zip(cells, plain, strict=True):
+                assert await decoded(client, *cell, strategy) == expected, strategy
+        asked = [(n, strategy) for n in range(len(cells)) for strategy in STRATEGIES]
+        chance.shuffle(asked)
+        together = await asyncio.gather(
+            *(decoded(client, *cells[n], strategy) for n, strategy in asked)
+        )
+    for (n, strategy), actual in zip(asked, together, strict=True):
+        assert actual == plain[n], strategy
+    assert shared_calls(invariant) > 1.1

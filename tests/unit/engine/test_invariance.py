@@ -1,0 +1,231 @@
+"""With --invariant what is computed for a text follows from the text alone, bit by bit."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+import torch
+
+from paceline_engine.backends.attention import Attention
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
+from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.library import LibraryDecoder
+from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SessionSpec
+from paceline_engine.items import Draft, Item, Judge
+from support.families import build_family
+from unit.engine.conftest import NEVER, chain
+
+SPEC = SessionSpec(256)
+# Beyond two tiles of keys.
+LENGTHS = (1, 150)
+VOCABULARY_SIZE = 300
+
+
+def load(directory, *, dtype="float32", fused=True, invariant=True) -> TransformersBackend:
+    with pytest.MonkeyPatch.context() as patch:
+        if not fused:
+            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+        backend = TransformersBackend(str(directory), dtype=dtype, invariant=invariant)
+    assert isinstance(backend.decoder, FusedLlama if fused else LibraryDecoder)
+    assert backend.description.is_invariant == invariant
+    return backend
+
+
+class Mixture:
+    """Texts in forwards as chance has it; what is scored of each is compared with it alone.
+
+    Attributes:
+        met: What there was.
+        row_count: Rows that were compared.
+        different: Those of them that had other bits.
+    """
+
+    def __init__(self, backend, *, texts: int, seed: int) -> None:
+        self.backend, self.chance = backend, random.Random(seed)
+        self.texts = [
+            [self.chance.randrange(VOCABULARY_SIZE) for _ in range(self.chance.randint(*LENGTHS))]
+            for _ in range(texts)
+        ]
+        self.alone = [self.scores_alone(text) for text in self.texts]
+        self.caches = [backend.new_cache(SPEC) for _ in self.texts]
+        self.reached = [0] * texts
+        self.met: set[str] = set()
+        self.row_count = self.different = 0
+
+    def scores_alone(self, text):
+        """All rows of a text, in one forward of its own."""
+        cache = self.backend.new_cache(SPEC)
+        item = Item(cache, SPEC, array("I", text[:1]), Judge(chain(text[1:])))
+        ((_, scores),) = self.scored([item])
+        return scores
+
+    def scored(self, items, row_limit=None):
+        """Run items, and return those that were scored, with the logits of their rows."""
+        found = []
+        with pytest.MonkeyPatch.context() as patch:
+            decide = self.backend._decide
+
+            def look(item, feed, scores):
+                if feed.scored_count:
+                    found.append((item, scores.clone()))
+                return decide(item, feed, scores)
+
+            patch.setattr(self.backend, "_decide", look)
+            outcomes = self.backend.run(items, NEVER, row_limit=row_limit)
+        assert not any(isinstance(each, Exception) for each in outcomes)
+        return found
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            count = self.chance.choice(
+                [1, len(self.texts), self.chance.randint(1, len(self.texts))]
+            )
+            group = self.chance.sample(range(len(self.texts)), count)
+            items = {n: self.item(n) for n in group}
+            rows = [each.row_count() for each in items.values()]
+            limit = self.chance.choice([None, sum(rows[:-1]) + self.chance.randint(1, 40)])
+            found = self.scored(list(items.values()), limit)
+            if len(found) < len(items):
+                self.met.add("a part of a prompt")
+            self.met.add("alone" if count == 1 else "beside others")
+            for n, each in items.items():
+                for item, scores in found:
+                    if item is each:
+                        self.compare(n, item, scores)
+
+    def item(self, n: int) -> Item:
+        """A prefix further than before or shorter, and a block that may go wrong."""
+        text = self.texts[n]
+        if self.chance.random() < 0.1:
+            length = self.chance.randint(1, len(text))
+        else:
+            length = min(len(text), self.reached[n] + self.chance.choice([1, 1, 1, 2, 5, 20, 70]))
+        self.reached[n] = length
+        prefix = array("I", text[:length])
+        if self.chance.random() < 0.5:
+            self.met.add("a row")
+            return Item(
+                self.caches[n], SPEC, prefix, self.chance.choice([Draft(), Judge(chain([]))])
+            )
+        right = text[length : length + self.chance.randint(0, 9)]
+        wrong = [self.chance.randrange(VOCABULARY_SIZE) for _ in range(self.chance.randint(0, 5))]
+        self.met.add("a block that goes wrong" if wrong else "a block")
+        return Item(self.caches[n], SPEC, prefix, Judge(chain([*right, *wrong])))
+
+    def compare(self, n: int, item: Item, scores) -> None:
+        text, block = self.texts[n], item.block
+        for row, actual in enumerate(scores):
+            length = len(item.prefix) + row
+            if list(block[:row]) != text[len(item.prefix) : length]:
+                break
+            self.row_count += 1
+            self.different += not torch.equal(actual, self.alone[n][length - 1])
+
+
+ALL = {
+    "a part of a prompt",
+    "alone",
+    "beside others",
+    "a row",
+    "a block",
+    "a block that goes wrong",
+}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("texts", [2, 9, 64])
+def test_a_rows_logits_follow_from_its_text_alone(tiny_pair, dtype, fused, texts):
+    mixture = Mixture(load(tiny_pair.target, dtype=dtype, fused=fused), texts=texts, seed=texts)
+    mixture.run(40 if texts < 64 else 12)
+    assert mixture.met == ALL
+    assert mixture.row_count > 50
+    assert mixture.different == 0
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_the_option_they_do_not(tiny_pair, dtype, fused):
+    backend = load(tiny_pair.target, dtype=dtype, fused=fused, invariant=False)
+    mixture = Mixture(backend, texts=9, seed=9)
+    mixture.run(40)
+    assert mixture.different > 0
+
+
+# Windows, soft caps, sinks, learned positions, norms of queries, and weights the other way round.
+HOLDS = (
+    "gemma2", "gemma3", "gpt-bigcode", "gpt-neox", "gpt2", "granite", "llama", "mistral", "olmo2",
+    "opt", "phi", "phi3", "qwen2", "qwen3", "starcoder2",
+)  # fmt: skip
+# Rows go to experts; the library computes them one text at a time; rotations change.
+REFUSED = ("mixtral", "gpt-oss", "deepseek-v3", "bloom", "falcon", "dynamic")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", HOLDS)
+def test_it_holds_for_many_families(name, dtype, tmp_path):
+    backend = TransformersBackend(
+        str(build_family(name, tmp_path / name)), dtype=dtype, invariant=True
+    )
+    mixture = Mixture(backend, texts=6, seed=3)
+    mixture.run(20)
+    assert mixture.row_count > 50
+    assert mixture.different == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_for_which_it_does_not_hold_is_refused_in_a_line(name, dtype, tmp_path):
+    directory = str(build_family(name, tmp_path / name))
+    with pytest.raises(ModelLoadError, match="--invariant") as caught:
+        TransformersBackend(directory, dtype=dtype, invariant=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_threads_than_one_are_refused(tiny_pair):
+    with pytest.raises(ModelLoadError, match="one thread of a CPU"):
+        TransformersBackend(str(tiny_pair.target), threads=2, invariant=True)
+
+
+def sample_forwards(backend):
+    """What the proof at load computes."""
+    return is_invariant(backend.decoder, backend._shape, most_tokens=VOCABULARY_SIZE)
+
+
+def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
+    backend = load(tiny_pair.target)
+    assert sample_forwards(backend)
+    hook = backend._layers[1].register_forward_hook(
+        lambda _module, _rows, hidden: hidden + 1e-6 * len(hidden)
+    )
+    assert not sample_forwards(backend)
+    hook.remove()
+
+
+def test_made_keys_are_attended_to_in_tiles_as_kept_ones_are(tiny_pair):
+    """Latent attention is met in models with experts only; there is none that it would serve."""
+    shape = KeyValueShape(1, 2, 8, 8, torch.float32, torch.device("cpu"))
+    generator, how = torch.Generator().manual_seed(3), Attention(scale=0.3)
+    pairs = [[KeyValues(shape, reserve_length=200, tile=TILE) for _ in range(2)] for _ in "ab"]
+    for counts in ([70, 3], [1, 90], [40, 1]):
+        total = -(-sum(counts) // 4) * 4
+        queries, keys, values = torch.randn(3, 2, total, 8, generator=generator)
+        seen = []
+        for made, texts in enumerate(pairs):
+            for text, count in zip(texts, counts, strict=True):
+                text.make_room(count)
+            rows = InvariantRows(texts, [range(count) for count in counts], counts)
+            if made:
+                kept = rows.keep(0, keys, values)
+                seen.append(rows.attend_to_made(queries, *kept, how))
+            else:
+                seen.append(rows.attend(0, queries, keys, values, how))
+            for text, count in zip(texts, counts, strict=True):
+                text.extend(array("I", range(count)))
+        assert seen[0].shape == queries.shape
+        assert torch.equal(*seen)
