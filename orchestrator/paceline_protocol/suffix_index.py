@@ -12,6 +12,7 @@ token puts a path into it, one token less takes the path out again.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -113,12 +114,17 @@ class SuffixIndex:
 
     def follow(self, token_ids: Sequence[int], *, start: int = 0) -> None:
         """Have the text be its first `start` tokens and then these; what is the same stays."""
-        end = min(len(self._text), start + len(token_ids))
-        same = start
-        while same < end and self._text[same] == token_ids[same - start]:
-            same += 1
-        self.truncate(same)
-        self.extend(token_ids[same - start :])
+        self.truncate(start + self.common_length(token_ids, start=start))
+        self.extend(token_ids[len(self._text) - start :])
+
+    def common_length(self, token_ids: Sequence[int], *, start: int = 0) -> int:
+        """Count how many of these tokens the text has from `start` on."""
+        mine = self._text[start : start + len(token_ids)]
+        theirs = array("I", token_ids[: len(mine)])
+        if mine == theirs:
+            return len(mine)
+        # Whole arrays are compared much quicker than their tokens.
+        return bisect_left(range(len(mine)), True, key=lambda n: mine[: n + 1] != theirs[: n + 1])
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append tokens."""

@@ -49,11 +49,13 @@ class Draw:
     """A token that a stage drew.
 
     Attributes:
-        probability: Which it had with that stage.
+        stage: Who drew it.
+        probability: Which it had there.
         distribution: Under REJECTION what it was drawn from.
     """
 
     token_id: int
+    stage: int = 0
     probability: float = 1.0
     distribution: SparseDistribution | None = None
 

@@ -57,16 +57,18 @@ class Outcome:
         row_count: Token positions that were computed for it.
         judgement: The answer to a Judge, with its last step.
         drafted: Tokens that follow: none, one or several.
+        is_inner: Whether it was a step within a stack that had to find none.
     """
 
     row_count: int
     judgement: Judgement | None = None
     drafted: Proposal = _NOTHING
+    is_inner: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether it got past its prefix."""
-        return self.judgement is not None or len(self.drafted) > 0
+        return self.judgement is not None or len(self.drafted) > 0 or self.is_inner
 
 
 @dataclass(eq=False, slots=True)
@@ -103,6 +105,11 @@ class Item:
     def block(self) -> tuple[int, ...]:
         """The tokens after the prefix that its next forward computes, too."""
         return tuple(self.task.proposal.token_ids) if isinstance(self.task, Judge) else ()
+
+    @property
+    def stage(self) -> int:
+        """Which of a backend's models computes its next forward. Worker thread only."""
+        return self.cache.stage(self.prefix)
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""
