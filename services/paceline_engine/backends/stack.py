@@ -80,7 +80,9 @@ class StackText(ModelCache):
         if self._item is item:
             return
         assert isinstance(item.task, Draft)
-        self._item, self._base, self._is_indexed = item, item.prefix[:], False
+        self._item, self._base = item, item.prefix[:]
+        # Where no row asks Max-Gram, its index would be work for nothing.
+        self._is_indexed = not any(row[-1] for row in matrix)
         self._index_some()
         propose = self._propose if self.max_gram is not None else None
         self.draft = CascadeDraft(matrix, propose=propose, token_count=item.task.max_tokens)

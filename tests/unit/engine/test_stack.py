@@ -233,6 +233,13 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     assert len(made[0]) == 2500
 
 
+def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
+    cache = stack_of(target, drafter).new_cache(SessionSpec(4096))
+    item = Item(cache, spec_for(), array("I", PROMPT), Draft(4))
+    cache.begin(item, ((1, 0, 0), (0, 3, 0), (0, 0, 0)))
+    assert len(cache.max_gram) == 0
+
+
 async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
     stack = stack_of(target, drafter)
     spec = spec_for(SAMPLED, 8)
