@@ -24,7 +24,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients
 
 help: ## list the targets
@@ -168,6 +168,9 @@ bench-gpu-now: install
 
 models: install ## train the bundled models again (hours)
 	$(BIN)/python models/train.py
+
+bigrams: install ## count which token mostly follows each, for Max-Gram, in build/bigrams.json
+	$(BIN)/python models/bigrams.py --output build/bigrams.json
 
 clean: ## remove what the targets made
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

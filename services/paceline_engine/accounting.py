@@ -30,7 +30,11 @@ class HostLimits:
 
 @dataclass(slots=True)
 class HostStatistics:
-    """Counts since the start, and the first five as they are now."""
+    """Counts since the start, and the first five as they are now.
+
+    Attributes:
+        model_forwards: Of a stack, how many of the forwards each model ran, by its name.
+    """
 
     sessions_open: int = 0
     tokens_reserved: int = 0
@@ -61,3 +65,4 @@ class HostStatistics:
     draft_tokens: int = 0
     judged_tokens: int = 0
     accepted_tokens: int = 0
+    model_forwards: tuple[tuple[str, int], ...] = ()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Judgement
 from paceline_engine.proposal import Proposal
+from paceline_engine.review_tasks import ReviewTask
+from paceline_engine.reviews import review_by
 from paceline_engine.sampling import (
     choose_tokens,
     draw_draft,
@@ -39,6 +41,8 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         task: The proposal, with checked distributions.
         position: Of the token after the prefix.
     """
+    if isinstance(task, ReviewTask):
+        return review_by(logits, task, spec=spec, position=position)
     if task.proposal.parents:
         return _judge_tree(logits, task, spec=spec, position=position)
     token_ids = task.proposal.token_ids

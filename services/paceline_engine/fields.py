@@ -273,8 +273,8 @@ def check_branches(
         )
     if spec.rule is VerificationRule.REJECTION:
         raise UnsupportedError("width: under REJECTION only chains are drafted")
-    if branch_count and not model.takes_trees:
-        raise UnsupportedError("branch_count: this model computes chains only")
+    if not model.takes_trees:
+        raise UnsupportedError("width: this model drafts chains only")
 
 
 def _check(field: str, value: float, low: float, high: float, *, unit: str = "") -> None:

@@ -168,6 +168,7 @@ class ModelHost:
         return self._ready
 
     def _warm_up(self, backend: Backend, interrupt: Interrupt) -> None:
+        backend.measure(interrupt)
         if self.limits.warm_up_rounds:
             measure(backend, self._meter, rounds=self.limits.warm_up_rounds, interrupt=interrupt)
 
@@ -244,6 +245,7 @@ class ModelHost:
             wasted_ns=self._worker.waste.forward_ns,
             freeing_ns=self._worker.waste.freeing_ns,
             layers_run=self._backend.layers_run if self._backend else 0,
+            model_forwards=self._backend.model_forwards if self._backend else (),
         )
 
     # --- sessions -----------------------------------------------------------------------------

@@ -83,12 +83,14 @@ class Outcome:
         drafted: Tokens that follow: none, one or several. Its parents, if it is a tree, refer to
             all that its draft has found.
         draft_tree: Of a tree, how it stands now.
+        is_inner: Whether it was a step within a stack that had to find none.
     """
 
     row_count: int
     judgement: Judgement | None = None
     drafted: Proposal = _NOTHING
     draft_tree: DraftTree | None = None
+    is_inner: bool = False
 
     @property
     def chain(self) -> Sequence[int]:
@@ -100,7 +102,7 @@ class Outcome:
     @property
     def is_whole(self) -> bool:
         """Whether it got past its prefix."""
-        return self.judgement is not None or len(self.drafted) > 0
+        return self.judgement is not None or len(self.drafted) > 0 or self.is_inner
 
 
 @dataclass(eq=False, slots=True)
@@ -163,6 +165,11 @@ class Item:
         """Of a draft that follows branches, the rows that it has and wants beyond its prefix."""
         is_tree = isinstance(self.task, Draft) and self.task.branch_count
         return self.draft_tree.rows if is_tree else _NOTHING
+
+    @property
+    def stage(self) -> int:
+        """Which of a backend's models computes its next forward. Worker thread only."""
+        return self.cache.stage(self.prefix)
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""

@@ -58,6 +58,10 @@ class ModelCache(ABC):
     def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
         """Learn how many tokens there is memory for from now on. Called on the event loop."""
 
+    def stage(self, prefix: array[int]) -> int:  # noqa: ARG002 - a stack's text asks
+        """Return which of several models computes what is next after a prefix; most have one."""
+        return 0
+
     def missing_length(self, prefix: array[int]) -> int:
         """Count the tokens of a prefix, the last one always included, that are to be computed."""
         return len(prefix) - self._kept_length(prefix)

@@ -10,6 +10,9 @@ Specification, for whoever writes it again (vectors: tests/contract/vectors/nois
     uniform    bits / 2^53: exact in float64, never 0 or 1, symmetric about 1/2
     gumbel     -ln(-ln(uniform)) in float64, in (-3.61, 36.74)
 
+Seeds of sessions are below 2^53. What a stage of a drafter's stack draws under REJECTION has a key
+of its own, seed + (stage + 1) * 2^53: see `reviews.stage_seed`.
+
 A position is the number of tokens before the token that is chosen, the prompt counted.
 
 There is one implementation. `philox` uses nothing but integer operators, so it takes Python ints,

@@ -29,6 +29,7 @@ __all__ = [
     "draw_draft",
     "filtered_scores",
     "largest",
+    "likeliest",
     "perturbed_scores",
     "token_logprobs",
 ]
@@ -190,13 +191,25 @@ def draw_draft(
         token = largest(logits)[0]
         return token, SparseDistribution((token,), (1.0,))
     scores = filtered_scores(logits, parameters)
-    best = scores[0].topk(MOST_ENTRIES) if scores.shape[-1] > MOST_ENTRIES else None
-    token_ids = (scores[0] > -math.inf).nonzero()[:, 0] if best is None else best.indices
-    probabilities = scores[0, token_ids].softmax(-1).float()
-    alive = probabilities > 0
-    token_ids, probabilities = token_ids[alive], probabilities[alive]
+    token_ids, probabilities = likeliest(scores[0])
     drawn_from = torch.full_like(scores, -math.inf)
     drawn_from[0, token_ids] = probabilities.double().log()
     noisy = add_noise(drawn_from, first_position=position, seed=seed, purpose=Purpose.DRAFT)
     distribution = SparseDistribution(tuple(token_ids.tolist()), tuple(probabilities.tolist()))
     return largest(noisy)[0], distribution
+
+
+def likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut a distribution to its MOST_ENTRIES likeliest tokens, and round it to float32.
+
+    Args:
+        scores: (V,) float64 logits, -inf where a token is out.
+
+    Returns:
+        (N,) token ids and (N,) probabilities, all above 0.
+    """
+    best = scores.topk(MOST_ENTRIES) if scores.shape[-1] > MOST_ENTRIES else None
+    token_ids = (scores > -math.inf).nonzero()[:, 0] if best is None else best.indices
+    probabilities = scores[token_ids].softmax(-1).float()
+    alive = probabilities > 0
+    return token_ids[alive], probabilities[alive]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.simulated import SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_engine.loading import LoadOptions, load_backend
+from paceline_engine.stacks import StackOptions, load_stack
 from paceline_model_server.settings import MOST_DERIVED_TOKENS
 
 if TYPE_CHECKING:
@@ -50,8 +52,18 @@ def new_host(
         simulated=simulated,
     )
 
+    stack = StackOptions(
+        then=settings.then,
+        cascade=settings.cascade,
+        leniency=settings.leniency,
+        tie=settings.max_gram_tie,
+        bigrams=settings.max_gram_bigrams,
+    )
+
     def load() -> Backend:
-        backend = load_backend(model)
+        if stack.then and role != "drafter":
+            raise ModelLoadError("--then: only a drafter drafts with a stack")
+        backend = load_stack(model, stack) if stack.then else load_backend(model)
         if settings.model_name:
             backend.description = replace(backend.description, name=settings.model_name)
         return backend

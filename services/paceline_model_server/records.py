@@ -218,6 +218,14 @@ class HostCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted", now.accepted_tokens),
         ):
             yield self._metric(CounterMetricFamily, name, text=text, value=value)
+        stages = CounterMetricFamily(
+            "paceline_stage_forwards",
+            "Forwards of each model of a drafter's stack",
+            labels=["role", "stage", "model"],
+        )
+        for stage, (model, count) in enumerate(now.model_forwards):
+            stages.add_metric([self._role, str(stage), model], count)
+        yield stages
         freeing = SummaryMetricFamily(
             "paceline_cancel_to_free_seconds",
             "How long a forward went on after nobody waited for it any more",

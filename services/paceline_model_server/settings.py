@@ -7,8 +7,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
+from paceline_engine.cascade import MatrixError, parse_matrix
+from paceline_engine.stacks import MAX_GRAM
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import Settings
+from paceline_serving.settings import OneOrMore, Settings, option
 
 __all__ = [
     "MOST_DERIVED_TOKENS",
@@ -17,6 +19,7 @@ __all__ = [
     "ModelServerSettings",
     "ModelSettings",
     "SimulatedSettings",
+    "StackSettings",
 ]
 
 MOST_DERIVED_TOKENS = 1 << 20
@@ -49,6 +52,36 @@ class ModelSettings(Settings):
         False,
         description="let what is computed for a text follow from the text alone, bit by bit,"
         " whatever else a forward computes: on a CPU, with one thread",
+    )
+
+
+class StackSettings(Settings):
+    """A drafter's stack."""
+
+    then: OneOrMore = option(
+        (),
+        kind="repeated",
+        description="also draft with this, on the same device: a smaller model of the same"
+        f" tokenizer, or at last {MAX_GRAM}, the text itself; can be given again, largest first",
+    )
+    cascade: str = Field(
+        "auto",
+        description="who drafts how many tokens for whom, a row for the target and each model:"
+        ' "[[5,14,10],[0,1,10],[0,0,10]]"; auto: by measured costs and acceptances',
+    )
+    leniency: float = Field(
+        1.0,
+        ge=1,
+        le=1000,
+        description="a model of the stack accepts what is up to so many times too likely; above 1"
+        " drafts may differ, outputs never",
+    )
+    max_gram_tie: Literal["earliest", "latest"] = Field(
+        "earliest", description=f"of several places in a text, which one {MAX_GRAM} copies from"
+    )
+    max_gram_bigrams: str = Field(
+        "",
+        description=f"file with what mostly follows each token, for {MAX_GRAM}; see make bigrams",
     )
 
 
@@ -110,7 +143,7 @@ class DebugSettings(Settings):
 
 
 class ModelServerSettings(
-    ModelSettings, LimitSettings, SimulatedSettings, ServerSettings, DebugSettings
+    ModelSettings, StackSettings, LimitSettings, SimulatedSettings, ServerSettings, DebugSettings
 ):
     """Serve one model on one device."""
 
@@ -118,6 +151,21 @@ class ModelServerSettings(
     def _has_model(self) -> Self:
         if self.backend == "transformers" and not self.model:
             raise ValueError("--model is needed: a directory, or a hub id")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_stack_that_can_be(self) -> Self:
+        if MAX_GRAM in self.then[:-1]:
+            raise ValueError(f"--then {MAX_GRAM} comes last")
+        if self.then and self.backend != "transformers":
+            raise ValueError("--then needs --backend transformers")
+        if not self.then and (self.cascade != "auto" or self.leniency != 1):
+            raise ValueError("--cascade and --leniency need --then")
+        if self.cascade != "auto":
+            try:
+                parse_matrix(self.cascade, stage_count=1 + len(self.then))
+            except MatrixError as error:
+                raise ValueError(f"--cascade {error}") from None
         return self
 
     @model_validator(mode="after")

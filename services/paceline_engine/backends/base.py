@@ -117,6 +117,14 @@ class Backend(ABC):
         """How many layers forwards have gone through so far; 0 where there are no layers."""
         return 0
 
+    @property
+    def model_forwards(self) -> tuple[tuple[str, int], ...]:
+        """Of a stack, how many forwards each model ran so far, by its name."""
+        return ()
+
+    def measure(self, interrupt: Interrupt) -> None:  # noqa: B027 - most have nothing to choose
+        """Measure what it decides by, besides what its callers measure. Worker thread only."""
+
     def token_memory(self) -> TokenMemory | None:
         """Measure what there is for tokens; None where they take no memory. Worker thread only."""
         return None

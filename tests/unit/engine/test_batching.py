@@ -28,16 +28,27 @@ def forward_ns(rows: int) -> int:
 class Missing:
     """A text of which so many tokens are to be computed."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, rows: int, stage: int) -> None:
+        self.rows, self._stage = rows, stage
 
     def missing_length(self, _prefix: array[int]) -> int:
         return self.rows
 
+    def stage(self, _prefix: array[int]) -> int:
+        return self._stage
 
-def job(rows: int = 1, *, depth: int = 0, share: str = "", block: int = 0, arrival: int = 0) -> Job:
+
+def job(
+    rows: int = 1,
+    *,
+    depth: int = 0,
+    share: str = "",
+    block: int = 0,
+    arrival: int = 0,
+    stage: int = 0,
+) -> Job:
     task = Judge(chain([0] * block)) if block else Draft()
-    item = Item(Missing(rows), SessionSpec(1, share=share), array("I", [0]), task, depth)
+    item = Item(Missing(rows, stage), SessionSpec(1, share=share), array("I", [0]), task, depth)
     return Job(item, Outlet(), share, arrival=arrival)
 
 
@@ -68,6 +79,21 @@ def test_where_forwards_cannot_be_shared_each_job_has_its_own():
     jobs = [job(arrival=1), job(arrival=0)]
     batch = batching().choose(jobs, now_ns=0, shares_forwards=False)
     assert batch.jobs == [jobs[1]]
+
+
+def test_a_forward_is_one_models_of_a_stack():
+    jobs = [job(arrival=n, stage=stage) for n, stage in enumerate([1, 0, 1, 0])]
+    assert chosen(jobs).jobs == [jobs[0], jobs[2]]
+    assert chosen(jobs[1:]).jobs == [jobs[1], jobs[3]]
+
+
+def test_a_stacks_smaller_models_do_not_count_as_the_largest():
+    meter = measured()
+    before = meter.cost_ns(1)
+    batches = batching(meter)
+    for _ in range(64):
+        batches.learn(chosen([job(stage=1)], of=batches), [1], MILLISECOND // 100)
+    assert meter.cost_ns(1) == before
 
 
 def test_a_forward_has_no_more_rows_than_make_it_worth_more():

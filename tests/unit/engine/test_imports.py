@@ -11,6 +11,7 @@ import paceline_engine
 
 TORCH_MODULES = {
     "decisions",
+    "reviews",
     "sampling",
     "verification",
     "backends.attention",

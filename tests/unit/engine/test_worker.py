@@ -47,6 +47,9 @@ class Text:
     def missing_length(self, prefix):
         return 1
 
+    def stage(self, prefix):
+        return 0
+
 
 def item(step=lambda _: None, *, steps=1, depth=0, share="", patience_ns=None) -> Item:
     """A draft that is done after so many tokens: steps, unless a step finds something else."""

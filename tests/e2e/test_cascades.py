@@ -1,0 +1,114 @@
+"""A drafter that is a stack of models: the output stays the target's, and all of the stack ran."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline import Strategy
+from support.processes import ServerProcess, running
+from support.streams import mishaps
+from support.system import MODELS, System, bundled_model
+
+TOKENS = 40
+STAGE_FORWARDS = "paceline_stage_forwards_total"
+MATRIX = "[[4,3,4],[0,2,6],[0,0,6]]"
+VERTICAL = "[[1,0,0],[0,3,6],[0,0,6]]"
+
+
+def stack(*, cascade: str, leniency: float = 1) -> ServerProcess:
+    """Return a drafter of which the largest model is the target's own."""
+    return ServerProcess(
+        "drafter",
+        f"--model={MODELS / 'python-target'}",
+        f"--then={MODELS / 'python-drafter'}",
+        "--then=max-gram",
+        f"--cascade={cascade}",
+        f"--leniency={leniency}",
+        name="drafter-0",
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (VERTICAL, 1),
+        pytest.param((MATRIX, 3), marks=pytest.mark.long),
+        pytest.param(("auto", 1), marks=pytest.mark.long),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}".replace(",", ""),
+)
+def cascade(request):
+    matrix, leniency = request.param
+    targets = [bundled_model("target", index) for index in range(2)]
+    system = System(drafters=[stack(cascade=matrix, leniency=leniency)], targets=targets)
+    with running(*system.models, *system.orchestrators):
+        yield system, matrix
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("strategy", [Strategy.SPECULATIVE, Strategy.DISTRIBUTED])
+def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
+    cascade, strategy, temperature, prompts
+):
+    system, matrix = cascade
+    options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 3, "ignore_eos": True}
+    with system.client() as client:
+        for prompt in prompts[:2]:
+            plain = client.generate(prompt, strategy="autoregressive", **options).collect()
+            done = client.generate(
+                prompt, strategy=strategy, lookahead=4, targets=2, **options
+            ).collect()
+            assert done.token_ids == plain.token_ids
+            assert done.started.strategy is strategy
+            assert not mishaps(done)
+            drafted = done.finished.statistics
+            if strategy is Strategy.SPECULATIVE:
+                # In DSI such a drafter, no faster than the target, is overtaken again and again.
+                assert drafted.accepted_token_count > 0
+            if matrix == VERTICAL:
+                assert not drafted.rejected_token_count, "it drafts what its largest model says"
+
+
+def test_each_model_of_the_stack_ran(cascade):
+    system, _ = cascade
+    page = system.drafters[0].page("/metrics").splitlines()
+    counts = [float(line.rsplit(" ")[-1]) for line in page if line.startswith(STAGE_FORWARDS)]
+    assert len(counts) == 2
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--then=max-gram", "--cascade=[[1]]"), "needs 2 rows of 2"),
+        (("--then=max-gram", "--leniency=0.5"), "--leniency"),
+        (("--then=max-gram", f"--then={MODELS / 'python-drafter'}"), "max-gram comes last"),
+        (("--then={tiny}",), "has another tokenizer than"),
+        (("--leniency=2",), "need --then"),
+    ],
+)
+def test_a_stack_that_cannot_be_is_one_clear_line_at_the_start(flags, said, tiny_pair):
+    words = refusal("drafter", *(flag.format(tiny=tiny_pair.drafter) for flag in flags))
+    assert said in words
+
+
+def test_a_target_takes_no_stack():
+    assert "only a drafter drafts with a stack" in refusal("target", "--then=max-gram")
+
+
+def refusal(role: str, *flags: str) -> str:
+    """Return the one line that a server says which does not start."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", f"paceline_{role}", "--listen=127.0.0.1:0"),
+            *(f"--model={MODELS / 'python-target'}", *flags),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]

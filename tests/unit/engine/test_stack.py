@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from paceline_engine.backends.base import ForwardInterrupted, ModelLoadError
+from paceline_engine.backends.stack import StackBackend
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.items import Draft, Item
+from paceline_engine.model_text import ModelText
+from paceline_engine.sampling import filtered_scores
+from paceline_protocol.max_gram import MaxGram
+from paceline_protocol.suffix_index import Tie
+from support.distributions import fit
+from support.tiny_models import build_model
+from unit.engine.conftest import (
+    NEVER,
+    StopAtLayer,
+    call_on,
+    continuation,
+    running,
+    scores_after,
+)
+
+PROMPT = [5, 17, 9, 5, 17]
+GREEDY = SamplingParameters()
+SAMPLED = SamplingParameters(temperature=0.8, top_p=0.95)
+VERTICAL = ((1, 0, 0), (0, 3, 4), (0, 0, 4))
+
+
+def spec_for(sampling=GREEDY, seed=0, rule=VerificationRule.EXACT) -> SessionSpec:
+    return SessionSpec(reserve_length=128, sampling=sampling, seed=seed, rule=rule)
+
+
+def stack_of(*models, matrix=VERTICAL, leniency=1.0, max_gram=MaxGram) -> StackBackend:
+    return StackBackend(models, matrix=matrix, leniency=leniency, new_max_gram=max_gram)
+
+
+def draft_item(backend, cache, spec, prefix, count) -> Item:
+    return Item(cache, spec, array("I", prefix), Draft(count))
+
+
+def draft(backend, spec, prefix, count, *, cache=None, interrupt=NEVER):
+    """Draft in the caller's thread, step by step; return tokens and distributions."""
+    item = draft_item(backend, cache or backend.new_cache(spec), spec, prefix, count)
+    tokens, distributions = [], []
+    while True:
+        (outcome,) = backend.run([item], interrupt)
+        if isinstance(outcome, Exception):
+            raise outcome
+        tokens += outcome.drafted.token_ids
+        distributions += outcome.drafted.distributions
+        if item.take(outcome):
+            return tokens, distributions
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(
+    "matrix",
+    [VERTICAL, ((9, 0, 0), (0, 0, 10), (0, 0, 0)), ((1, 0, 0), (0, 1, 10), (0, 0, 10))],
+)
+def test_without_leniency_a_vertical_cascade_drafts_what_its_largest_model_does(
+    target, drafter, matrix, sampling
+):
+    stack = stack_of(target, drafter, matrix=matrix)
+    for seed in range(3):
+        spec = spec_for(sampling, seed)
+        alone = continuation(ModelText(target, spec), PROMPT, 24)
+        assert draft(stack, spec, PROMPT, 24)[0] == alone
+    assert all(stack.forward_counts[:1])
+
+
+def test_each_model_really_ran_and_max_gram_really_proposed(target, drafter):
+    stack = stack_of(target, drafter)
+    draft(stack, spec_for(), PROMPT, 40)
+    assert min(stack.forward_counts) > 0
+    assert stack.proposed_count > 0
+    assert stack.forward_counts[0] < 40, "reviews give several tokens"
+    assert [count for _, count in stack.model_forwards] == stack.forward_counts
+
+
+def test_later_tokens_of_a_horizontal_cascade_are_the_smaller_models(target, drafter):
+    stack = stack_of(target, drafter, matrix=((3, 4), (0, 2)), max_gram=None)
+    spec = spec_for(SAMPLED, 4)
+    found, _ = draft(stack, spec, PROMPT, 7)
+    assert found[:3] == continuation(ModelText(target, spec), PROMPT, 3)
+    assert found[3:] == continuation(ModelText(drafter, spec), PROMPT + found[:3], 4)
+
+
+def test_a_text_that_is_cut_back_is_forgotten_by_all_stages(target, drafter):
+    stack = stack_of(target, drafter)
+    spec = spec_for(SAMPLED, 2)
+    cache = stack.new_cache(spec)
+    first, _ = draft(stack, spec, PROMPT, 12, cache=cache)
+    again = [*PROMPT, *first[:4], (first[4] + 1) % 300]
+    alone = continuation(ModelText(target, spec), again, 12)
+    assert draft(stack, spec, again, 12, cache=cache)[0] == alone
+
+
+def test_drafts_of_several_sessions_share_the_forwards_of_each_model(target, drafter):
+    stack = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
+    specs = [spec_for(SAMPLED, seed) for seed in range(4)]
+    items = [
+        draft_item(stack, stack.new_cache(spec), spec, [*PROMPT, seed], 12)
+        for seed, spec in enumerate(specs)
+    ]
+    found: list[list[int]] = [[] for _ in items]
+    left = dict(enumerate(items))
+    while left:
+        answers = stack.run(list(left.values()), NEVER)
+        for place, outcome in zip(list(left), answers, strict=True):
+            found[place] += outcome.drafted.token_ids
+            if left[place].take(outcome):
+                del left[place]
+    together = sum(stack.forward_counts)
+    alone = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
+    for seed, spec in enumerate(specs):
+        assert draft(alone, spec, [*PROMPT, seed], 12)[0] == found[seed]
+    assert together < sum(alone.forward_counts) / 2
+
+
+@pytest.mark.parametrize("layer", range(1, 30, 4))
+def test_a_step_that_was_given_up_is_done_again_as_if_nothing_had_been(target, drafter, layer):
+    stack = stack_of(target, drafter)
+    spec = spec_for(SAMPLED, 1)
+    item = draft_item(stack, stack.new_cache(spec), spec, PROMPT, 10)
+    interrupt, found, given_up = StopAtLayer(layer), [], 0
+    while True:
+        try:
+            (outcome,) = stack.run([item], interrupt)
+        except ForwardInterrupted:
+            given_up += 1
+            interrupt = NEVER
+            continue
+        found += outcome.drafted.token_ids
+        if item.take(outcome):
+            break
+    assert given_up == 1
+    assert found == continuation(ModelText(target, spec), PROMPT, 10)
+
+
+def test_a_long_prompt_is_computed_in_parts(target, drafter):
+    stack = stack_of(target, drafter)
+    spec, prompt = spec_for(), [n % 299 for n in range(60)]
+    item = draft_item(stack, stack.new_cache(spec), spec, prompt, 6)
+    parts, found = 0, []
+    while True:
+        (outcome,) = stack.run([item], NEVER, row_limit=16)
+        assert outcome.row_count <= 16
+        parts += not outcome.is_whole
+        found += outcome.drafted.token_ids
+        if item.take(outcome):
+            break
+    assert parts >= 6, "the prompt, in both models"
+    assert found == continuation(ModelText(target, spec), prompt, 6)
+
+
+def test_under_rejection_every_token_comes_with_a_distribution_that_has_it(target, drafter):
+    stack = stack_of(target, drafter, matrix=((4, 3, 4), (0, 3, 4), (0, 0, 4)), leniency=2)
+    spec = spec_for(SAMPLED, 3, VerificationRule.REJECTION)
+    tokens, distributions = draft(stack, spec, PROMPT, 30)
+    assert len(distributions) == 30
+    for token, said in zip(tokens, distributions, strict=True):
+        assert token in said.token_ids
+        assert sum(said.probabilities) == pytest.approx(1, abs=1e-4)
+
+
+def test_models_with_different_tokenizers_make_no_stack(target, drafter):
+    other = TransformersBackend.__new__(TransformersBackend)
+    other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")
+    with pytest.raises(ModelLoadError, match="--then other: has another tokenizer than target"):
+        stack_of(target, other)
+
+
+def test_a_token_lies_in_all_models(target, drafter):
+    stack, memory = stack_of(target, drafter), [target.token_memory(), drafter.token_memory()]
+    both = sum(each.bytes_per_token for each in memory)
+    assert stack.token_memory().bytes_per_token > both
+    assert (
+        stack_of(target, drafter, matrix=((1, 0), (0, 1)), max_gram=None)
+        .token_memory()
+        .bytes_per_token
+        == both
+    )
+
+
+def test_another_stack_has_another_fingerprint(target, drafter):
+    prints = {
+        stack.description.fingerprint
+        for stack in (
+            stack_of(target, drafter),
+            stack_of(target, drafter, leniency=2),
+            stack_of(target, drafter, matrix=((2, 0, 0), (0, 3, 4), (0, 0, 4))),
+            stack_of(target, drafter, matrix=((1, 0), (0, 3)), max_gram=None),
+        )
+    }
+    assert len(prints | {target.description.fingerprint}) == 5
+
+
+def test_a_chosen_matrix_changes_no_token(target, drafter):
+    stack = StackBackend([target, drafter], matrix=None, new_max_gram=MaxGram)
+    stack.measure(NEVER)
+    spec = spec_for(SAMPLED, 6)
+    for start in range(4):
+        prompt = [*PROMPT, start]
+        alone = continuation(ModelText(target, spec), prompt, 40)
+        assert draft(stack, spec, prompt, 40)[0] == alone
+
+
+def test_a_long_prompt_is_indexed_in_parts(target, drafter):
+    made: list[MaxGram] = []
+
+    def new_max_gram() -> MaxGram:
+        made.append(MaxGram(tie=Tie.LATEST))
+        return made[-1]
+
+    stack = stack_of(target, drafter, max_gram=new_max_gram)
+    cache = stack.new_cache(SessionSpec(4096))
+    prefix = array("I", [n % 7 for n in range(2500)])
+    item = Item(cache, spec_for(), prefix, Draft(4))
+    cache.begin(item, VERTICAL)
+    assert len(made[0]) == 1024
+    cache.next_item(item, leniency=1)
+    cache.next_item(item, leniency=1)
+    assert len(made[0]) == 2500
+
+
+def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
+    cache = stack_of(target, drafter).new_cache(SessionSpec(4096))
+    item = Item(cache, spec_for(), array("I", PROMPT), Draft(4))
+    cache.begin(item, ((1, 0, 0), (0, 3, 0), (0, 0, 0)))
+    assert len(cache.max_gram) == 0
+
+
+async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
+    stack = stack_of(target, drafter)
+    spec = spec_for(SAMPLED, 8)
+    alone = continuation(ModelText(target, spec), PROMPT, 20)
+    async with running(stack) as host:
+        session = host.open_session(spec).session_id
+        call = call_on(session, 1, base=[], append=PROMPT)
+        found = [
+            token
+            async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)
+            for token in chunk.proposal.token_ids
+        ]
+        assert found == alone
+        # After a rejection: the session keeps the prompt and three tokens.
+        held = PROMPT + alone[:3]
+        after = call_on(session, 2, base=held, append=[7])
+        expected = continuation(ModelText(target, spec), [*held, 7], 5)
+        chunks = [chunk async for chunk in host.draft(after, max_tokens=5)]
+        assert [chunk.proposal.token_ids[0] for chunk in chunks] == expected
+        now = host.statistics()
+        assert now.draft_tokens == 25
+        assert now.prefill_parts == 0
+        assert dict(now.model_forwards) == dict(stack.model_forwards)
+        assert now.forwards == sum(stack.forward_counts)
+
+
+async def test_a_cancelled_draft_ends_its_inner_work_at_once(target, drafter):
+    stack = stack_of(target, drafter)
+    async with running(stack) as host:
+        session = host.open_session(spec_for()).session_id
+        call = call_on(session, 1, base=[], append=PROMPT)
+        async with aclosing(host.draft(call, max_tokens=100)) as drafting:
+            await anext(drafting)
+        ran = sum(stack.forward_counts)
+        other = host.open_session(spec_for()).session_id
+        async for _ in host.draft(call_on(other, 1, base=[], append=PROMPT), max_tokens=1):
+            pass
+        assert sum(stack.forward_counts) <= ran + 2, "one that ran, and the other session's"
+        assert host.statistics().queue_length == 0
+
+
+async def test_streams_on_a_stack_share_forwards_at_the_host(target, drafter):
+    stack = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
+    specs = [spec_for(SAMPLED, seed) for seed in range(4)]
+    alone = [continuation(ModelText(target, spec), PROMPT, 12) for spec in specs]
+    async with running(stack) as host:
+
+        async def stream(spec):
+            session = host.open_session(spec).session_id
+            call = call_on(session, 1, base=[], append=PROMPT)
+            return [
+                token
+                async for chunk in host.draft(call, max_tokens=12)
+                for token in chunk.proposal.token_ids
+            ]
+
+        assert await asyncio.gather(*map(stream, specs)) == alone
+        now = host.statistics()
+        assert now.items > 1.5 * now.forwards
+    assert torch.get_num_threads() == 1
+
+
+@pytest.fixture(scope="session")
+def small_models(sixteen_token_model, tmp_path_factory):
+    """A target, and two other models of its vocabulary of 16."""
+    tokenizer = Tokenizer.from_file(str(sixteen_token_model / "tokenizer.json"))
+    directories = [sixteen_token_model]
+    for seed in (7, 8):
+        directory = tmp_path_factory.mktemp(f"sixteen-{seed}")
+        directories.append(
+            build_model(
+                directory, tokenizer, layer_count=1, seed=seed, head_padding=0, sharpness=1.0
+            )
+        )
+    return [TransformersBackend(str(directory)) for directory in directories]
+
+
+@pytest.mark.parametrize("leniency", [pytest.param(1, marks=pytest.mark.long), 2.5])
+def test_with_a_stack_as_drafter_the_output_is_distributed_as_the_targets(small_models, leniency):
+    """Two tokens of 350 texts, false alarm below 1e-6; the prompt repeats, for Max-Gram."""
+    judge, base, small = small_models
+    sampling = SamplingParameters(temperature=1.3)
+    matrix = ((1, 1, 2), (0, 1, 2), (0, 0, 2))
+    prompt, counts = [1, 2, 3, 4, 1, 2, 3], Counter()
+    stack = stack_of(base, small, matrix=matrix, leniency=leniency)
+    for seed in range(350):
+        spec = spec_for(sampling, seed, VerificationRule.REJECTION)
+        text, target = list(prompt), ModelText(judge, spec)
+        while len(text) < len(prompt) + 2:
+            tokens, said = draft(stack, spec, text, 3)
+            judgement = target.judge(text, tokens, distributions=said)
+            text += [*tokens[: len(judgement.accepted_path)], judgement.next_token]
+        counts[tuple(text[len(prompt) : len(prompt) + 2])] += 1
+    assert min(stack.forward_counts) > 0
+    assert stack.proposed_count > 0
+    assert fit(counts, pair_probabilities(judge, prompt, sampling)).p_value > 1e-6
+
+
+def pair_probabilities(judge, prompt, sampling):
+    spec = spec_for(sampling)
+
+    def following(text):
+        scores = scores_after(judge, judge.new_cache(spec), array("I", text))
+        return filtered_scores(scores, sampling)[0].softmax(-1).tolist()
+
+    return {
+        (first, second): one * two
+        for first, one in enumerate(following(prompt))
+        for second, two in enumerate(following([*prompt, first]))
+    }
