@@ -37,6 +37,7 @@ from paceline_engine.calls import (
 from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
+    from paceline_engine.backends.base import ChatTemplate
     from paceline_engine.latencies import ModelLatencies
 
 __all__ = [
@@ -191,6 +192,16 @@ def model_info(
         ],
         prefill_fixed_ns=latencies.prefill_fixed_ns,
         prefill_ns_per_token=latencies.prefill_ns_per_token,
+    )
+
+
+def chat_template(template: ChatTemplate) -> model_service_pb2.ChatTemplate:
+    """Translate how a model wants conversations."""
+    return model_service_pb2.ChatTemplate(
+        fingerprint=template.fingerprint,
+        source=template.source,
+        named_tokens=template.named_tokens,
+        special_tokens=template.special_tokens,
     )
 
 

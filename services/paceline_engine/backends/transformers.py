@@ -20,6 +20,7 @@ from paceline_engine.backends.base import (
     TokenMemory,
 )
 from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.chat_template import find_chat_template
 from paceline_engine.backends.decoders import agree, choose_decoder, take_sample
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import (
@@ -109,6 +110,7 @@ class TransformersBackend(Backend):
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
         self.tokenizer = files.tokenizer
+        self.chat_template = find_chat_template(files.directory, files.tokenizer)
         self._adopt(files.name, load_model(files, dtype=dtype).to(self.device), capture=capture)
         self.description = describe(
             files,
