@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paceline_engine.latencies import ModelLatencies
 
 __all__ = [
+    "chat_template",
     "draft_request",
     "draft_response",
     "duration",
