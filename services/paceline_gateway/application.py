@@ -12,6 +12,7 @@ from starlette.routing import Route
 from paceline_gateway.completions import chat, complete
 from paceline_gateway.errors import RequestError
 from paceline_gateway.gateway import Endpoint
+from paceline_gateway.responses import respond
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,6 +51,7 @@ def application(gateway: Gateway) -> Starlette:
             ),
             post("/v1/completions", complete, "prompt"),
             post("/v1/chat/completions", chat, "messages"),
+            post("/v1/responses", respond, "input"),
         ],
         exception_handlers={HTTPException: _no_such_route},
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -27,6 +28,7 @@ __all__ = [
     "ChatBody",
     "CompletionBody",
     "Extension",
+    "InputItem",
     "Message",
     "Prompt",
     "ResponseBody",
@@ -92,6 +94,11 @@ def _is_prompt(value: object) -> bool:
     if isinstance(value, list):
         return bool(value) and all(type(it) is int and 0 <= it <= _MOST_UINT32 for it in value)
     return isinstance(value, str)
+
+
+def _items(value: object) -> object:
+    """Take text as what the user says."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _stop(value: object) -> list[str]:
@@ -251,10 +258,18 @@ class ChatBody(Body):
         return options
 
 
+class InputItem(Message):
+    """What somebody said, as the responses interface has it."""
+
+    type: _one_of("message") = "message"  # type: ignore[valid-type]
+    id: object = None
+    status: object = None
+
+
 class ResponseBody(_Request):
     """POST /v1/responses: text in, text out."""
 
-    input: object
+    input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str = ""
     max_output_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
     seed: int | None = Field(None, ge=0, lt=1 << 53)  # OpenAI has none here
@@ -265,6 +280,22 @@ class ResponseBody(_Request):
     truncation: _only("disabled") = None  # type: ignore[valid-type]
     background: _only(False) = None  # type: ignore[valid-type]
     include: _only([]) = None  # type: ignore[valid-type]
+    stream_options: _only({}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, with the instructions in front."""
+        first = [Message(role="system", content=self.instructions)] if self.instructions else []
+        return [*first, *self.input]
+
+    def options(self) -> GenerateOptions:
+        """Return what the client library is told."""
+        options = super().options()
+        if self.max_output_tokens is not None:
+            options["max_tokens"] = self.max_output_tokens
+        if self.seed is not None:
+            options["seed"] = self.seed
+        return options
 
 
 BodyT = TypeVar("BodyT", bound=BaseModel)

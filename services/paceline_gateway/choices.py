@@ -42,6 +42,7 @@ class Choice:
         prompt_index: Whose continuation it is.
         seconds: The time for all of it.
         resumed: Called each time it goes on elsewhere.
+        charge: Called with numbers of tokens: the prompt's, and those of each chunk.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Choice:
         orchestrators: Orchestrators,
         seconds: float,
         resumed: Callable[[], None] = lambda: None,
+        charge: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.index = index
         self.prompt_index = prompt_index
@@ -62,6 +64,7 @@ class Choice:
         self._orchestrators = orchestrators
         self._ends = time.monotonic() + seconds
         self._resumed = resumed
+        self._charge = charge
         self._generation: AsyncGeneration | None = None
 
     @property
@@ -95,6 +98,9 @@ class Choice:
             try:
                 async with aclosing(self._part(orchestrator)) as chunks:
                     async for chunk in chunks:
+                        if self._received == 1:
+                            self._charge(self.started.prompt_token_count)
+                        self._charge(len(chunk.token_ids))
                         yield chunk
             except TryAgainError as error:
                 if self._received > received:

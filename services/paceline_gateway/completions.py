@@ -62,7 +62,9 @@ async def _generate(
     model = await gateway.model(body.model)
     options = body.options()
     options.update(written or {})
-    choices = gateway.choices(prompts, options, count=body.n, request_id=request_id)
+    choices = gateway.choices(
+        prompts, options, count=body.n, request_id=request_id, charge=connection.charge
+    )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
     answer = answer_class(connection, form, body, request_id=request_id, model=model)
     await deliver(choices, answer.take)

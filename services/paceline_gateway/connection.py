@@ -10,7 +10,7 @@ from paceline.errors import ClientCancelledError
 from paceline_gateway.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -28,6 +28,7 @@ class Connection:
 
     Attributes:
         status: The status that was sent; 0 before.
+        charge: Told how many tokens were computed for the client.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Connection:
         self._headers = headers
         self._stall_seconds = stall_seconds
         self.status = 0
+        self.charge: Callable[[int], None] = lambda _: None
 
     @property
     def path(self) -> str:

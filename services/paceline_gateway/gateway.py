@@ -13,6 +13,7 @@ from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, of_paceline
+from paceline_gateway.keys import Keys
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Gateway:
         orchestrators: Where generations run.
         metrics: Where requests are counted.
 
+    Raises:
+        ValueError: The file of keys is unusable.
+
     Attributes:
         began_at: When it began, in seconds since 1970.
         is_leaving: Whether balancers shall look elsewhere, though it still serves.
@@ -54,6 +58,7 @@ class Gateway:
         self.metrics = metrics
         self.templates = ChatTemplates()
         self.began_at = int(time.time())
+        self._keys = Keys(settings.api_keys) if settings.api_keys is not None else None
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
@@ -79,6 +84,21 @@ class Gateway:
         for task in tuple(self._running):
             self._cut.add(task)
             task.cancel()
+
+    @contextmanager
+    def let_in(self, connection: Connection, authorization: str) -> Iterator[None]:
+        """Let a client in whose key is good and not used up, and count what it costs.
+
+        Raises:
+            RequestError: It has no such key, or the key's limit is reached.
+        """
+        if self._keys is None:
+            yield
+            return
+        caller = self._keys.find(authorization)
+        connection.charge = caller.charge
+        with caller.admitted():
+            yield
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -131,7 +151,13 @@ class Gateway:
         return name
 
     def choices(
-        self, prompts: Sequence[Prompt], options: GenerateOptions, *, count: int, request_id: str
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions,
+        *,
+        count: int,
+        request_id: str,
+        charge: Callable[[int], None],
     ) -> list[Choice]:
         """Make the generations of a request: each prompt so often, with one seed after the other.
 
@@ -157,6 +183,7 @@ class Gateway:
                 orchestrators=self.orchestrators,
                 seconds=self.settings.call_limit_seconds,
                 resumed=self.metrics.resumed,
+                charge=charge,
             )
             for prompt_index, prompt in enumerate(prompts)
             for number in range(count)
@@ -192,6 +219,7 @@ class Endpoint:
             (name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]
         ]
         call = tracing.enter(f"{scope['method']} {self._route}", headers)
+        authorization = dict(headers).get("authorization", "")
         connection = Connection(
             scope,
             receive,
@@ -201,15 +229,15 @@ class Endpoint:
         )
         with self._gateway.metrics.request(self._route, lambda: connection.status):
             try:
-                await self._serve(connection, call.request_id)
+                await self._serve(connection, call.request_id, authorization=authorization)
             except ClientCancelledError as error:
                 _log.info("not answered to the end: %s", error.message)
             else:
                 _log.info("answered", extra={"status": connection.status})
 
-    async def _serve(self, connection: Connection, request_id: str) -> None:
+    async def _serve(self, connection: Connection, request_id: str, *, authorization: str) -> None:
         try:
-            with self._gateway.admitted():
+            with self._gateway.let_in(connection, authorization), self._gateway.admitted():
                 content = await connection.body(self._gateway.settings.body_limit_bytes)
                 await connection.while_connected(self._answer(connection, content, request_id))
         except RequestError as error:

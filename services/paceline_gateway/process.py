@@ -72,21 +72,7 @@ class HttpProcess:
         settings = self._settings
         listener = _bind(settings.listen, settings.slow_reader_seconds)
         self.addresses["address"] = "{}:{}".format(*_shown(listener))
-        self._server = _Server(
-            uvicorn.Config(
-                application(self.gateway),
-                http="h11",  # no parser in C between strangers and this process
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
-                ssl_certfile=settings.tls_certificate,
-                ssl_keyfile=settings.tls_key,
-            )
-        )
+        self._server = _Server(self._configuration())
         await self._exit.enter_async_context(self.orchestrators)
         await self._exit.enter_async_context(self._tasks)
         self._serving = self._tasks.create_task(
@@ -102,6 +88,35 @@ class HttpProcess:
         announce("listening", self.addresses)
         await self.orchestrators.until_one_serves()
         announce("ready", self.addresses)
+
+    def _configuration(self) -> uvicorn.Config:
+        """Set the server up.
+
+        Raises:
+            OSError: A file of TLS is unusable.
+        """
+        settings = self._settings
+        configuration = uvicorn.Config(
+            application(self.gateway),
+            http="h11",  # no parser in C between strangers and this process
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+        try:
+            configuration.load()
+        except OSError as error:  # of which ssl's are
+            raise OSError(
+                f"{settings.tls_certificate} and {settings.tls_key} are no usable certificate and"
+                f" key: {error.strerror or error}"
+            ) from error
+        return configuration
 
     def stop_soon(self, failure: str | None = None) -> None:
         """Ask for the end."""
@@ -152,7 +167,7 @@ def _bind(address: str, stall_seconds: float) -> socket.socket:
     try:
         listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise OSError(f"cannot listen on {address}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = int(stall_seconds * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

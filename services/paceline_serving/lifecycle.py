@@ -282,12 +282,12 @@ def run_process(new_process: Callable[[], Process], settings: RunSettings) -> in
 async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_log_unhandled)
-    process = new_process()
     if settings.exit_with_parent:
         _exit_with_parent()
     # Nothing is open before "ready", so there is nothing to drain.
     _on_signals(loop, lambda: _exit_at_once(0))
     try:
+        process = new_process()
         await process.begin()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the end, in one line
         _log.debug("failed to start", exc_info=error)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_gateway.bodies import ChatBody, CompletionBody, parse
+from paceline_gateway.bodies import ChatBody, CompletionBody, ResponseBody, parse
 from paceline_gateway.errors import RequestError
 from support.gateway import gateway_over
 
@@ -87,12 +87,17 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=8,
 )
-FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields})
+BODIES = {
+    ChatBody: CHAT,
+    CompletionBody: TEXT,
+    ResponseBody: {"model": "fake", "input": "hi"},
+}
+FIELDS = sorted({name for body_class in BODIES for name in body_class.model_fields})
 
 
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.booleans())
-def test_any_json_is_a_body_or_a_refusal(more, is_chat):
-    body_class, base = (ChatBody, CHAT) if is_chat else (CompletionBody, TEXT)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.sampled_from([*BODIES]))
+def test_any_json_is_a_body_or_a_refusal(more, body_class):
+    base = BODIES[body_class]
     with suppress(RequestError):
         parse(body_class, json.dumps({**base, **more}).encode()).options()
 
