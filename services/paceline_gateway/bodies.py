@@ -6,6 +6,7 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import (
@@ -48,9 +49,9 @@ def _only(*allowed: object) -> Any:
 
     def check(value: object) -> object:
         if not any(type(value) is type(each) and value == each for each in allowed):
-            words = ", ".join(map(repr, allowed))
+            words = ", ".join(map(json.dumps, allowed))
             raise PydanticCustomError(
-                "unsupported", "is not supported, but as {words}", {"words": words}
+                "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
             )
         return value
 
@@ -61,7 +62,7 @@ def _number_only(allowed: float) -> Any:
     def check(value: float) -> float:
         if value != allowed:
             raise PydanticCustomError(
-                "unsupported", "is not supported, but as {it}", {"it": allowed}
+                "unsupported", "is not supported; what changes nothing is {it}", {"it": allowed}
             )
         return value
 

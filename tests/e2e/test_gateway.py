@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import openai
 import pytest
@@ -13,6 +17,7 @@ from support.processes import GatewayProcess, running
 from support.system import MODELS, System, bundled_model
 from support.waiting import eventually
 
+ROOT = Path(__file__).parents[2]
 TEMPLATE = """\
 {% for message in messages %}
 # {{ message.role }}: {{ message.content }}
@@ -156,6 +161,21 @@ def test_an_orchestrator_that_is_killed_in_mid_stream_is_not_noticed(chatting):
         process.terminate()
         assert process.wait() == 0
     chatting.mend()
+
+
+def test_the_pages_python_example_streams_text(chatting, gateway):
+    page = (ROOT / "docs" / "http.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert "http://127.0.0.1:8000" in example
+    ran = subprocess.run(
+        (sys.executable, "-c", example.replace("http://127.0.0.1:8000", gateway.url)),
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=120,
+    )
+    with chatting.client() as direct:
+        assert ran.stdout == direct.generate("def fibonacci(n):", max_tokens=64).text()
 
 
 def _busy(system):
