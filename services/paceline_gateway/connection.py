@@ -101,8 +101,9 @@ class Connection:
                 watching.cancel()
 
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch(), name="watch a client")
+            # In this order, so that the work has begun when it is cancelled.
             working = tasks.create_task(kept(), name="answer a client")
+            watching = tasks.create_task(watch(), name="watch a client")
         if working.cancelled():
             raise ClientCancelledError("the client went away")
         outcome = working.result()
