@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline_gateway.application import application
 from paceline_gateway.gateway import Gateway
@@ -34,6 +36,7 @@ logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 # For answers that are on their way when the drain ends.
 _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
+_MOST_CONNECTIONS = 1 << 20
 _KEEP_ALIVE_SECONDS = 60
 
 
@@ -98,7 +101,9 @@ class HttpProcess:
         settings = self._settings
         configuration = uvicorn.Config(
             application(self.gateway),
-            http="h11",  # no parser in C between strangers and this process
+            # h11: no parser in C between strangers and this process.
+            http=_protocol(settings.slow_reader_seconds),
+            limit_concurrency=_connection_limit(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -144,6 +149,28 @@ class HttpProcess:
         self._server.should_exit = True
         await self._serving
         await self._exit.aclose()
+
+
+def _protocol(head_seconds: float) -> type[H11Protocol]:
+    """Make a connection that ends if its first request's head does not come in time."""
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(head_seconds, self._end_if_silent)
+
+        def _end_if_silent(self) -> None:
+            if self.scope is None:
+                self.transport.abort()
+
+    return Protocol
+
+
+def _connection_limit() -> int:
+    """Leave half of the descriptors for all but clients; beyond it they are told 503."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
+    return most // 2
 
 
 class _Server(uvicorn.Server):

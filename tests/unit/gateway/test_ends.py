@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import openai
 import pytest
@@ -133,6 +134,18 @@ async def test_a_body_that_does_not_come_is_not_waited_for():
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         async with asyncio.timeout(10):
             assert b"408" in await reader.readline()
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/comp"])
+async def test_a_connection_without_a_request_is_ended(begun):
+    async with gateway_over(slow_reader_seconds=0.1) as gateway:
+        host, _, port = gateway.process.addresses["address"].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(begun)
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
         writer.close()
 
 
