@@ -52,6 +52,7 @@ from paceline_engine.worker import ModelWorker
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+    from paceline_engine.backends.base import ChatTemplate
     from paceline_engine.items import Outcome
     from paceline_engine.jobs import Step
     from paceline_engine.proposal import SparseDistribution
@@ -212,6 +213,14 @@ class ModelHost:
             LoadingError: the model is not loaded yet.
         """
         return self._loaded().tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """Return how the model wants conversations, or None if it only continues text.
+
+        Raises:
+            LoadingError: the model is not loaded yet.
+        """
+        return self._loaded().chat_template
 
     def latencies(self) -> ModelLatencies:
         """Return what forwards cost, measured at the start and while serving."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from paceline_engine.backends.base import ChatTemplate
     from paceline_engine.calls import (
         Decoded,
         DecodeOptions,
@@ -86,6 +87,9 @@ class Host(Protocol):
 
     def tokenizer_bytes(self) -> bytes | None:
         """Return the tokenizer.json, if the model has one."""
+
+    def chat_template(self) -> ChatTemplate | None:
+        """Return how the model wants conversations, if it says so."""
 
     def latencies(self) -> ModelLatencies:
         """Return what forwards cost, as measured."""

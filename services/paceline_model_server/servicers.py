@@ -62,6 +62,17 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
                 chunk.total_bytes = len(content)
             yield chunk
 
+    async def GetChatTemplate(  # noqa: N802
+        self, _request: model_service_pb2.GetChatTemplateRequest, _context: Any
+    ) -> model_service_pb2.GetChatTemplateResponse:
+        """Tell how the model wants conversations."""
+        template = self._host.chat_template()
+        if template is None:
+            raise UnsupportedError("this model has no chat template: it continues text")
+        return model_service_pb2.GetChatTemplateResponse(
+            chat_template=translation.chat_template(template)
+        )
+
 
 class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
     """Keeps sessions; the contract is in session_service.proto.

@@ -40,9 +40,11 @@ from paceline_engine.fields import MOST_TREE_DEPTH, MOST_TREE_TOKENS
 from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
+    from paceline_engine.backends.base import ChatTemplate
     from paceline_engine.latencies import ModelLatencies
 
 __all__ = [
+    "chat_template",
     "decode_request",
     "decode_response",
     "draft_request",
@@ -221,6 +223,16 @@ def model_info(
         ],
         prefill_fixed_ns=latencies.prefill_fixed_ns,
         prefill_ns_per_token=latencies.prefill_ns_per_token,
+    )
+
+
+def chat_template(template: ChatTemplate) -> model_service_pb2.ChatTemplate:
+    """Translate how a model wants conversations."""
+    return model_service_pb2.ChatTemplate(
+        fingerprint=template.fingerprint,
+        source=template.source,
+        named_tokens=template.named_tokens,
+        special_tokens=template.special_tokens,
     )
 
 

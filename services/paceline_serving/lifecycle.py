@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from paceline_serving.server_settings import ServerSettings
+    from paceline_serving.server_settings import RunSettings, ServerSettings
 
-__all__ = ["Application", "ServerProcess", "bind", "run"]
+__all__ = ["Application", "Process", "ServerProcess", "announce", "bind", "run", "run_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,22 @@ class Application(Protocol):
         """Return further JSON pages for the metrics port, by path."""
 
 
+class Process(Protocol):
+    """A server that can begin and end, whatever it speaks."""
+
+    async def begin(self) -> None:
+        """Bind the ports, load, and say that it serves."""
+
+    def stop_soon(self, failure: str | None = None) -> None:
+        """Ask for the end: of a healthy server, or of one that can serve no more (and why)."""
+
+    async def stopping(self) -> str | None:
+        """Wait until someone asked for the end; return why, if it is a failure."""
+
+    async def finish(self, *, drain: bool = True) -> None:
+        """Drain (unless that is in vain) and stop, in bounded time."""
+
+
 class ServerProcess:
     """A gRPC server with its health, metrics and interceptors, around an application.
 
@@ -128,10 +144,10 @@ class ServerProcess:
             OSError: a port or a file cannot be used.
         """
         await self._listen()
-        self._announce("listening")
+        announce("listening", self.addresses)
         await self._application.start()
         await self.set_serving(True)
-        self._announce("ready")
+        announce("ready", self.addresses)
 
     async def set_serving(self, serving: bool) -> None:
         """Let health say whether this server takes work now; after a drain it says no for good."""
@@ -164,7 +180,7 @@ class ServerProcess:
         if drain:
             await asyncio.sleep(self._settings.drain_delay_seconds)
         self._application.drain()
-        self._announce("draining")
+        announce("draining", self.addresses)
         main, *others = self._servers
         async with asyncio.TaskGroup() as stopping:
             if drain:
@@ -236,9 +252,11 @@ class ServerProcess:
             )
             self.addresses["metrics_address"] = self._metrics.address
 
-    def _announce(self, event: str) -> None:
-        print(json.dumps({"event": event, "pid": os.getpid(), **self.addresses}), flush=True)
-        _log.info(event, extra=self.addresses)
+
+def announce(event: str, addresses: Mapping[str, str]) -> None:
+    """Tell whoever started this process how far it is."""
+    print(json.dumps({"event": event, "pid": os.getpid(), **addresses}), flush=True)
+    _log.info(event, extra=dict(addresses))
 
 
 def run(
@@ -251,25 +269,25 @@ def run(
 
     0 after a drain, 1 if the application failed to start or broke.
     """
+    return run_process(lambda: ServerProcess(application, settings, registry=registry), settings)
+
+
+def run_process(new_process: Callable[[], Process], settings: RunSettings) -> int:
+    """Do the same with a server of whatever kind, which is made in the event loop."""
     telemetry.configure_logging(level=settings.log_level, log_format=settings.log_format)
     _allow_many_connections()
-    return asyncio.run(_serve(application, settings, registry=registry))
+    return asyncio.run(_serve(new_process, settings))
 
 
-async def _serve(
-    application: Callable[[ServerProcess], Application],
-    settings: ServerSettings,
-    *,
-    registry: CollectorRegistry,
-) -> int:
+async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_log_unhandled)
-    process = ServerProcess(application, settings, registry=registry)
     if settings.exit_with_parent:
         _exit_with_parent()
     # Nothing is open before "ready", so there is nothing to drain.
     _on_signals(loop, lambda: _exit_at_once(0))
     try:
+        process = new_process()
         await process.begin()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the end, in one line
         _log.debug("failed to start", exc_info=error)

@@ -15,6 +15,7 @@ __all__ = [
     "ListenSettings",
     "LogSettings",
     "ProcessSettings",
+    "RunSettings",
     "ServerSettings",
     "ServerTlsSettings",
 ]
@@ -117,7 +118,11 @@ class ProcessSettings(Settings):
     )
 
 
-class ServerSettings(ListenSettings, ServerTlsSettings, LogSettings, ProcessSettings):
+class RunSettings(LogSettings, ProcessSettings):
+    """What every process can be told, whatever it speaks."""
+
+
+class ServerSettings(ListenSettings, ServerTlsSettings, RunSettings):
     """What every server process can be told."""
 
     @model_validator(mode="after")

@@ -1,6 +1,8 @@
+import re
 import subprocess
 import sys
 
+import openai
 import psutil
 import pytest
 
@@ -11,7 +13,16 @@ UP = (*PACELINE, "up", "--backend", "simulated", "--listen", "127.0.0.1:0")
 @pytest.fixture
 def up():
     """Run `paceline up` with stand-ins for models; yields the process and what it printed."""
-    process = subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield from running(*UP)
+
+
+@pytest.fixture
+def up_with_http():
+    yield from running(*UP, "--http", "127.0.0.1:0")
+
+
+def running(*command):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -47,6 +58,21 @@ def test_up_serves_generate_and_leaves_no_process_behind(up):
     _, alive = psutil.wait_procs(servers, timeout=90)
     assert process.returncode == 0
     assert len(servers) == 4
+    assert not alive
+
+
+def test_up_with_http_serves_openais_interface(up_with_http):
+    process, printed = up_with_http
+    servers = psutil.Process(process.pid).children(recursive=True)
+    (url,) = re.findall(r"curl (http\S+)/v1/models", printed)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        whole = client.completions.create(model=model, prompt="x", max_tokens=8, temperature=0)
+    assert whole.usage.completion_tokens == 8
+    process.terminate()
+    process.communicate(timeout=180)
+    _, alive = psutil.wait_procs(servers, timeout=90)
+    assert len(servers) == 5
     assert not alive
 
 

@@ -43,6 +43,8 @@ from support.trees import with_runners_up
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from paceline_engine.backends.base import ChatTemplate
+
 __all__ = ["FakeHost"]
 
 _ONE_FORWARD = CallTiming(queue_ns=1000, forward_ns=2000, forward_count=1, row_count=1)
@@ -72,6 +74,7 @@ class FakeHost:
         self.incarnation = "fake"
         self.limits = limits or HostLimits()
         self.tokenizer: bytes | None = json.dumps({"model": {"vocab": {}}}).encode()
+        self.template: ChatTemplate | None = None
         self.overdue = 0.0
         self.finish_loading = asyncio.Event()
         if loads:
@@ -135,6 +138,9 @@ class FakeHost:
 
     def tokenizer_bytes(self) -> bytes | None:
         return self.tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        return self.template
 
     def latencies(self) -> ModelLatencies:
         return ModelLatencies((ForwardLatency(1, 1000),), 10, 20)

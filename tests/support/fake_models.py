@@ -91,6 +91,7 @@ class FakeModelServer:
         rules: The verification rules that it says it knows; it decides by equality all the same.
         fingerprint: The model's.
         tokenizer: What GetTokenizer streams; None for a model without one.
+        chat_template: What GetChatTemplate answers; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
         distort: What it does to each answer to such a call before it goes out.
@@ -121,6 +122,7 @@ class FakeModelServer:
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     fingerprint: str = ""
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
+    chat_template: model_service_pb2.ChatTemplate | None = None
     faults: deque[str] = field(default_factory=deque)
     distort: Callable[[Any], None] = lambda _: None
     open_error: errors.PacelineError | None = None
@@ -406,6 +408,11 @@ class _Model(model_service_pb2_grpc.ModelServiceServicer):
             data=self._fake.tokenizer[:half],
         )
         yield model_service_pb2.GetTokenizerResponse(data=self._fake.tokenizer[half:])
+
+    async def GetChatTemplate(self, request, context):  # noqa: N802
+        if self._fake.chat_template is None:
+            raise errors.UnsupportedError("no chat template")
+        return model_service_pb2.GetChatTemplateResponse(chat_template=self._fake.chat_template)
 
 
 class _Sessions(session_service_pb2_grpc.SessionServiceServicer):

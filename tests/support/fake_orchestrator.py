@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnsupportedError
 from paceline.status import encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
-from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET
+from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,6 +54,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     peers: list[str] = field(default_factory=list)  # the connection that each request came by
     seconds: list[float] = field(default_factory=list)  # that each request had left
     info_hangs: bool = False
+    chat_template: ChatTemplate | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
 
@@ -95,6 +97,14 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 
+    async def GetSystemChatTemplate(self, request, context):  # noqa: N802
+        if self.chat_template is None:
+            error = UnsupportedError("this model has no chat template: it continues text")
+            await context.abort_with_status(rpc_status.to_status(encode(error)))
+        return pb.GetSystemChatTemplateResponse(
+            model_fingerprint="model-a", chat_template=self.chat_template
+        )
+
 
 @asynccontextmanager
 async def serving(
@@ -103,8 +113,11 @@ async def serving(
     """Serve it on a free port of this machine; `fake.address` says which."""
     server = grpc.aio.server()
     pb_grpc.add_OrchestratorServiceServicer_to_server(fake, server)
+    states = health.aio.HealthServicer()
+    await states.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(states, server)
     if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(fake.address or "127.0.0.1:0")
     else:
         port = server.add_secure_port("127.0.0.1:0", credentials)
     fake.address = f"127.0.0.1:{port}"

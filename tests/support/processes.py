@@ -26,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["RUN_VARIABLE", "ServerProcess", "leftovers", "running"]
+__all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "leftovers", "running"]
 
 # Everything that a test run starts inherits this variable, so that nothing can hide from the check
 # that it is gone: a child of a killed child is found, too.
@@ -60,7 +60,7 @@ class ServerProcess:
         self._command = [
             *(sys.executable, "-m", f"paceline_{role}"),
             *(f"--listen={self.address}", f"--metrics-listen={self.metrics_address}"),
-            f"--health-listen={self._health_address if tls else ''}",
+            *self._health_flags(tls),
             *("--exit-with-parent", "--log-level=info", *flags),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,9 +95,15 @@ class ServerProcess:
             assert self._process.poll() is None, (
                 f"{self} ended with {self._process.poll()}:\n{self.log}"
             )
-            if _is_serving(self._health_address):
+            if self._is_serving():
                 return
         raise AssertionError(f"{self} is not ready after {_READY_SECONDS:g} s:\n{self.log}")
+
+    def _health_flags(self, tls: bool) -> list[str]:
+        return [f"--health-listen={self._health_address if tls else ''}"]
+
+    def _is_serving(self) -> bool:
+        return _is_serving(self._health_address)
 
     def revive(self) -> None:
         """Start it again if it has ended, let it run if it cannot, and wait until it serves."""
@@ -189,6 +195,26 @@ class ServerProcess:
         """Return what its metrics port shows there."""
         with urllib.request.urlopen(f"http://{self.metrics_address}{path}", timeout=60) as page:
             return page.read().decode()
+
+
+class GatewayProcess(ServerProcess):
+    """A gateway, which speaks HTTP."""
+
+    def __init__(self, *flags: str, name: str = "") -> None:
+        super().__init__("gateway", *flags, name=name)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def _health_flags(self, tls: bool) -> list[str]:
+        return []
+
+    def _is_serving(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+            return True
+        time.sleep(0.05)
+        return False
 
 
 @contextmanager

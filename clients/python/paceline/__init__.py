@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.client import AsyncClient, AsyncGeneration
     from paceline.errors import PacelineError
     from paceline.generation import (
+        ChatTemplate,
         Chunk,
         Completion,
         DispatchPolicy,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncGeneration",
+    "ChatTemplate",
     "Chunk",
     "Client",
     "Completion",

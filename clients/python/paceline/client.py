@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -15,19 +15,21 @@ from paceline.connection import AsyncConnection
 from paceline.errors import ClientCancelledError, InternalError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
-from paceline.responses import read_system_info
+from paceline.responses import read_chat_template, read_system_info
 from paceline.stream_state import StreamState
 from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from types import TracebackType
     from typing import Unpack
 
     from grpc.aio import UnaryStreamCall
 
     from paceline.call_plan import CallPlan
+    from paceline.connection import AsyncWire
+    from paceline.generation import ChatTemplate
 
     _GenerateCall = UnaryStreamCall[
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
@@ -216,17 +218,24 @@ class AsyncClient:
 
     async def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        request, seconds = orchestrator_pb.GetSystemInfoRequest(), self._seconds(timeout)
-        async with self._connection.wire() as wire:
-            try:
-                response = await wire.stub.GetSystemInfo(request, timeout=seconds)
-            except grpc.RpcError as broken:
-                self._connection.check_open()
-                raise wire.decoded(broken) from broken
-            except asyncio.CancelledError as cancelled:
-                _check_cancelled(cancelled, closed="the client")
-                raise
+        async with self._asking() as wire:
+            response = await wire.stub.GetSystemInfo(
+                orchestrator_pb.GetSystemInfoRequest(), timeout=self._seconds(timeout)
+            )
         return read_system_info(parsed(response))
+
+    async def chat_template(self, *, timeout: float | None = None) -> ChatTemplate:
+        """Ask how the model wants a conversation written as a prompt.
+
+        Raises:
+            UnsupportedError: The model has no chat template: it continues text.
+            PacelineError: What else the orchestrator or the transport said.
+        """
+        async with self._asking() as wire:
+            response = await wire.stub.GetSystemChatTemplate(
+                orchestrator_pb.GetSystemChatTemplateRequest(), timeout=self._seconds(timeout)
+            )
+        return read_chat_template(parsed(response))
 
     async def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
@@ -242,6 +251,19 @@ class AsyncClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[AsyncWire]:
+        """Lend the wire for a call with one answer, whose failures become our errors."""
+        async with self._connection.wire() as wire:
+            try:
+                yield wire
+            except grpc.RpcError as broken:
+                self._connection.check_open()
+                raise wire.decoded(broken) from broken
+            except asyncio.CancelledError as cancelled:
+                _check_cancelled(cancelled, closed="the client")
+                raise
 
     def _generation(
         self, transcript: Transcript, *, timeout: float | None, resume_attempts: int

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.channel import Route
     from paceline.errors import PacelineError
 
-__all__ = ["AsyncConnection", "Connection", "Wire"]
+__all__ = ["AsyncConnection", "AsyncWire", "BlockingWire", "Connection", "Wire"]
 
 _Channel = TypeVar("_Channel")
 _Stub = TypeVar("_Stub")
@@ -67,8 +67,8 @@ def _parse(content: bytes) -> orchestrator_pb.GenerateResponse | DecodeError:
         return error
 
 
-_BlockingWire = Wire[grpc.Channel, orchestrator_grpc.OrchestratorServiceStub]
-_AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsyncStub"]
+BlockingWire = Wire[grpc.Channel, orchestrator_grpc.OrchestratorServiceStub]
+AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsyncStub"]
 
 
 class _Closable:
@@ -94,10 +94,10 @@ class Connection(_Closable):
         super().__init__()
         self._route = route
         self._lock = threading.Lock()
-        self._wires: list[_BlockingWire] = []  # the last one is for new calls, if it was not left
+        self._wires: list[BlockingWire] = []  # the last one is for new calls, if it was not left
 
     @contextmanager
-    def wire(self) -> Iterator[_BlockingWire]:
+    def wire(self) -> Iterator[BlockingWire]:
         """Lend the wire for new calls; it stays open for so long.
 
         Raises:
@@ -122,7 +122,7 @@ class Connection(_Closable):
         for wire in wires:
             wire.channel.close()
 
-    def _current(self) -> _BlockingWire:
+    def _current(self) -> BlockingWire:
         if not self._wires or self._wires[-1].is_left:
             channel = self._route.open()
             stub = orchestrator_grpc.OrchestratorServiceStub(channel)
@@ -135,7 +135,7 @@ class Connection(_Closable):
             self._wires.append(Wire(channel, stub))
         return self._wires[-1]
 
-    def _drop_if_idle(self, wire: _BlockingWire) -> None:
+    def _drop_if_idle(self, wire: BlockingWire) -> None:
         if wire.is_idle and wire in self._wires:
             self._wires.remove(wire)
             wire.channel.close()
@@ -151,11 +151,11 @@ class AsyncConnection(_Closable):
     def __init__(self, route: Route) -> None:
         super().__init__()
         self._route = route
-        self._wires: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_AsyncWire]]
+        self._wires: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncWire]]
         self._wires = WeakKeyDictionary()
 
     @asynccontextmanager
-    async def wire(self) -> AsyncIterator[_AsyncWire]:
+    async def wire(self) -> AsyncIterator[AsyncWire]:
         """Lend the wire for new calls of this loop; it stays open for so long.
 
         Raises:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "ChatTemplate",
     "Chunk",
     "Completion",
     "DispatchPolicy",
@@ -248,3 +249,23 @@ class SystemInfo:
     context_length: int
     servers: tuple[ServerInfo, ...]
     running_request_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """How a model wants a conversation written as a prompt.
+
+    Generate from the rendered text with `add_special_tokens=False, parse_special_tokens=True`.
+
+    Attributes:
+        fingerprint: Names the template; what is made of it can be kept under that.
+        source: A Jinja template; a program of the model's author, for a sandbox.
+        named_tokens: Texts of tokens by their names in the source, such as "bos_token".
+        special_tokens: The texts of all special tokens: one in a message could forge the rest.
+    """
+
+    model_fingerprint: str
+    fingerprint: str
+    source: str
+    named_tokens: dict[str, str]
+    special_tokens: tuple[str, ...]

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.generation import (
+    ChatTemplate,
     Chunk,
     Finished,
     FinishReason,
@@ -27,7 +28,14 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
-__all__ = ["read_chunk", "read_finished", "read_started", "read_system_info", "read_timeline_event"]
+__all__ = [
+    "read_chat_template",
+    "read_chunk",
+    "read_finished",
+    "read_started",
+    "read_system_info",
+    "read_timeline_event",
+]
 
 _Record = TypeVar("_Record")
 _Word = TypeVar("_Word", bound=StrEnum)
@@ -97,6 +105,18 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
         for server in message.servers
     )
     return _read(SystemInfo, message, servers=servers)
+
+
+def read_chat_template(message: orchestrator_pb.GetSystemChatTemplateResponse) -> ChatTemplate:
+    """Read how the model wants conversations."""
+    template = message.chat_template
+    return _read(
+        ChatTemplate,
+        template,
+        model_fingerprint=message.model_fingerprint,
+        named_tokens=dict(template.named_tokens),
+        special_tokens=tuple(template.special_tokens),
+    )
 
 
 def _read(record: type[_Record], message: Any, **converted: object) -> _Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -13,17 +13,19 @@ from paceline.client import DEFAULT_TIMEOUT_SECONDS, parsed
 from paceline.connection import Connection
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
-from paceline.responses import read_system_info
+from paceline.responses import read_chat_template, read_system_info
 from paceline.stream_state import StreamState
 from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from types import TracebackType
     from typing import Unpack
 
     from paceline.call_plan import CallPlan
+    from paceline.connection import BlockingWire
+    from paceline.generation import ChatTemplate
 
 __all__ = ["Client", "Generation"]
 
@@ -146,14 +148,19 @@ class Client:
 
     def info(self, *, timeout: float | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        request, seconds = orchestrator_pb.GetSystemInfoRequest(), self._seconds(timeout)
-        with self._connection.wire() as wire:
-            try:
-                response = wire.stub.GetSystemInfo(request, timeout=seconds)
-            except grpc.RpcError as broken:
-                self._connection.check_open()
-                raise wire.decoded(broken) from broken
+        with self._asking() as wire:
+            response = wire.stub.GetSystemInfo(
+                orchestrator_pb.GetSystemInfoRequest(), timeout=self._seconds(timeout)
+            )
         return read_system_info(response)
+
+    def chat_template(self, *, timeout: float | None = None) -> ChatTemplate:
+        """Ask how the model wants conversations; see `AsyncClient.chat_template`."""
+        with self._asking() as wire:
+            response = wire.stub.GetSystemChatTemplate(
+                orchestrator_pb.GetSystemChatTemplateRequest(), timeout=self._seconds(timeout)
+            )
+        return read_chat_template(response)
 
     def close(self) -> None:
         """Close the connection, and cancel what runs on it."""
@@ -169,6 +176,16 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[BlockingWire]:
+        """Lend the wire for a call with one answer, whose failures become our errors."""
+        with self._connection.wire() as wire:
+            try:
+                yield wire
+            except grpc.RpcError as broken:
+                self._connection.check_open()
+                raise wire.decoded(broken) from broken
 
     def _generation(
         self, transcript: Transcript, *, timeout: float | None, resume_attempts: int

@@ -7,6 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 import paceline_cli
+from paceline_gateway import settings as gateway_settings
 from paceline_model_server import settings as model_settings
 from paceline_orchestrator import settings as orchestrator_settings
 from paceline_serving import server_settings
@@ -26,7 +27,13 @@ def settings_classes() -> tuple[type[Settings], ...]:
 
     Cost: imports every command, about a second.
     """
-    modules = (orchestrator_settings, model_settings, server_settings, *_commands())
+    modules = (
+        orchestrator_settings,
+        gateway_settings,
+        model_settings,
+        server_settings,
+        *_commands(),
+    )
     return tuple(
         declared
         for module in modules

@@ -23,13 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
-__all__ = ["LocalServer", "LocalSystem", "LocalSystemConfig", "ServerExitedError"]
+__all__ = [
+    "LocalServer",
+    "LocalSystem",
+    "LocalSystemConfig",
+    "ServerExitedError",
+    "reachable",
+]
 
 # The orchestrator has so long, once all servers are ready, to know that they are.
 _KNOWN_SECONDS = 15.0
 _KNOWN_POLL_SECONDS = 0.02
 # What `python -m` runs.
 _DRAFTER, _TARGET, _ORCHESTRATOR = "paceline_drafter", "paceline_target", "paceline_orchestrator"
+_GATEWAY = "paceline_gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,7 @@ class LocalSystemConfig:
         drafters: Drafter processes to start.
         more_targets: Addresses of targets that run already, and are used besides.
         more_drafters: The same for drafters.
+        gateway_listen: Where a gateway listens; empty: there is none.
         start_timeout_seconds: Limit of the time until all are ready.
     """
 
@@ -52,6 +60,8 @@ class LocalSystemConfig:
     orchestrator_listen: str = ANY_PORT
     more_targets: tuple[str, ...] = ()
     more_drafters: tuple[str, ...] = ()
+    gateway_listen: str = ""
+    gateway_arguments: tuple[str, ...] = ()
     start_timeout_seconds: float = 180.0
 
 
@@ -89,6 +99,7 @@ class LocalSystem:
         self.drafters: tuple[LocalServer, ...] = ()
         self.targets: tuple[LocalServer, ...] = ()
         self.orchestrator: LocalServer
+        self.gateway: LocalServer | None = None
 
     @property
     def orchestrator_address(self) -> str:
@@ -97,8 +108,9 @@ class LocalSystem:
 
     @property
     def servers(self) -> tuple[LocalServer, ...]:
-        """All processes, the orchestrator last."""
-        return (*self.drafters, *self.targets, self.orchestrator)
+        """All processes, the orchestrator last, but for a gateway after it."""
+        front = () if self.gateway is None else (self.gateway,)
+        return (*self.drafters, *self.targets, self.orchestrator, *front)
 
     async def wait_for_exit(self) -> LocalServer:
         """Wait until one of the processes has ended, and return it; each end is told once."""
@@ -171,6 +183,18 @@ class LocalSystem:
             listen=config.orchestrator_listen,
         )
         await self.orchestrator.start()
+        if config.gateway_listen:
+            await self.orchestrator.wait_for("listening")
+            self.gateway = server(
+                "gateway",
+                _GATEWAY,
+                arguments=(
+                    f"--orchestrators={reachable(self.orchestrator_address)}",
+                    *config.gateway_arguments,
+                ),
+                listen=config.gateway_listen,
+            )
+            await self.gateway.start()
         try:
             async with asyncio.TaskGroup() as waits:
                 for each in self.servers:
@@ -230,14 +254,20 @@ class LocalSystem:
             yield f"--drafters={','.join(drafters)}"
 
     async def _stop(self) -> None:
-        """Stop the orchestrator first: its running requests need the others."""
+        """Stop those in front first: their running requests need the others."""
+        door = (self.gateway,) if self.gateway is not None else ()
         front = (self.orchestrator,) if hasattr(self, "orchestrator") else ()
         models = (*self.drafters, *self.targets)
         try:
-            for servers in (front, models):
+            for servers in (door, front, models):
                 async with asyncio.TaskGroup() as stops:
                     for server in servers:
                         stops.create_task(server.stop(), name=f"stop {server.name}")
         finally:
-            for server in (*front, *models):  # what a cancelled stop has not come to
+            for server in (*door, *front, *models):  # what a cancelled stop has not come to
                 server.signal(signal.SIGKILL)
+
+
+def reachable(address: str) -> str:
+    """Return where this machine reaches a server that may listen on all interfaces."""
+    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_ROLES = ("drafter", "target", "orchestrator")
+_ROLES = ("drafter", "target", "orchestrator", "gateway")
 
 _HELP = """\
-usage: paceline serve {drafter,target,orchestrator} [options]
+usage: paceline serve {drafter,target,orchestrator,gateway} [options]
 
 Run one server until SIGTERM or Ctrl-C.
 
@@ -25,6 +25,7 @@ examples:
   paceline serve target --model models/python-target --listen 127.0.0.1:50051
   paceline serve orchestrator --targets 127.0.0.1:50051 \\
     --drafters 127.0.0.1:50061
+  paceline serve gateway --orchestrators 127.0.0.1:50050 --listen 127.0.0.1:8000
 """
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from paceline.errors import InternalError
 from paceline.limits import MOST_TARGETS
 from paceline_cli.bundled import find_models
 from paceline_cli.local_models import LocalModelSettings, flags
-from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
+from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
 from paceline_cli.up_record import record_metrics_addresses
@@ -32,13 +32,14 @@ paceline up --targets 4 --listen 127.0.0.1:6000
 paceline up --target-model ~/big --drafter-model ~/small
 paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
 paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
+paceline up --http 127.0.0.1:8000                  a gateway in front, for HTTP clients
 paceline up --log-directory logs                   keep the servers' logs
 """
 _DEFAULT_ADDRESS = "127.0.0.1:50050"
 
 
 class UpSettings(LocalModelSettings):
-    """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
+    """Run drafters, targets and an orchestrator on this machine until Ctrl-C, and a gateway.
 
     Each is a process of its own; none is left behind. If one of them ends, all do.
     """
@@ -53,11 +54,17 @@ class UpSettings(LocalModelSettings):
     )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
+    http: Address | Literal[""] = Field(
+        "", description="where a gateway listens for OpenAI's HTTP interface; else there is none"
+    )
     insecure: bool = Field(False, description="let other machines connect in plaintext")
     orchestrator_option: OneOrMore = option(
         (),
         description="further option of the orchestrator, as NAME=VALUE; can be given again",
         kind="repeated",
+    )
+    gateway_option: OneOrMore = option(
+        (), description="further option of the gateway, in the same way", kind="repeated"
     )
     log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
 
@@ -88,7 +95,7 @@ async def running_system(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    count = config.targets + config.drafters + 1
+    count = config.targets + config.drafters + 1 + bool(config.gateway_listen)
     async with AsyncExitStack() as stack:
         with progress(f"starting {count} process{'es' if count > 1 else ''}", total=count) as step:
             system = LocalSystem(
@@ -108,8 +115,12 @@ async def running_system(
 
 async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:
     async with running_system(config, log_directory=log_directory) as system:
-        metrics = {server.name: server.metrics_address for server in system.servers}
-        address = _local_address(system.orchestrator_address)
+        metrics = {
+            server.name: server.metrics_address
+            for server in system.servers
+            if server is not system.gateway  # `top` shows what decodes
+        }
+        address = reachable(system.orchestrator_address)
         with record_metrics_addresses(address, metrics):
             _print_system(system, address)
             try:
@@ -120,17 +131,14 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
         raise ServerExitedError(ended.exit_report())
 
 
-def _local_address(address: str) -> str:
-    """Return where this machine reaches a server that may listen on all interfaces."""
-    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
-
-
 def _print_system(system: LocalSystem, address: str) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
     print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
     print(f"  paceline top{elsewhere}")
+    if system.gateway is not None:
+        print(f"  curl http://{reachable(system.gateway.address)}/v1/models")
     print("\nCtrl-C stops everything.", flush=True)
 
 
@@ -150,4 +158,9 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
             *flags(settings.orchestrator_option),
         ),
         orchestrator_listen=settings.listen,
+        gateway_listen=settings.http,
+        gateway_arguments=(
+            *(["--insecure"] if settings.insecure else []),
+            *flags(settings.gateway_option),
+        ),
     )

@@ -35,6 +35,7 @@ __all__ = [
     "Timing",
     "answer",
     "answers",
+    "fetch_chat_template",
     "fetch_facts",
     "fetch_tokenizer",
     "health_changes",
@@ -218,6 +219,18 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
                     f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
                 )
     return bytes(content)
+
+
+async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb2.ChatTemplate:
+    """Ask a server how its model wants conversations.
+
+    Raises:
+        UnsupportedError: Its model has no chat template, or the server does not know the question.
+        PacelineError: What else the server or the transport said.
+    """
+    request = model_service_pb2.GetChatTemplateRequest()
+    response = await answer(models.GetChatTemplate(request, timeout=_INFO_SECONDS))
+    return response.chat_template
 
 
 async def health_changes(channel: grpc.aio.Channel, *, seconds: float) -> AsyncGenerator[bool]:

@@ -20,6 +20,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.admission import (
     allowed_tokens,
     check,
@@ -182,6 +183,16 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         for server in self._pool.servers:
             info.servers.append(server_message(server))
         return info
+
+    async def GetSystemChatTemplate(  # noqa: N802
+        self, _request: pb.GetSystemChatTemplateRequest, _context: Any
+    ) -> pb.GetSystemChatTemplateResponse:
+        """Ask a target how its model wants conversations; who wants to know it often keeps it."""
+        model = self._pool.model()
+        return pb.GetSystemChatTemplateResponse(
+            model_fingerprint=model.fingerprint,
+            chat_template=await fetch_chat_template(self._pool.targets(model)[0].models),
+        )
 
     @contextmanager
     def _admitted(self, share: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ from paceline_engine.items import Decode, Item, Judge, Judgement, Outcome
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline_engine.calls import ModelDescription, SessionSpec
     from paceline_engine.draft_tree import Ranked
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "ChatTemplate",
     "DeviceLostError",
     "Feed",
     "ForwardInterrupted",
@@ -101,16 +102,28 @@ class Feed:
     parents: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """How a model wants a conversation written as a prompt; see ChatTemplate in the protos."""
+
+    fingerprint: str
+    source: str
+    named_tokens: Mapping[str, str]
+    special_tokens: tuple[str, ...]
+
+
 class Backend(ABC):
     """A loaded model.
 
     Attributes:
         description: What it is.
         tokenizer: The bytes of its tokenizer.json, or None if it has none.
+        chat_template: How it wants conversations, or None if it only continues text.
     """
 
     description: ModelDescription
     tokenizer: bytes | None
+    chat_template: ChatTemplate | None = None
 
     @property
     def layers_run(self) -> int:

@@ -107,7 +107,9 @@ def _download(model: str, revision: str | None) -> Path:
 
     try:
         return Path(
-            snapshot_download(model, revision=revision, allow_patterns=["*.json", "*.safetensors"])
+            snapshot_download(
+                model, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja"]
+            )
         )
     except Exception as error:
         raise ModelLoadError(

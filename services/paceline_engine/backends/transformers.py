@@ -21,6 +21,7 @@ from paceline_engine.backends.base import (
     TokenMemory,
 )
 from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.chat_template import find_chat_template
 from paceline_engine.backends.decoders import agree, choose_decoder, take_sample
 from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
 from paceline_engine.backends.key_values import KeyValues
@@ -123,6 +124,7 @@ class TransformersBackend(Backend):
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
         self.tokenizer = files.tokenizer
+        self.chat_template = find_chat_template(files.directory, files.tokenizer)
         loaded = load_model(files, dtype=dtype).to(self.device)
         self._adopt(files.name, loaded, capture=capture, invariant=invariant)
         self.description = describe(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import pytest
 
+from paceline import AsyncClient, Client
+from paceline.errors import UnsupportedError
 from paceline.v1 import model_service_pb2 as model_pb
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
@@ -41,6 +44,24 @@ async def test_system_info_still_tells_the_model_when_the_last_target_is_gone():
                 info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
         assert info.model_fingerprint == before.model_fingerprint == "target-model"
         assert info.vocabulary_size == VOCABULARY_SIZE
+
+
+async def test_the_chat_template_is_the_targets_as_it_is_now():
+    target = targets(1)[0]
+    async with orchestrating(drafters=[a_drafter()], targets=[target]) as system:
+        async with AsyncClient(system.address) as client:
+            with pytest.raises(UnsupportedError, match="no chat template"):
+                await client.chat_template()
+            for source in ("{{ messages }}", "{{ other }}"):
+                target.chat_template = model_pb.ChatTemplate(
+                    fingerprint=source, source=source, named_tokens={"bos_token": "<s>"}
+                )
+                told = await client.chat_template()
+                assert (told.fingerprint, told.source) == (source, source)
+                assert told.named_tokens == {"bos_token": "<s>"}
+                assert told.model_fingerprint == "target-model"
+        with Client(system.address) as client:
+            assert await asyncio.to_thread(client.chat_template) == told
 
 
 async def test_a_request_just_after_the_start_waits_for_the_first_target():

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UnsupportedError
 from paceline.v1 import model_service_pb2, sampling_pb2
-from paceline_engine.backends.base import TokenMemory
+from paceline_engine.backends.base import ChatTemplate, TokenMemory
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.host import HostLimits, ModelHost
 from paceline_model_server import loading
@@ -73,6 +73,29 @@ async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
         request = model_service_pb2.GetTokenizerRequest()
         chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=5)]
     assert [len(chunk.data) // 1024 for chunk in chunks] == [256, 256, 88]
+
+
+async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
+    host = FakeHost()
+    host.template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"))
+    async with connected(TARGET, host) as target:
+        response = await target.model.GetChatTemplate(
+            model_service_pb2.GetChatTemplateRequest(), timeout=5
+        )
+    told = response.chat_template
+    assert (told.fingerprint, told.source) == ("name", "{{ bos_token }}")
+    assert (dict(told.named_tokens), [*told.special_tokens]) == (
+        {"bos_token": "<s>"},
+        ["<s>", "</s>"],
+    )
+
+
+async def test_a_model_without_a_chat_template_says_so():
+    async with connected(TARGET, FakeHost()) as target:
+        with pytest.raises(UnsupportedError), decoded():
+            await target.model.GetChatTemplate(
+                model_service_pb2.GetChatTemplateRequest(), timeout=5
+            )
 
 
 async def test_a_model_without_a_tokenizer_says_so():

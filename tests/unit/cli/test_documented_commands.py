@@ -9,6 +9,7 @@ import pytest
 
 from paceline_cli import serve
 from paceline_cli.known_settings import settings_classes
+from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
@@ -19,6 +20,7 @@ PAGES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 COMMANDS = ("check-pair", "demo", "generate", "health", "info", "plan", "simulate", "top", "up")
 ROLES = {
     "drafter": ModelServerSettings,
+    "gateway": GatewaySettings,
     "orchestrator": OrchestratorSettings,
     "target": ModelServerSettings,
 }

@@ -9,13 +9,20 @@ import sys
 import pytest
 
 import paceline_drafter
+import paceline_gateway
 import paceline_model_server
 import paceline_serving
 import paceline_target
 
 MODULES = [
     f"{package.__name__}.{module.name}"
-    for package in (paceline_drafter, paceline_model_server, paceline_serving, paceline_target)
+    for package in (
+        paceline_drafter,
+        paceline_gateway,
+        paceline_model_server,
+        paceline_serving,
+        paceline_target,
+    )
     for module in pkgutil.iter_modules(package.__path__)
     if module.name != "__main__"
 ]

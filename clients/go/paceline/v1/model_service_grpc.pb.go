@@ -37,6 +37,14 @@ type ModelServiceClient interface {
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
 	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
 	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (ModelService_GetTokenizerClient, error)
+	// Tell how the model wants a conversation written as a prompt.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	UNAVAILABLE / LOADING       retry after RetryInfo
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+	GetChatTemplate(ctx context.Context, in *GetChatTemplateRequest, opts ...grpc.CallOption) (*GetChatTemplateResponse, error)
 }
 
 type modelServiceClient struct {
@@ -88,6 +96,15 @@ func (x *modelServiceGetTokenizerClient) Recv() (*GetTokenizerResponse, error) {
 	return m, nil
 }
 
+func (c *modelServiceClient) GetChatTemplate(ctx context.Context, in *GetChatTemplateRequest, opts ...grpc.CallOption) (*GetChatTemplateResponse, error) {
+	out := new(GetChatTemplateResponse)
+	err := c.cc.Invoke(ctx, "/paceline.v1.ModelService/GetChatTemplate", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ModelServiceServer is the server API for ModelService service.
 // All implementations must embed UnimplementedModelServiceServer
 // for forward compatibility
@@ -112,6 +129,14 @@ type ModelServiceServer interface {
 	//	UNAVAILABLE / LOADING       retry after RetryInfo
 	//	UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
 	GetTokenizer(*GetTokenizerRequest, ModelService_GetTokenizerServer) error
+	// Tell how the model wants a conversation written as a prompt.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	UNAVAILABLE / LOADING       retry after RetryInfo
+	//	UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+	GetChatTemplate(context.Context, *GetChatTemplateRequest) (*GetChatTemplateResponse, error)
 	mustEmbedUnimplementedModelServiceServer()
 }
 
@@ -124,6 +149,9 @@ func (UnimplementedModelServiceServer) GetModelInfo(context.Context, *GetModelIn
 }
 func (UnimplementedModelServiceServer) GetTokenizer(*GetTokenizerRequest, ModelService_GetTokenizerServer) error {
 	return status.Errorf(codes.Unimplemented, "method GetTokenizer not implemented")
+}
+func (UnimplementedModelServiceServer) GetChatTemplate(context.Context, *GetChatTemplateRequest) (*GetChatTemplateResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method GetChatTemplate not implemented")
 }
 func (UnimplementedModelServiceServer) mustEmbedUnimplementedModelServiceServer() {}
 
@@ -177,6 +205,24 @@ func (x *modelServiceGetTokenizerServer) Send(m *GetTokenizerResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _ModelService_GetChatTemplate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetChatTemplateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ModelServiceServer).GetChatTemplate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.v1.ModelService/GetChatTemplate",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ModelServiceServer).GetChatTemplate(ctx, req.(*GetChatTemplateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 var _ModelService_serviceDesc = grpc.ServiceDesc{
 	ServiceName: "paceline.v1.ModelService",
 	HandlerType: (*ModelServiceServer)(nil),
@@ -184,6 +230,10 @@ var _ModelService_serviceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetModelInfo",
 			Handler:    _ModelService_GetModelInfo_Handler,
+		},
+		{
+			MethodName: "GetChatTemplate",
+			Handler:    _ModelService_GetChatTemplate_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -40,6 +40,16 @@ type OrchestratorServiceClient interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(ctx context.Context, in *GetSystemInfoRequest, opts ...grpc.CallOption) (*GetSystemInfoResponse, error)
+	// Tell how the model wants a conversation written as a prompt, as a target says now.
+	//
+	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error)
 }
 
 type orchestratorServiceClient struct {
@@ -91,6 +101,15 @@ func (c *orchestratorServiceClient) GetSystemInfo(ctx context.Context, in *GetSy
 	return out, nil
 }
 
+func (c *orchestratorServiceClient) GetSystemChatTemplate(ctx context.Context, in *GetSystemChatTemplateRequest, opts ...grpc.CallOption) (*GetSystemChatTemplateResponse, error) {
+	out := new(GetSystemChatTemplateResponse)
+	err := c.cc.Invoke(ctx, "/paceline.v1.OrchestratorService/GetSystemChatTemplate", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OrchestratorServiceServer is the server API for OrchestratorService service.
 // All implementations must embed UnimplementedOrchestratorServiceServer
 // for forward compatibility
@@ -118,6 +137,16 @@ type OrchestratorServiceServer interface {
 	// Precondition: none. Effect: none. Idempotency: no side effects.
 	// Errors: none of its own.
 	GetSystemInfo(context.Context, *GetSystemInfoRequest) (*GetSystemInfoResponse, error)
+	// Tell how the model wants a conversation written as a prompt, as a target says now.
+	//
+	// Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+	//
+	// Precondition: none. Effect: none. Idempotency: no side effects.
+	// Errors:
+	//
+	//	UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+	//	UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+	GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error)
 	mustEmbedUnimplementedOrchestratorServiceServer()
 }
 
@@ -130,6 +159,9 @@ func (UnimplementedOrchestratorServiceServer) Generate(*GenerateRequest, Orchest
 }
 func (UnimplementedOrchestratorServiceServer) GetSystemInfo(context.Context, *GetSystemInfoRequest) (*GetSystemInfoResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetSystemInfo not implemented")
+}
+func (UnimplementedOrchestratorServiceServer) GetSystemChatTemplate(context.Context, *GetSystemChatTemplateRequest) (*GetSystemChatTemplateResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method GetSystemChatTemplate not implemented")
 }
 func (UnimplementedOrchestratorServiceServer) mustEmbedUnimplementedOrchestratorServiceServer() {}
 
@@ -183,6 +215,24 @@ func _OrchestratorService_GetSystemInfo_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OrchestratorService_GetSystemChatTemplate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSystemChatTemplateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OrchestratorServiceServer).GetSystemChatTemplate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.v1.OrchestratorService/GetSystemChatTemplate",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OrchestratorServiceServer).GetSystemChatTemplate(ctx, req.(*GetSystemChatTemplateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 var _OrchestratorService_serviceDesc = grpc.ServiceDesc{
 	ServiceName: "paceline.v1.OrchestratorService",
 	HandlerType: (*OrchestratorServiceServer)(nil),
@@ -190,6 +240,10 @@ var _OrchestratorService_serviceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetSystemInfo",
 			Handler:    _OrchestratorService_GetSystemInfo_Handler,
+		},
+		{
+			MethodName: "GetSystemChatTemplate",
+			Handler:    _OrchestratorService_GetSystemChatTemplate_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

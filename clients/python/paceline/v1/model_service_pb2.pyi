@@ -265,3 +265,106 @@ class GetTokenizerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
+
+@_typing.final
+class GetChatTemplateRequest(_message.Message):
+    """Asks for the chat template."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetChatTemplateRequest: _TypeAlias = GetChatTemplateRequest  # noqa: Y015
+
+@_typing.final
+class GetChatTemplateResponse(_message.Message):
+    """How the model wants a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chat_template(self) -> Global___ChatTemplate:
+        """The template."""
+
+    def __init__(
+        self,
+        *,
+        chat_template: Global___ChatTemplate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetChatTemplateResponse: _TypeAlias = GetChatTemplateResponse  # noqa: Y015
+
+@_typing.final
+class ChatTemplate(_message.Message):
+    """How a model wants a conversation written as a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NamedTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NAMED_TOKENS_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """SHA-256, in hexadecimal, of all that follows; cache what is made of it under that."""
+    source: _builtins.str
+    """A Jinja template of the messages, as it lies beside the model; at most 256 KiB. It is a program
+    of the model's author: render it in a sandbox.
+    """
+    @_builtins.property
+    def named_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Texts of tokens by the names that the source has for them, such as "bos_token"."""
+
+    @_builtins.property
+    def special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
+        one in it could forge the conversation.
+        """
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        source: _builtins.str = ...,
+        named_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        special_tokens: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "named_tokens", b"named_tokens", "source", b"source", "special_tokens", b"special_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatTemplate: _TypeAlias = ChatTemplate  # noqa: Y015

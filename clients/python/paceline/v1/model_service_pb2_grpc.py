@@ -45,6 +45,11 @@ class ModelServiceStub:
                 request_serializer=paceline_dot_v1_dot_model__service__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_model__service__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
+        self.GetChatTemplate = channel.unary_unary(
+                '/paceline.v1.ModelService/GetChatTemplate',
+                request_serializer=paceline_dot_v1_dot_model__service__pb2.GetChatTemplateRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_model__service__pb2.GetChatTemplateResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -79,6 +84,18 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetChatTemplate(self, request, context):
+        """Tell how the model wants a conversation written as a prompt.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+        UNAVAILABLE / LOADING       retry after RetryInfo
+        UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +108,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=paceline_dot_v1_dot_model__service__pb2.GetTokenizerRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_model__service__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'GetChatTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetChatTemplate,
+                    request_deserializer=paceline_dot_v1_dot_model__service__pb2.GetChatTemplateRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_model__service__pb2.GetChatTemplateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -148,6 +170,33 @@ class ModelService:
             '/paceline.v1.ModelService/GetTokenizer',
             paceline_dot_v1_dot_model__service__pb2.GetTokenizerRequest.SerializeToString,
             paceline_dot_v1_dot_model__service__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetChatTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.ModelService/GetChatTemplate',
+            paceline_dot_v1_dot_model__service__pb2.GetChatTemplateRequest.SerializeToString,
+            paceline_dot_v1_dot_model__service__pb2.GetChatTemplateResponse.FromString,
             options,
             channel_credentials,
             insecure,

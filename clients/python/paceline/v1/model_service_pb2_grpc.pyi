@@ -53,6 +53,14 @@ class ModelServiceStub:
       UNAVAILABLE / LOADING       retry after RetryInfo
       UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
     """
+    GetChatTemplate: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]
+    """Tell how the model wants a conversation written as a prompt.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      UNAVAILABLE / LOADING       retry after RetryInfo
+      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+    """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -78,6 +86,14 @@ class ModelServiceAsyncStub(ModelServiceStub):
     Errors:
       UNAVAILABLE / LOADING       retry after RetryInfo
       UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+    """
+    GetChatTemplate: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetChatTemplateRequest, _model_service_pb2.GetChatTemplateResponse]  # type: ignore[assignment]
+    """Tell how the model wants a conversation written as a prompt.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      UNAVAILABLE / LOADING       retry after RetryInfo
+      UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -113,6 +129,20 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
           UNAVAILABLE / LOADING       retry after RetryInfo
           UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
+        """
+
+    @_abc_1.abstractmethod
+    def GetChatTemplate(
+        self,
+        request: _model_service_pb2.GetChatTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.GetChatTemplateResponse, _abc.Awaitable[_model_service_pb2.GetChatTemplateResponse]]:
+        """Tell how the model wants a conversation written as a prompt.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+          UNAVAILABLE / LOADING       retry after RetryInfo
+          UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
         """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

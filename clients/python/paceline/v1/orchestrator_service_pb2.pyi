@@ -869,3 +869,48 @@ class ServerInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerInfo: _TypeAlias = ServerInfo  # noqa: Y015
+
+@_typing.final
+class GetSystemChatTemplateRequest(_message.Message):
+    """Asks for the chat template."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSystemChatTemplateRequest: _TypeAlias = GetSystemChatTemplateRequest  # noqa: Y015
+
+@_typing.final
+class GetSystemChatTemplateResponse(_message.Message):
+    """How the model wants a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    model_fingerprint: _builtins.str
+    """The target model's fingerprint."""
+    @_builtins.property
+    def chat_template(self) -> _model_service_pb2.ChatTemplate:
+        """The template."""
+
+    def __init__(
+        self,
+        *,
+        model_fingerprint: _builtins.str = ...,
+        chat_template: _model_service_pb2.ChatTemplate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "model_fingerprint", b"model_fingerprint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSystemChatTemplateResponse: _TypeAlias = GetSystemChatTemplateResponse  # noqa: Y015

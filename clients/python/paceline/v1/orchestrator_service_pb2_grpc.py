@@ -45,6 +45,11 @@ class OrchestratorServiceStub:
                 request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.FromString,
                 _registered_method=True)
+        self.GetSystemChatTemplate = channel.unary_unary(
+                '/paceline.v1.OrchestratorService/GetSystemChatTemplate',
+                request_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateResponse.FromString,
+                _registered_method=True)
 
 
 class OrchestratorServiceServicer:
@@ -83,6 +88,20 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSystemChatTemplate(self, request, context):
+        """Tell how the model wants a conversation written as a prompt, as a target says now.
+
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+        UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+        UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OrchestratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +114,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.GetSystemInfo,
                     request_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.SerializeToString,
+            ),
+            'GetSystemChatTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSystemChatTemplate,
+                    request_deserializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,6 +176,33 @@ class OrchestratorService:
             '/paceline.v1.OrchestratorService/GetSystemInfo',
             paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoRequest.SerializeToString,
             paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSystemChatTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.OrchestratorService/GetSystemChatTemplate',
+            paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateRequest.SerializeToString,
+            paceline_dot_v1_dot_orchestrator__service__pb2.GetSystemChatTemplateResponse.FromString,
             options,
             channel_credentials,
             insecure,

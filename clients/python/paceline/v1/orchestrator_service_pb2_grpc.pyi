@@ -57,6 +57,16 @@ class OrchestratorServiceStub:
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
     """
+    GetSystemChatTemplate: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]
+    """Tell how the model wants a conversation written as a prompt, as a target says now.
+
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+    """
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
@@ -86,6 +96,16 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors: none of its own.
+    """
+    GetSystemChatTemplate: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]  # type: ignore[assignment]
+    """Tell how the model wants a conversation written as a prompt, as a target says now.
+
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+
+    Precondition: none. Effect: none. Idempotency: no side effects.
+    Errors:
+      UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+      UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
     """
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -125,6 +145,22 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSystemChatTemplate(
+        self,
+        request: _orchestrator_service_pb2.GetSystemChatTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_service_pb2.GetSystemChatTemplateResponse, _abc.Awaitable[_orchestrator_service_pb2.GetSystemChatTemplateResponse]]:
+        """Tell how the model wants a conversation written as a prompt, as a target says now.
+
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+
+        Precondition: none. Effect: none. Idempotency: no side effects.
+        Errors:
+          UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+          UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
         """
 
 def add_OrchestratorServiceServicer_to_server(servicer: OrchestratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

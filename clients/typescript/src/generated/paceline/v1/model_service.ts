@@ -132,6 +132,39 @@ export interface GetTokenizerResponse {
   data: Buffer;
 }
 
+/** Asks for the chat template. */
+export interface GetChatTemplateRequest {
+}
+
+/** How the model wants a conversation. */
+export interface GetChatTemplateResponse {
+  /** The template. */
+  chatTemplate: ChatTemplate | undefined;
+}
+
+/** How a model wants a conversation written as a prompt. */
+export interface ChatTemplate {
+  /** SHA-256, in hexadecimal, of all that follows; cache what is made of it under that. */
+  fingerprint: string;
+  /**
+   * A Jinja template of the messages, as it lies beside the model; at most 256 KiB. It is a program
+   * of the model's author: render it in a sandbox.
+   */
+  source: string;
+  /** Texts of tokens by the names that the source has for them, such as "bos_token". */
+  namedTokens: { [key: string]: string };
+  /**
+   * The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
+   * one in it could forge the conversation.
+   */
+  specialTokens: string[];
+}
+
+export interface ChatTemplate_NamedTokensEntry {
+  key: string;
+  value: string;
+}
+
 function createBaseGetModelInfoRequest(): GetModelInfoRequest {
   return {};
 }
@@ -748,6 +781,275 @@ export const GetTokenizerResponse: MessageFns<GetTokenizerResponse> = {
   },
 };
 
+function createBaseGetChatTemplateRequest(): GetChatTemplateRequest {
+  return {};
+}
+
+export const GetChatTemplateRequest: MessageFns<GetChatTemplateRequest> = {
+  encode(_: GetChatTemplateRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetChatTemplateRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetChatTemplateRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetChatTemplateRequest>): GetChatTemplateRequest {
+    return GetChatTemplateRequest.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<GetChatTemplateRequest>): GetChatTemplateRequest {
+    const message = createBaseGetChatTemplateRequest();
+    return message;
+  },
+};
+
+function createBaseGetChatTemplateResponse(): GetChatTemplateResponse {
+  return { chatTemplate: undefined };
+}
+
+export const GetChatTemplateResponse: MessageFns<GetChatTemplateResponse> = {
+  encode(message: GetChatTemplateResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.chatTemplate !== undefined) {
+      ChatTemplate.encode(message.chatTemplate, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetChatTemplateResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetChatTemplateResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.chatTemplate = ChatTemplate.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetChatTemplateResponse>): GetChatTemplateResponse {
+    return GetChatTemplateResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<GetChatTemplateResponse>): GetChatTemplateResponse {
+    const message = createBaseGetChatTemplateResponse();
+    message.chatTemplate = (object.chatTemplate !== undefined && object.chatTemplate !== null)
+      ? ChatTemplate.fromPartial(object.chatTemplate)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseChatTemplate(): ChatTemplate {
+  return { fingerprint: "", source: "", namedTokens: {}, specialTokens: [] };
+}
+
+export const ChatTemplate: MessageFns<ChatTemplate> = {
+  encode(message: ChatTemplate, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.fingerprint !== "") {
+      writer.uint32(10).string(message.fingerprint);
+    }
+    if (message.source !== "") {
+      writer.uint32(18).string(message.source);
+    }
+    globalThis.Object.entries(message.namedTokens).forEach(([key, value]: [string, string]) => {
+      ChatTemplate_NamedTokensEntry.encode({ key: key as any, value }, writer.uint32(26).fork()).join();
+    });
+    for (const v of message.specialTokens) {
+      writer.uint32(34).string(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChatTemplate {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChatTemplate();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.fingerprint = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.source = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            const entry3 = ChatTemplate_NamedTokensEntry.decode(reader, reader.uint32());
+            if (entry3.value !== undefined) {
+              message.namedTokens[entry3.key] = entry3.value;
+            }
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.specialTokens.push(reader.string());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ChatTemplate>): ChatTemplate {
+    return ChatTemplate.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChatTemplate>): ChatTemplate {
+    const message = createBaseChatTemplate();
+    message.fingerprint = object.fingerprint ?? "";
+    message.source = object.source ?? "";
+    message.namedTokens = (globalThis.Object.entries(object.namedTokens ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    message.specialTokens = object.specialTokens?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseChatTemplate_NamedTokensEntry(): ChatTemplate_NamedTokensEntry {
+  return { key: "", value: "" };
+}
+
+export const ChatTemplate_NamedTokensEntry: MessageFns<ChatTemplate_NamedTokensEntry> = {
+  encode(message: ChatTemplate_NamedTokensEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChatTemplate_NamedTokensEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChatTemplate_NamedTokensEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ChatTemplate_NamedTokensEntry>): ChatTemplate_NamedTokensEntry {
+    return ChatTemplate_NamedTokensEntry.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChatTemplate_NamedTokensEntry>): ChatTemplate_NamedTokensEntry {
+    const message = createBaseChatTemplate_NamedTokensEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
+    return message;
+  },
+};
+
 /** What model a server has, and its tokenizer. Every drafter and every target serves it. */
 export type ModelServiceService = typeof ModelServiceService;
 export const ModelServiceService = {
@@ -791,6 +1093,25 @@ export const ModelServiceService = {
       Buffer.from(GetTokenizerResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetTokenizerResponse => GetTokenizerResponse.decode(value),
   },
+  /**
+   * Tell how the model wants a conversation written as a prompt.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING       retry after RetryInfo
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   */
+  getChatTemplate: {
+    path: "/paceline.v1.ModelService/GetChatTemplate" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: GetChatTemplateRequest): Buffer =>
+      Buffer.from(GetChatTemplateRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): GetChatTemplateRequest => GetChatTemplateRequest.decode(value),
+    responseSerialize: (value: GetChatTemplateResponse): Buffer =>
+      Buffer.from(GetChatTemplateResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): GetChatTemplateResponse => GetChatTemplateResponse.decode(value),
+  },
 } as const;
 
 export interface ModelServiceServer extends UntypedServiceImplementation {
@@ -816,6 +1137,15 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
    *   UNIMPLEMENTED / UNSUPPORTED the model has no tokenizer: send token ids
    */
   getTokenizer: handleServerStreamingCall<GetTokenizerRequest, GetTokenizerResponse>;
+  /**
+   * Tell how the model wants a conversation written as a prompt.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING       retry after RetryInfo
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   */
+  getChatTemplate: handleUnaryCall<GetChatTemplateRequest, GetChatTemplateResponse>;
 }
 
 export interface ModelServiceClient extends Client {
@@ -863,6 +1193,29 @@ export interface ModelServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<GetTokenizerResponse>;
+  /**
+   * Tell how the model wants a conversation written as a prompt.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING       retry after RetryInfo
+   *   UNIMPLEMENTED / UNSUPPORTED the model has no chat template: it continues text
+   */
+  getChatTemplate(
+    request: GetChatTemplateRequest,
+    callback: (error: ServiceError | null, response: GetChatTemplateResponse) => void,
+  ): ClientUnaryCall;
+  getChatTemplate(
+    request: GetChatTemplateRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: GetChatTemplateResponse) => void,
+  ): ClientUnaryCall;
+  getChatTemplate(
+    request: GetChatTemplateRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: GetChatTemplateResponse) => void,
+  ): ClientUnaryCall;
 }
 
 export const ModelServiceClient = makeGenericClientConstructor(

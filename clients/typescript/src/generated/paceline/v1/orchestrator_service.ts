@@ -20,7 +20,7 @@ import {
   type ServiceError,
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
-import { ModelRole } from "./model_service.js";
+import { ChatTemplate, ModelRole } from "./model_service.js";
 import { SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
@@ -398,6 +398,18 @@ export interface ServerInfo {
   modelFingerprint: string;
   /** One decoding step there, ns: measured. */
   decodeStepNs: number;
+}
+
+/** Asks for the chat template. */
+export interface GetSystemChatTemplateRequest {
+}
+
+/** How the model wants a conversation. */
+export interface GetSystemChatTemplateResponse {
+  /** The target model's fingerprint. */
+  modelFingerprint: string;
+  /** The template. */
+  chatTemplate: ChatTemplate | undefined;
 }
 
 function createBaseTokenIds(): TokenIds {
@@ -2150,6 +2162,118 @@ export const ServerInfo: MessageFns<ServerInfo> = {
   },
 };
 
+function createBaseGetSystemChatTemplateRequest(): GetSystemChatTemplateRequest {
+  return {};
+}
+
+export const GetSystemChatTemplateRequest: MessageFns<GetSystemChatTemplateRequest> = {
+  encode(_: GetSystemChatTemplateRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetSystemChatTemplateRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetSystemChatTemplateRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetSystemChatTemplateRequest>): GetSystemChatTemplateRequest {
+    return GetSystemChatTemplateRequest.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<GetSystemChatTemplateRequest>): GetSystemChatTemplateRequest {
+    const message = createBaseGetSystemChatTemplateRequest();
+    return message;
+  },
+};
+
+function createBaseGetSystemChatTemplateResponse(): GetSystemChatTemplateResponse {
+  return { modelFingerprint: "", chatTemplate: undefined };
+}
+
+export const GetSystemChatTemplateResponse: MessageFns<GetSystemChatTemplateResponse> = {
+  encode(message: GetSystemChatTemplateResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.modelFingerprint !== "") {
+      writer.uint32(10).string(message.modelFingerprint);
+    }
+    if (message.chatTemplate !== undefined) {
+      ChatTemplate.encode(message.chatTemplate, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetSystemChatTemplateResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetSystemChatTemplateResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.modelFingerprint = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.chatTemplate = ChatTemplate.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetSystemChatTemplateResponse>): GetSystemChatTemplateResponse {
+    return GetSystemChatTemplateResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<GetSystemChatTemplateResponse>): GetSystemChatTemplateResponse {
+    const message = createBaseGetSystemChatTemplateResponse();
+    message.modelFingerprint = object.modelFingerprint ?? "";
+    message.chatTemplate = (object.chatTemplate !== undefined && object.chatTemplate !== null)
+      ? ChatTemplate.fromPartial(object.chatTemplate)
+      : undefined;
+    return message;
+  },
+};
+
 /** Generates text with the target's exact output, faster. This is the service for clients. */
 export type OrchestratorServiceService = typeof OrchestratorServiceService;
 export const OrchestratorServiceService = {
@@ -2196,6 +2320,27 @@ export const OrchestratorServiceService = {
       Buffer.from(GetSystemInfoResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetSystemInfoResponse => GetSystemInfoResponse.decode(value),
   },
+  /**
+   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   *
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   */
+  getSystemChatTemplate: {
+    path: "/paceline.v1.OrchestratorService/GetSystemChatTemplate" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: GetSystemChatTemplateRequest): Buffer =>
+      Buffer.from(GetSystemChatTemplateRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): GetSystemChatTemplateRequest => GetSystemChatTemplateRequest.decode(value),
+    responseSerialize: (value: GetSystemChatTemplateResponse): Buffer =>
+      Buffer.from(GetSystemChatTemplateResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): GetSystemChatTemplateResponse => GetSystemChatTemplateResponse.decode(value),
+  },
 } as const;
 
 export interface OrchestratorServiceServer extends UntypedServiceImplementation {
@@ -2225,6 +2370,17 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    * Errors: none of its own.
    */
   getSystemInfo: handleUnaryCall<GetSystemInfoRequest, GetSystemInfoResponse>;
+  /**
+   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   *
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   */
+  getSystemChatTemplate: handleUnaryCall<GetSystemChatTemplateRequest, GetSystemChatTemplateResponse>;
 }
 
 export interface OrchestratorServiceClient extends Client {
@@ -2272,6 +2428,31 @@ export interface OrchestratorServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetSystemInfoResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Tell how the model wants a conversation written as a prompt, as a target says now.
+   *
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   *
+   * Precondition: none. Effect: none. Idempotency: no side effects.
+   * Errors:
+   *   UNAVAILABLE / LOADING, DRAINING, NO_TARGET  retry
+   *   UNIMPLEMENTED / UNSUPPORTED                 the model has no chat template: it continues text
+   */
+  getSystemChatTemplate(
+    request: GetSystemChatTemplateRequest,
+    callback: (error: ServiceError | null, response: GetSystemChatTemplateResponse) => void,
+  ): ClientUnaryCall;
+  getSystemChatTemplate(
+    request: GetSystemChatTemplateRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: GetSystemChatTemplateResponse) => void,
+  ): ClientUnaryCall;
+  getSystemChatTemplate(
+    request: GetSystemChatTemplateRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: GetSystemChatTemplateResponse) => void,
   ): ClientUnaryCall;
 }
 

@@ -1,0 +1,295 @@
+"""Answers to completions and chat: whole, or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from paceline import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paceline import Chunk
+    from paceline_gateway.bodies import Body
+    from paceline_gateway.choices import Choice
+    from paceline_gateway.connection import Connection
+
+__all__ = [
+    "ChatForm",
+    "CompletionForm",
+    "Form",
+    "StreamedAnswer",
+    "WholeAnswer",
+    "details",
+    "finish_reason",
+    "usage",
+]
+
+# A token's text is not known here, only that of all tokens of a chunk: it is told by its number.
+_BY_NUMBER = "token_id:{}"
+
+
+class Form(ABC):
+    """What OpenAI calls the parts of an answer of one kind.
+
+    Attributes:
+        prefix: What ids of answers begin with.
+        whole_object: The kind of a whole answer.
+        streamed_object: The kind of an event.
+    """
+
+    prefix: str
+    whole_object: str
+    streamed_object: str
+
+    @abstractmethod
+    def opening(self) -> dict[str, Any] | None:
+        """What a streamed choice begins with, if it does before its text."""
+
+    @abstractmethod
+    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
+        """A piece of a streamed choice; the text before it has `offset` characters."""
+
+    @abstractmethod
+    def ending(self) -> dict[str, Any]:
+        """What a streamed choice ends with, besides the reason."""
+
+    @abstractmethod
+    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+        """A whole choice."""
+
+
+class CompletionForm(Form):
+    """/v1/completions."""
+
+    prefix, whole_object, streamed_object = "cmpl", "text_completion", "text_completion"
+
+    def opening(self) -> None:
+        """Nothing."""
+        return
+
+    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
+        """Its text."""
+        told = _completion_logprobs([(offset, chunk)]) if logprobs else None
+        return {"text": chunk.text, "logprobs": told}
+
+    def ending(self) -> dict[str, Any]:
+        """No more text."""
+        return {"text": "", "logprobs": None}
+
+    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+        """All text."""
+        placed, offset = [], 0
+        for chunk in chunks:
+            placed.append((offset, chunk))
+            offset += len(chunk.text)
+        text = "".join(chunk.text for chunk in chunks)
+        return {"text": text, "logprobs": _completion_logprobs(placed) if logprobs else None}
+
+
+class ChatForm(Form):
+    """/v1/chat/completions."""
+
+    prefix = "chatcmpl"
+    whole_object, streamed_object = "chat.completion", "chat.completion.chunk"
+
+    def opening(self) -> dict[str, Any]:
+        """Who speaks."""
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def part(self, chunk: Chunk, *, offset: int, logprobs: bool) -> dict[str, Any]:
+        """Its text."""
+        del offset
+        told = _chat_logprobs([chunk]) if logprobs else None
+        return {"delta": {"content": chunk.text}, "logprobs": told}
+
+    def ending(self) -> dict[str, Any]:
+        """No more text."""
+        return {"delta": {}, "logprobs": None}
+
+    def whole(self, chunks: Sequence[Chunk], *, logprobs: bool) -> dict[str, Any]:
+        """All that was said."""
+        text = "".join(chunk.text for chunk in chunks)
+        return {
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": _chat_logprobs(chunks) if logprobs else None,
+        }
+
+
+class _Answer:
+    """What whole and streamed answers have in common.
+
+    Args:
+        connection: Where it goes.
+        form: What kind it is.
+        body: What was asked.
+        request_id: Names it.
+        model: The model's name.
+    """
+
+    def __init__(
+        self, connection: Connection, form: Form, body: Body, *, request_id: str, model: str
+    ) -> None:
+        self._connection = connection
+        self._form = form
+        self._body = body
+        self._frame = {
+            "id": f"{form.prefix}-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._logprobs = bool(body.options().get("logprobs"))
+
+    def _details(self, choices: Iterable[Choice]) -> dict[str, Any]:
+        """Return the extension field, if it was asked for."""
+        if self._body.paceline is None:
+            return {}
+        return {"paceline": {"choices": [details(choice) for choice in choices]}}
+
+
+class WholeAnswer(_Answer):
+    """Everything at once, at the end."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._chunks: dict[int, list[Chunk]] = {}
+
+    async def take(self, choice: Choice, chunk: Chunk | None) -> None:
+        """Keep a chunk."""
+        kept = self._chunks.setdefault(choice.index, [])
+        if chunk is not None:
+            kept.append(chunk)
+
+    async def end(self, choices: Sequence[Choice]) -> None:
+        """Send it."""
+        await self._connection.answer(
+            {
+                **self._frame,
+                "object": self._form.whole_object,
+                "system_fingerprint": choices[0].started.model_fingerprint,
+                "choices": [
+                    {
+                        "index": choice.index,
+                        **self._form.whole(self._chunks[choice.index], logprobs=self._logprobs),
+                        "finish_reason": finish_reason(choice),
+                    }
+                    for choice in choices
+                ],
+                "usage": usage(choices),
+                **self._details(choices),
+            }
+        )
+
+
+class StreamedAnswer(_Answer):
+    """Each chunk as it comes; the status goes with the first one, so that it can be an error's."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._offsets: dict[int, int] = {}  # characters sent, by choice
+
+    async def take(self, choice: Choice, chunk: Chunk | None) -> None:
+        """Send a chunk, or the end of a choice."""
+        if not self._connection.status:
+            await self._connection.begin_events()
+        if choice.index not in self._offsets:
+            self._offsets[choice.index] = 0
+            if (opening := self._form.opening()) is not None:
+                await self._send(choice, opening, finish=None)
+        if chunk is None:
+            ending = self._form.ending()
+            await self._send(choice, ending, finish=finish_reason(choice), is_last=True)
+            return
+        offset = self._offsets[choice.index]
+        self._offsets[choice.index] += len(chunk.text)
+        part = self._form.part(chunk, offset=offset, logprobs=self._logprobs)
+        if chunk.text or self._logprobs:
+            await self._send(choice, part, finish=None)
+
+    async def end(self, choices: Sequence[Choice]) -> None:
+        """Say how many tokens there were, if asked for, and that it is over."""
+        if self._body.includes_usage:
+            await self._event(choices[0], [], usage=usage(choices))
+        await self._connection.event("[DONE]")
+        await self._connection.end_events()
+
+    async def _send(
+        self, choice: Choice, entry: dict[str, Any], *, finish: str | None, is_last: bool = False
+    ) -> None:
+        whole = {"index": choice.index, **entry, "finish_reason": finish}
+        extra = self._details([choice]) if is_last else {}
+        if self._body.includes_usage:
+            extra["usage"] = None
+        await self._event(choice, [whole], **extra)
+
+    async def _event(self, choice: Choice, entries: list[dict[str, Any]], **extra: Any) -> None:
+        await self._connection.event(
+            {
+                **self._frame,
+                "object": self._form.streamed_object,
+                "system_fingerprint": choice.started.model_fingerprint,
+                "choices": entries,
+                **extra,
+            }
+        )
+
+
+def finish_reason(choice: Choice) -> str:
+    """Say why a choice ended."""
+    return "length" if choice.finished.finish_reason is FinishReason.LENGTH else "stop"
+
+
+def usage(choices: Iterable[Choice]) -> dict[str, int]:
+    """Count tokens: each prompt once, however often it was continued."""
+    prompts = {it.prompt_index: it.finished.usage.prompt_token_count for it in choices}
+    completion = sum(it.finished.usage.completion_token_count for it in choices)
+    total = sum(prompts.values())
+    return {
+        "prompt_tokens": total,
+        "completion_tokens": completion,
+        "total_tokens": total + completion,
+    }
+
+
+def details(choice: Choice) -> dict[str, Any]:
+    """Tell how a choice was decoded."""
+    started, finished = choice.started, choice.finished
+    return {
+        "index": choice.index,
+        "request_id": started.request_id,
+        "seed": started.seed,
+        "strategy": started.strategy,
+        "rule": finished.promise,
+        "lookahead": finished.lookahead,
+        "targets_used": finished.targets_used,
+        "plan_note": started.plan_note,
+        "finish_reason": finished.finish_reason,
+        "statistics": asdict(finished.statistics),
+    }
+
+
+def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
+    tokens: dict[str, Any]
+    tokens = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
+    for offset, chunk in chunks:
+        tokens["tokens"] += [_BY_NUMBER.format(it) for it in chunk.token_ids]
+        tokens["token_logprobs"] += chunk.logprobs
+        tokens["text_offset"] += [offset] * len(chunk.token_ids)
+    return tokens
+
+
+def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [
+        {
+            "token": _BY_NUMBER.format(token_id),
+            "logprob": logprob,
+            "bytes": None,
+            "top_logprobs": [],
+        }
+        for chunk in chunks
+        for token_id, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}

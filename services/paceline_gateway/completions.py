@@ -1,0 +1,71 @@
+"""/v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_gateway.answers import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
+from paceline_gateway.bodies import ChatBody, CompletionBody, parse
+from paceline_gateway.choices import deliver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import GenerateOptions
+    from paceline_gateway.answers import Form
+    from paceline_gateway.bodies import Body, Prompt
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.gateway import Gateway
+
+__all__ = ["chat", "complete"]
+
+
+async def complete(
+    gateway: Gateway, connection: Connection, content: bytes, request_id: str
+) -> None:
+    """Continue prompts."""
+    body = parse(CompletionBody, content)
+    await _generate(
+        gateway, connection, body, CompletionForm(), prompts=body.prompt, request_id=request_id
+    )
+
+
+async def chat(gateway: Gateway, connection: Connection, content: bytes, request_id: str) -> None:
+    """Continue a conversation, as the model's template writes it."""
+    body = parse(ChatBody, content)
+    await gateway.model(body.model)
+    template = await gateway.orchestrators.chat_template()
+    prompt = await gateway.templates.render(template, body.messages)
+    # The template writes special tokens itself.
+    written: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
+    await _generate(
+        gateway,
+        connection,
+        body,
+        ChatForm(),
+        prompts=[prompt],
+        request_id=request_id,
+        written=written,
+    )
+
+
+async def _generate(
+    gateway: Gateway,
+    connection: Connection,
+    body: Body,
+    form: Form,
+    *,
+    prompts: Sequence[Prompt],
+    request_id: str,
+    written: GenerateOptions | None = None,
+) -> None:
+    model = await gateway.model(body.model)
+    options = body.options()
+    options.update(written or {})
+    choices = gateway.choices(
+        prompts, options, count=body.n, request_id=request_id, charge=connection.charge
+    )
+    answer_class = StreamedAnswer if body.stream else WholeAnswer
+    answer = answer_class(connection, form, body, request_id=request_id, model=model)
+    await deliver(choices, answer.take)
+    await answer.end(choices)

@@ -1,0 +1,162 @@
+"""One client's connection: a body that ends, a client that may leave, a reader that may stall."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.errors import ClientCancelledError
+from paceline_gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from starlette.types import Message, Receive, Scope, Send
+
+__all__ = ["Connection"]
+
+_T = TypeVar("_T")
+
+
+class Connection:
+    """What is read from a client and sent to it, in bounded time and space.
+
+    Args:
+        headers: What every answer carries.
+        stall_seconds: How long the client may send or read nothing.
+
+    Attributes:
+        status: The status that was sent; 0 before.
+        charge: Told how many tokens were computed for the client.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: Mapping[str, str],
+        stall_seconds: float,
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers = headers
+        self._stall_seconds = stall_seconds
+        self.status = 0
+        self.charge: Callable[[int], None] = lambda _: None
+
+    @property
+    def path(self) -> str:
+        """The path that was asked for."""
+        return str(self._scope["path"])
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RequestError: It is too large, or came too slowly.
+            ClientCancelledError: The client left.
+        """
+        content = bytearray()
+        while True:
+            try:
+                async with asyncio.timeout(self._stall_seconds):
+                    message = await self._receive()
+            except TimeoutError:
+                raise RequestError("the body did not come", status=408, code="timeout") from None
+            if message["type"] == "http.disconnect":
+                raise ClientCancelledError("the client went away")
+            content += message.get("body", b"")
+            if len(content) > limit_bytes:
+                raise RequestError(
+                    f"the body has more than {limit_bytes} bytes", status=413, code="too_large"
+                )
+            if not message.get("more_body"):
+                return bytes(content)
+
+    async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do some work for the client, whose body was read.
+
+        Cancellation:
+            When the client leaves, the work is cancelled, and with it what servers do for it.
+
+        Raises:
+            ClientCancelledError: The client left.
+        """
+
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            working.cancel()
+
+        async def kept() -> _T | Exception:
+            try:
+                return await work
+            except Exception as error:  # noqa: BLE001 - raised below, outside the group
+                return error
+            finally:
+                watching.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            # In this order, so that the work has begun when it is cancelled.
+            working = tasks.create_task(kept(), name="answer a client")
+            watching = tasks.create_task(watch(), name="watch a client")
+        if working.cancelled():
+            raise ClientCancelledError("the client went away")
+        outcome = working.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def answer(
+        self, content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole answer as JSON."""
+        body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+        await self._start(
+            status,
+            {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                **(headers or {}),
+            },
+        )
+        await self._put({"type": "http.response.body", "body": body})
+
+    async def begin_events(self) -> None:
+        """Begin an answer of server-sent events."""
+        # nginx would keep them back until there are many.
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        await self._start(200, {"content-type": "text/event-stream; charset=utf-8", **headers})
+
+    async def event(self, content: Any, *, name: str = "") -> None:
+        """Send one event."""
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        head = f"event: {name}\n" if name else ""
+        body = f"{head}data: {text}\n\n".encode("utf-8", "replace")
+        await self._put({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end_events(self) -> None:
+        """End the answer."""
+        await self._put({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        pairs = {**self._headers, **headers}.items()
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        await self._put({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _put(self, message: Message) -> None:
+        """Send on, and wait while the client's buffers are full.
+
+        Raises:
+            ClientCancelledError: It read nothing for too long.
+        """
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientCancelledError("the client does not read") from error

@@ -1,0 +1,129 @@
+"""Errors in OpenAI's form, with the statuses that its clients know what to do with.
+
+    400  fix the request            404  another model, another path     413  a smaller body
+    401  another key                408  send faster                     429  wait: the key's limit
+    503  wait: overloaded, loading, shutting down                        504  ask for less
+    500  report it
+
+Its clients try again by themselves after 408, 429 and 5xx, when Retry-After says.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from paceline import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RequestError", "of_paceline"]
+
+_MOST_TEXT = 1000
+
+# What the wire calls it: what OpenAI calls it. A prompt's text is named by who asks.
+_PARAMETERS = {
+    "add_special_tokens": "prompt",
+    "lookahead": "paceline.lookahead",
+    "rule": "paceline.rule",
+    "sampling.min_p": "paceline.min_p",
+    "sampling.temperature": "temperature",
+    "sampling.top_k": "paceline.top_k",
+    "sampling.top_p": "top_p",
+    "stop_strings": "stop",
+    "strategy": "paceline.strategy",
+    "target_count": "paceline.targets",
+    "targets": "paceline.targets",
+    "verification_rule": "paceline.rule",
+}
+_PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids"})
+
+# The first class that an error is one of decides: status, type, code.
+_KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
+    (errors.ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
+    (errors.InvalidFieldError, 400, "invalid_request_error", None),
+    (errors.UnsupportedError, 400, "invalid_request_error", "unsupported"),
+    (errors.OverloadedError, 503, "server_error", "overloaded"),
+    (errors.CacheExhaustedError, 503, "server_error", "overloaded"),
+    (errors.TryAgainError, 503, "server_error", "unavailable"),
+    # A new version of the model is rolled out; asked anew it answers as a whole.
+    (errors.ModelMismatchError, 503, "server_error", "unavailable"),
+    (errors.DeadlineError, 504, "server_error", "timeout"),
+)
+
+
+class RequestError(Exception):
+    """How a request ends without what it asked for.
+
+    Attributes:
+        status: The HTTP status.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers: dict[str, str] = {}
+        if retry_after_seconds is not None:
+            self.headers["retry-after"] = str(max(1, math.ceil(retry_after_seconds)))
+        self._error = {
+            "message": message[:_MOST_TEXT],
+            "type": kind,
+            "param": param,
+            "code": code,
+        }
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The answer's body."""
+        return {"error": self._error}
+
+
+def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
+    """Say an orchestrator's error in OpenAI's words.
+
+    Args:
+        prompt: What the prompt is called in this request, such as "messages".
+    """
+    for error_class, status, kind, code in _KINDS:
+        if isinstance(error, error_class):
+            retry = error.retry_after_seconds
+            if status == 503 and retry is None:
+                retry = 1.0
+            return RequestError(
+                _message(error, prompt),
+                status=status,
+                kind=kind,
+                code=code,
+                param=_parameter(error, prompt),
+                retry_after_seconds=retry if status == 503 else None,
+            )
+    return RequestError(
+        "the gateway could not get an answer; its log has why, under the request's id",
+        status=500,
+        kind="server_error",
+        code="internal",
+    )
+
+
+def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
+    if error.violations:
+        field = error.violations[0].field
+        return prompt if field in _PROMPT_FIELDS else _PARAMETERS.get(field, field)
+    return prompt if isinstance(error, errors.ContextLengthExceededError) else None
+
+
+def _message(error: errors.PacelineError, prompt: str) -> str:
+    """Take the server's words, about the field that the client knows."""
+    name = _parameter(error, prompt)
+    return f"{name}: {error.violations[0].description}" if error.violations else error.message

@@ -1,0 +1,282 @@
+"""What the routes share: who may call, how many at once, and how a request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ClientCancelledError, DrainingError, PacelineError
+from paceline_gateway.chat_template import ChatTemplates
+from paceline_gateway.choices import Choice
+from paceline_gateway.connection import Connection
+from paceline_gateway.errors import RequestError, of_paceline
+from paceline_gateway.keys import Keys
+from paceline_serving import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from paceline import GenerateOptions
+    from paceline_gateway.bodies import Prompt
+    from paceline_gateway.metrics import GatewayMetrics
+    from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.settings import GatewaySettings
+
+__all__ = ["Endpoint", "Gateway"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_NAME = 64  # characters of a request id on the wire
+
+
+class Gateway:
+    """What is there once, for all routes.
+
+    Args:
+        settings: The operator's.
+        orchestrators: Where generations run.
+        metrics: Where requests are counted.
+
+    Raises:
+        ValueError: The file of keys is unusable.
+
+    Attributes:
+        began_at: When it began, in seconds since 1970.
+        is_leaving: Whether balancers shall look elsewhere, though it still serves.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, *, orchestrators: Orchestrators, metrics: GatewayMetrics
+    ) -> None:
+        self.settings = settings
+        self.orchestrators = orchestrators
+        self.metrics = metrics
+        self.templates = ChatTemplates()
+        self.began_at = int(time.time())
+        self._keys = Keys(settings.api_keys) if settings.api_keys is not None else None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._cut: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self.is_leaving = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether balancers shall send work here."""
+        return self.orchestrators.any_serves and not self.is_leaving
+
+    def drain(self) -> None:
+        """Accept no more requests."""
+        self._is_draining = True
+
+    async def settled(self) -> None:
+        """Return once no request is running."""
+        await self._idle.wait()
+
+    def cut(self) -> None:
+        """End all requests; each is told why."""
+        for task in tuple(self._running):
+            self._cut.add(task)
+            task.cancel()
+
+    @contextmanager
+    def let_in(self, connection: Connection, authorization: str) -> Iterator[None]:
+        """Let a client in whose key is good and not used up, and count what it costs.
+
+        Raises:
+            RequestError: It has no such key, or the key's limit is reached.
+        """
+        if self._keys is None:
+            yield
+            return
+        caller = self._keys.find(authorization)
+        connection.charge = caller.charge
+        with caller.admitted():
+            yield
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in, or refuse it at once.
+
+        Raises:
+            RequestError: There is no room for it, or it was cut.
+        """
+        if self._is_draining:
+            raise of_paceline(DrainingError("this gateway is shutting down"), prompt="")
+        if len(self._running) >= self.settings.request_limit:
+            raise RequestError(
+                f"{len(self._running)} requests are running here",
+                status=503,
+                kind="server_error",
+                code="overloaded",
+                retry_after_seconds=1,
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        self._idle.clear()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel():
+                raise
+            raise of_paceline(DrainingError("this gateway is shutting down"), prompt="") from None
+        finally:
+            self._cut.discard(task)
+            self._running.discard(task)
+            if not self._running:
+                self._idle.set()
+
+    async def model(self, asked: str) -> str:
+        """Return the model's name, if it is the one that was asked for.
+
+        Raises:
+            RequestError: There is another one here.
+            PacelineError: Nobody could say.
+        """
+        name = (await self.orchestrators.info()).model_name
+        if asked != name:
+            raise RequestError(
+                f"there is no model {asked[:200]!r} here; there is {name!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def choices(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions,
+        *,
+        count: int,
+        request_id: str,
+        charge: Callable[[int], None],
+    ) -> list[Choice]:
+        """Make the generations of a request: each prompt so often, with one seed after the other.
+
+        Raises:
+            RequestError: There are too many.
+        """
+        total = len(prompts) * count
+        if total > self.settings.choice_limit:
+            raise RequestError(
+                f"n: {total} generations (prompts times n) are more than"
+                f" {self.settings.choice_limit}",
+                param="n",
+            )
+        names = [_name(request_id, index=index, total=total) for index in range(total)]
+        return [
+            Choice(
+                prompt_index * count + number,
+                prompt,
+                prompt_index=prompt_index,
+                options=_own(
+                    options, number=number, request_id=names[prompt_index * count + number]
+                ),
+                orchestrators=self.orchestrators,
+                seconds=self.settings.call_limit_seconds,
+                resumed=self.metrics.resumed,
+                charge=charge,
+            )
+            for prompt_index, prompt in enumerate(prompts)
+            for number in range(count)
+        ]
+
+
+class Endpoint:
+    """An ASGI application for one route.
+
+    Args:
+        gateway: What is there once.
+        route: Its path, for metrics and logs.
+        handle: Answers a request: its connection, its body, its id.
+        prompt: What a prompt is called there.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        route: str,
+        handle: Callable[[Gateway, Connection, bytes, str], Awaitable[None]],
+        *,
+        prompt: str = "prompt",
+    ) -> None:
+        self._gateway = gateway
+        self._route = route
+        self._handle = handle
+        self._prompt = prompt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = [
+            (name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]
+        ]
+        call = tracing.enter(f"{scope['method']} {self._route}", headers)
+        authorization = dict(headers).get("authorization", "")
+        connection = Connection(
+            scope,
+            receive,
+            send,
+            headers={"x-request-id": call.request_id},
+            stall_seconds=self._gateway.settings.slow_reader_seconds,
+        )
+        with self._gateway.metrics.request(self._route, lambda: connection.status):
+            try:
+                await self._serve(connection, call.request_id, authorization=authorization)
+            except ClientCancelledError as error:
+                _log.info("not answered to the end: %s", error.message)
+            else:
+                _log.info("answered", extra={"status": connection.status})
+
+    async def _serve(self, connection: Connection, request_id: str, *, authorization: str) -> None:
+        try:
+            with self._gateway.let_in(connection, authorization), self._gateway.admitted():
+                content = await connection.body(self._gateway.settings.body_limit_bytes)
+                await connection.while_connected(self._answer(connection, content, request_id))
+        except RequestError as error:
+            await _refuse(connection, error)
+
+    async def _answer(self, connection: Connection, content: bytes, request_id: str) -> None:
+        try:
+            await self._handle(self._gateway, connection, content, request_id)
+        except (RequestError, ClientCancelledError):
+            raise
+        except PacelineError as error:
+            refusal = of_paceline(error, prompt=self._prompt)
+            if refusal.status == 500:
+                _log.error("a generation failed: %s", error.message)
+            raise refusal from error
+        except Exception as error:
+            _log.exception("a request failed")
+            raise of_paceline(PacelineError("a bug"), prompt=self._prompt) from error
+
+
+def _own(options: GenerateOptions, *, number: int, request_id: str) -> GenerateOptions:
+    """Return a choice's options: a seed and a name of its own."""
+    own = options.copy()
+    if "seed" in own:
+        own["seed"] = (own["seed"] + number) % (1 << 53)
+    own["request_id"] = request_id
+    return own
+
+
+def _name(request_id: str, *, index: int, total: int) -> str:
+    """Name a choice in the servers' logs after its request."""
+    suffix = f"-{index}" if total > 1 else ""
+    return request_id[: _MOST_NAME - len(suffix)] + suffix
+
+
+async def _refuse(connection: Connection, error: RequestError) -> None:
+    """Say it with a status, or in a stream that began as its last event."""
+    if connection.status:
+        await connection.event(error.body)
+        await connection.end_events()
+    else:
+        await connection.answer(error.body, status=error.status, headers=error.headers)

@@ -1,0 +1,206 @@
+"""A gateway as a process: an HTTP server that is told apart from its application, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline_gateway.application import application
+from paceline_gateway.gateway import Gateway
+from paceline_gateway.metrics import GatewayMetrics
+from paceline_gateway.orchestrators import Orchestrators
+from paceline_serving import telemetry
+from paceline_serving.lifecycle import announce
+from paceline_serving.metrics_endpoint import MetricsEndpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from paceline_gateway.settings import GatewaySettings
+
+__all__ = ["HttpProcess"]
+
+_log = logging.getLogger(__name__)
+# It tells of its own start and stop at a level of which we tell our own.
+logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+# For answers that are on their way when the drain ends.
+_STOP_GRACE_SECONDS = 2
+_BACKLOG = 2048
+_MOST_CONNECTIONS = 1 << 20
+_KEEP_ALIVE_SECONDS = 60
+
+
+class HttpProcess:
+    """A gateway without a process of its own: `begin`, then `finish`; see lifecycle.Process.
+
+    Attributes:
+        addresses: What is bound, by name.
+        orchestrators: Where requests go.
+        gateway: What answers them.
+    """
+
+    def __init__(self, settings: GatewaySettings, *, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._exit = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+        self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.addresses: dict[str, str] = {}
+        self.orchestrators = Orchestrators(
+            settings.orchestrators, tls=settings.orchestrator_tls, insecure=settings.insecure
+        )
+        self.gateway = Gateway(
+            settings, orchestrators=self.orchestrators, metrics=GatewayMetrics(registry)
+        )
+        telemetry.count_tasks(registry, asyncio.get_running_loop())
+
+    async def begin(self) -> None:
+        """Bind the ports, and wait for the first orchestrator that serves.
+
+        Requests are answered from the first moment on: with 503 until then.
+
+        Raises:
+            OSError: A port or a file cannot be used.
+        """
+        settings = self._settings
+        listener = _bind(settings.listen, settings.slow_reader_seconds)
+        self.addresses["address"] = "{}:{}".format(*_shown(listener))
+        self._server = _Server(self._configuration())
+        await self._exit.enter_async_context(self.orchestrators)
+        await self._exit.enter_async_context(self._tasks)
+        self._serving = self._tasks.create_task(
+            self._server.serve(sockets=[listener]), name="serve HTTP"
+        )
+        if settings.metrics_listen:
+            host, _, port = settings.metrics_listen.rpartition(":")
+            metrics = MetricsEndpoint(
+                host.strip("[]"), int(port), registry=self._registry, pages={}
+            )
+            self._exit.callback(metrics.close)
+            self.addresses["metrics_address"] = metrics.address
+        announce("listening", self.addresses)
+        await self.orchestrators.until_one_serves()
+        announce("ready", self.addresses)
+
+    def _configuration(self) -> uvicorn.Config:
+        """Set the server up.
+
+        Raises:
+            OSError: A file of TLS is unusable.
+        """
+        settings = self._settings
+        configuration = uvicorn.Config(
+            application(self.gateway),
+            # h11: no parser in C between strangers and this process.
+            http=_protocol(settings.slow_reader_seconds),
+            limit_concurrency=_connection_limit(),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+        try:
+            configuration.load()
+        except OSError as error:  # of which ssl's are
+            raise OSError(
+                f"{settings.tls_certificate} and {settings.tls_key} are no usable certificate and"
+                f" key: {error.strerror or error}"
+            ) from error
+        return configuration
+
+    def stop_soon(self, failure: str | None = None) -> None:
+        """Ask for the end."""
+        if not self._end.done():
+            self._end.set_result(failure)
+
+    async def stopping(self) -> str | None:
+        """Wait until someone asked for the end; return why, if it is a failure."""
+        return await asyncio.shield(self._end)
+
+    async def finish(self, *, drain: bool = True) -> None:
+        """Drain and stop, in bounded time: readiness says no first, while requests are served."""
+        self.gateway.is_leaving = True
+        if drain:
+            await asyncio.sleep(self._settings.drain_delay_seconds)
+        self.gateway.drain()
+        announce("draining", self.addresses)
+        if drain:
+            try:
+                async with asyncio.timeout(self._settings.drain_seconds):
+                    await self.gateway.settled()
+            except TimeoutError:
+                _log.warning("work is left after %g s of draining", self._settings.drain_seconds)
+        self.gateway.cut()
+        self._server.should_exit = True
+        await self._serving
+        await self._exit.aclose()
+
+
+def _protocol(head_seconds: float) -> type[H11Protocol]:
+    """Make a connection that ends if its first request's head does not come in time."""
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(head_seconds, self._end_if_silent)
+
+        def _end_if_silent(self) -> None:
+            if self.scope is None:
+                self.transport.abort()
+
+    return Protocol
+
+
+def _connection_limit() -> int:
+    """Leave half of the descriptors for all but clients; beyond it they are told 503."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
+    return most // 2
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _bind(address: str, stall_seconds: float) -> socket.socket:
+    """Listen; a connection whose client takes nothing for so long is ended by the kernel.
+
+    Raises:
+        OSError: The address cannot be had.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(stall_seconds * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listener
+
+
+def _shown(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return (f"[{host}]" if ":" in host else host), port

@@ -1,0 +1,153 @@
+"""/v1/responses: text in, text out, whole or as OpenAI's named events."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline_gateway.answers import details, finish_reason, usage
+from paceline_gateway.bodies import ResponseBody, parse
+from paceline_gateway.choices import deliver
+
+if TYPE_CHECKING:
+    from paceline import Chunk, GenerateOptions
+    from paceline_gateway.choices import Choice
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.gateway import Gateway
+
+__all__ = ["respond"]
+
+
+async def respond(
+    gateway: Gateway, connection: Connection, content: bytes, request_id: str
+) -> None:
+    """Answer a conversation, as the model's template writes it; nothing is stored."""
+    body = parse(ResponseBody, content)
+    model = await gateway.model(body.model)
+    template = await gateway.orchestrators.chat_template()
+    prompt = await gateway.templates.render(template, body.messages, param="input")
+    options = body.options()
+    written: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
+    options.update(written)
+    (choice,) = gateway.choices(
+        [prompt], options, count=1, request_id=request_id, charge=connection.charge
+    )
+    answer = _Answer(connection, body, request_id=request_id, model=model)
+    await deliver([choice], answer.take)
+    await answer.end(choice)
+
+
+class _Answer:
+    """One message, which grows."""
+
+    def __init__(
+        self, connection: Connection, body: ResponseBody, *, request_id: str, model: str
+    ) -> None:
+        self._connection = connection
+        self._body = body
+        self._message_id = f"msg_{request_id}"
+        self._frame = {
+            "id": f"resp_{request_id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+        }
+        self._texts: list[str] = []
+        self._sequence = 0
+
+    async def take(self, _choice: Choice, chunk: Chunk | None) -> None:
+        """Keep a chunk; where it is streamed, send it."""
+        if self._body.stream and not self._connection.status:
+            await self._begin()
+        if chunk is None or not chunk.text:
+            return
+        self._texts.append(chunk.text)
+        if self._body.stream:
+            await self._part("response.output_text.delta", delta=chunk.text, logprobs=[])
+
+    async def end(self, choice: Choice) -> None:
+        """Send the whole, and what is still missing of the stream."""
+        status = "completed" if finish_reason(choice) == "stop" else "incomplete"
+        whole = self._response(status, choice)
+        if not self._body.stream:
+            await self._connection.answer(whole)
+            return
+        text = "".join(self._texts)
+        await self._part("response.output_text.done", text=text, logprobs=[])
+        await self._part("response.content_part.done", part=_part(text))
+        await self._event(
+            "response.output_item.done", output_index=0, item=self._message(status, [_part(text)])
+        )
+        await self._event(f"response.{status}", response=whole)
+        await self._connection.end_events()
+
+    async def _begin(self) -> None:
+        await self._connection.begin_events()
+        for name in ("response.created", "response.in_progress"):
+            await self._event(name, response=self._response("in_progress", None))
+        item = self._message("in_progress", [])
+        await self._event("response.output_item.added", output_index=0, item=item)
+        await self._part("response.content_part.added", part=_part(""))
+
+    async def _part(self, name: str, **fields: Any) -> None:
+        """Send an event about the one part of the one message."""
+        await self._event(name, item_id=self._message_id, output_index=0, content_index=0, **fields)
+
+    async def _event(self, name: str, **fields: Any) -> None:
+        content = {"type": name, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        await self._connection.event(content, name=name)
+
+    def _message(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": parts,
+        }
+
+    def _response(self, status: str, choice: Choice | None) -> dict[str, Any]:
+        """Write down the whole, as far as it is; without a choice it has only begun."""
+        body = self._body
+        parts = [_part("".join(self._texts))]
+        extra: dict[str, Any] = {}
+        if choice is not None and body.paceline is not None:
+            extra["paceline"] = {"choices": [details(choice)]}
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self._frame,
+            "status": status,
+            "output": [self._message(status, parts)] if choice is not None else [],
+            "usage": _usage(choice) if choice is not None else None,
+            "error": None,
+            "incomplete_details": reason,
+            "instructions": body.instructions or None,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            **extra,
+        }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(choice: Choice) -> dict[str, Any]:
+    counts = usage([choice])
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+    }

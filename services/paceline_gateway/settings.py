@@ -1,0 +1,125 @@
+"""What the operator of a gateway can set."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from paceline.channel import Tls, is_loopback
+from paceline_serving.security import refuse_plaintext
+from paceline_serving.server_settings import RunSettings
+from paceline_serving.settings import Address, Settings, StringList
+
+__all__ = ["GatewaySettings", "HttpSettings", "OrchestratorAddressSettings", "RequestLimitSettings"]
+
+
+def _check_tcp(address: str) -> str:
+    if address.startswith("unix:"):
+        raise ValueError("must be HOST:PORT or [IPV6]:PORT")
+    return address
+
+
+class OrchestratorAddressSettings(Settings):
+    """Orchestrators."""
+
+    orchestrators: StringList = Field(
+        (),
+        description="HOST:PORT of the orchestrators, separated by commas. Requests are spread over"
+        " those that serve; what one of them leaves unfinished goes on at another",
+    )
+    orchestrator_tls_authority: Path | None = Field(
+        None, description="PEM file: speak TLS to orchestrators, and trust these"
+    )
+    orchestrator_tls_certificate: Path | None = Field(
+        None, description="PEM file with the certificate that is shown to orchestrators (mTLS)"
+    )
+    orchestrator_tls_key: Path | None = Field(None, description="PEM file with its private key")
+
+    @property
+    def orchestrator_tls(self) -> Tls | None:
+        """How to trust orchestrators; None is plaintext."""
+        if self.orchestrator_tls_authority is None:
+            return None
+        return Tls(
+            ca_file=self.orchestrator_tls_authority,
+            certificate_file=self.orchestrator_tls_certificate,
+            key_file=self.orchestrator_tls_key,
+        )
+
+    @model_validator(mode="after")
+    def _has_orchestrators(self) -> Self:
+        if not self.orchestrators:
+            raise ValueError("--orchestrators is needed: where requests go")
+        if (self.orchestrator_tls_certificate is None) != (self.orchestrator_tls_key is None):
+            raise ValueError("orchestrator_tls_certificate and orchestrator_tls_key go together")
+        if self.orchestrator_tls_certificate is not None and not self.orchestrator_tls_authority:
+            raise ValueError("orchestrator_tls_certificate needs orchestrator_tls_authority")
+        return self
+
+
+class HttpSettings(Settings):
+    """HTTP."""
+
+    listen: Annotated[Address, AfterValidator(_check_tcp)] = Field(
+        "127.0.0.1:8000", description="HOST:PORT (0: any free port) for HTTP"
+    )
+    metrics_listen: Address | Literal[""] = Field(
+        "",
+        description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
+        " counts and times. Empty: none",
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file with this server's certificate chain: speak HTTPS"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with its private key")
+    api_keys: Path | None = Field(
+        None,
+        description="YAML file with the hashes of the keys that may call, read again when it"
+        " changes. Needed on an address that other machines can reach",
+    )
+    insecure: bool = Field(
+        False,
+        description="allow plaintext, and callers without a key, on an address that other machines"
+        " can reach; and plaintext to orchestrators elsewhere",
+    )
+
+
+class RequestLimitSettings(Settings):
+    """Limits."""
+
+    request_limit: int = Field(
+        256, ge=1, le=100_000, description="requests at the same time; more are refused at once"
+    )
+    choice_limit: int = Field(
+        16, ge=1, le=128, description="generations of one request: its prompts times n"
+    )
+    body_limit_bytes: int = Field(
+        1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body"
+    )
+    slow_reader_seconds: float = Field(
+        30, gt=0, le=3600, description="seconds a client may send or read nothing, when it has to"
+    )
+
+
+class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSettings, RunSettings):
+    """Serve OpenAI's HTTP interface as a client of orchestrators."""
+
+    @model_validator(mode="after")
+    def _is_not_exposed(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        if self.insecure:
+            return self
+        if self.tls_certificate is None:
+            refuse_plaintext(self.listen, flag="--insecure")
+        if self.api_keys is None and not is_loopback(self.listen):
+            raise ValueError(
+                f"{self.listen} is reachable from other machines, so it needs --api-keys;"
+                " --insecure allows callers without a key"
+            )
+        if self.orchestrator_tls is None:
+            for address in self.orchestrators:
+                refuse_plaintext(address, flag="--insecure")
+        return self

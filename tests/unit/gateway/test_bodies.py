@@ -1,0 +1,136 @@
+"""Bodies: what is refused is refused by its name, and nothing makes a 500."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_gateway.bodies import ChatBody, CompletionBody, ResponseBody, parse
+from paceline_gateway.errors import RequestError
+from support.gateway import gateway_over
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "fake", "prompt": "p"}
+
+
+def refused(body_class, value):
+    with pytest.raises(RequestError) as caught:
+        parse(body_class, json.dumps(value).encode())
+    return caught.value.body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body_class", "base", "name", "value", "param"),
+    [
+        (ChatBody, CHAT, "frequency_penalty", 0.5, "frequency_penalty"),
+        (ChatBody, CHAT, "logit_bias", {"5": 1}, "logit_bias"),
+        (ChatBody, CHAT, "tools", [{"type": "function"}], "tools"),
+        (ChatBody, CHAT, "top_logprobs", 3, "top_logprobs"),
+        (ChatBody, CHAT, "response_format", {"type": "json_object"}, "response_format"),
+        (ChatBody, CHAT, "reasoning_effort", "low", "reasoning_effort"),
+        (ChatBody, CHAT, "chat_template", "{{ 1 }}", "chat_template"),
+        (ChatBody, CHAT, "n", 0, "n"),
+        (ChatBody, CHAT, "temperature", 2.5, "temperature"),
+        (ChatBody, CHAT, "temperature", "1", "temperature"),
+        (ChatBody, CHAT, "seed", -1, "seed"),
+        (ChatBody, CHAT, "messages", [], "messages"),
+        (ChatBody, CHAT, "messages", [{"role": "tool", "content": "x"}], "messages[0].role"),
+        (ChatBody, CHAT, "messages", [{"role": "user"}], "messages[0].content"),
+        (
+            ChatBody,
+            CHAT,
+            "messages",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[0].content",
+        ),
+        (ChatBody, CHAT, "paceline", {"strategy": "best"}, "paceline.strategy"),
+        (ChatBody, CHAT, "paceline", {"more": 1}, "paceline.more"),
+        (CompletionBody, TEXT, "echo", True, "echo"),
+        (CompletionBody, TEXT, "logprobs", 2, "logprobs"),
+        (CompletionBody, TEXT, "best_of", 2, "best_of"),
+        (CompletionBody, TEXT, "suffix", "x", "suffix"),
+        (CompletionBody, TEXT, "prompt", [], "prompt"),
+        (CompletionBody, TEXT, "prompt", ["a", 1], "prompt"),
+        (CompletionBody, TEXT, "prompt", [1 << 32], "prompt"),
+        (CompletionBody, TEXT, "prompt", [True], "prompt"),
+        (CompletionBody, TEXT, "stop", [1], "stop"),
+        (CompletionBody, TEXT, "max_tokens", 1 << 40, "max_tokens"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, value, param):
+    error = refused(body_class, {**base, name: value})
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": []},
+        {"tool_choice": "none", "response_format": {"type": "text"}, "store": False},
+        {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto"},
+        {"stop": None, "seed": None, "stream_options": None, "logprobs": None, "n": None},
+    ],
+)
+def test_what_changes_nothing_is_allowed(more):
+    plain = parse(ChatBody, json.dumps(CHAT).encode())
+    assert parse(ChatBody, json.dumps({**CHAT, **more}).encode()).options() == plain.options()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+BODIES = {
+    ChatBody: CHAT,
+    CompletionBody: TEXT,
+    ResponseBody: {"model": "fake", "input": "hi"},
+}
+FIELDS = sorted({name for body_class in BODIES for name in body_class.model_fields})
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.sampled_from([*BODIES]))
+def test_any_json_is_a_body_or_a_refusal(more, body_class):
+    base = BODIES[body_class]
+    with suppress(RequestError):
+        parse(body_class, json.dumps({**base, **more}).encode()).options()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_body_or_a_refusal(content):
+    with pytest.raises(RequestError):
+        parse(ChatBody, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"null", 400),
+        (b'{"model":"fake","prompt":"\xff"}', 400),
+        (b'{"model":"fake","prompt":"\\ud800"}', 400),
+        (b'{"model":"fake","prompt":' + b"[" * 50_000, 400),
+        (b'{"model":"fake","prompt":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_001, 400),
+        (b'{"model":"fake","prompt":"p","temperature":NaN}', 400),
+        (b'{"model":"fake","prompt":"p","seed":1e400}', 400),
+        (b'{"model":"fake","prompt":"p","seed":' + b"9" * 5_000 + b"}", 400),
+        (b'{"model":"' + b"x" * 100_000 + b'","prompt":"p"}', 404),
+        (b'{"model":"fake","prompt":"\\u0000"}', 200),
+        (b" " * (1 << 20) + b"{}", 413),
+    ],
+)
+async def test_over_http_a_strange_body_is_answered_with_what_is_wrong(content, status):
+    async with gateway_over() as gateway:
+        response = await gateway.http.post("/v1/completions", content=content)
+    assert response.status_code == status, response.text
+    if status != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert len(response.content) < 2000

@@ -1,0 +1,61 @@
+"""A client's connection, without a network: who stalls is given up, who leaves is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline.errors import ClientCancelledError
+from paceline_gateway.connection import Connection
+
+
+def connection(*, receive=None, send=None, stall_seconds=5.0):
+    async def forever(*_):
+        await asyncio.Event().wait()
+
+    scope = {"path": "/", "method": "POST"}
+    return Connection(
+        scope, receive or forever, send or forever, headers={}, stall_seconds=stall_seconds
+    )
+
+
+async def test_a_client_whose_buffers_stay_full_is_given_up():
+    async with asyncio.timeout(30):
+        with pytest.raises(ClientCancelledError, match="does not read"):
+            await connection(stall_seconds=0.01).event("x")
+
+
+async def test_work_ends_with_its_client_and_knows_it():
+    ends = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async def leaves():
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientCancelledError, match="went away"):
+        await connection(receive=leaves).while_connected(work())
+    assert ends == ["cancelled"]
+
+
+async def test_the_works_result_and_failure_are_the_callers():
+    async def fail():
+        raise ValueError("mine")
+
+    assert await connection().while_connected(asyncio.sleep(0, result=7)) == 7
+    with pytest.raises(ValueError, match="mine"):
+        await connection().while_connected(fail())
+
+
+async def test_a_cancel_from_outside_is_no_leaving_client():
+    waiting = asyncio.create_task(connection().while_connected(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

@@ -1,0 +1,200 @@
+"""How requests end: with an error that clients understand, by leaving, by a drain."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import openai
+import pytest
+
+from paceline import errors
+from support.fake_orchestrator import FakeOrchestrator, Leg
+from support.gateway import TEMPLATE, gateway_over
+from support.waiting import until
+
+HANGS = {"hangs": True, "chunks": 2}
+
+
+def scripted(*legs: Leg) -> FakeOrchestrator:
+    return FakeOrchestrator(script=list(legs), chat_template=TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param", "code"),
+    [
+        (errors.InvalidFieldError.of("sampling.top_p", "must be so"), 400, "top_p", None),
+        (errors.InvalidFieldError.of("text", "is too long"), 400, "prompt", None),
+        (errors.InvalidFieldError.of("stop_strings", "are 5"), 400, "stop", None),
+        (
+            errors.ContextLengthExceededError("1030 tokens"),
+            400,
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (errors.UnsupportedError("no rejection"), 400, None, "unsupported"),
+        (errors.OverloadedError("full", retry_after_seconds=7.2), 503, None, "overloaded"),
+        (errors.NoTargetError("none", retry_after_seconds=0.5), 503, None, "unavailable"),
+        (errors.DeadlineError("over"), 504, None, "timeout"),
+        (errors.InternalError("secret"), 500, None, "internal"),
+        (errors.PermissionDeniedError("secret"), 500, None, "internal"),
+    ],
+)
+async def test_an_orchestrators_error_is_said_in_openais_form(error, status, param, code):
+    legs = [Leg(error=error, refuses=True) for _ in range(5)]
+    async with gateway_over(scripted(*legs)) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p")
+        with pytest.raises(openai.APIStatusError) as raised:
+            await gateway.client.completions.create(model="fake", prompt="p", stream=True)
+    told = response.json()["error"]
+    assert (response.status_code, told["param"], told["code"]) == (status, param, code)
+    assert "secret" not in told["message"]
+    assert raised.value.status_code == status
+    wants = {503: str(max(1, round((error.retry_after_seconds or 1) + 0.4)))}
+    assert response.headers.get("retry-after") == wants.get(status)
+
+
+async def test_openais_client_tries_again_by_itself_and_succeeds():
+    overloaded = Leg(error=errors.OverloadedError("full"), refuses=True)
+    async with gateway_over(scripted(overloaded)) as gateway:
+        patient = gateway.client.with_options(max_retries=1)
+        whole = await patient.completions.create(model="fake", prompt="p", max_tokens=2)
+    assert whole.choices[0].text == "3 4 "
+
+
+async def test_an_error_in_mid_stream_is_the_streams_last_event():
+    leg = Leg(error=errors.InvariantViolatedError("secret"), chunks=2)
+    async with gateway_over(scripted(leg)) as gateway:
+        stream = await gateway.client.completions.create(model="fake", prompt="p", stream=True)
+        texts = [(await anext(stream)).choices[0].text for _ in range(2)]
+        with pytest.raises(openai.APIError, match="could not get an answer"):
+            await anext(stream)
+    assert texts == ["3 ", "4 "]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_goes_away_cancels_the_work(streamed):
+    fake = scripted(Leg(**HANGS))
+    async with gateway_over(fake) as gateway:
+        asking = asyncio.create_task(gateway.post("/v1/completions", prompt="p", stream=streamed))
+        await until(lambda: fake.requests, what="the orchestrator is asked")
+        asking.cancel()
+        async with asyncio.timeout(10):
+            await fake.cancelled.wait()
+        await gateway.process.gateway.settled()
+        count = gateway.registry.get_sample_value
+        labels = {"route": "/v1/completions", "status": "200" if streamed else "499"}
+        await until(
+            lambda: count("paceline_http_requests_total", labels) == 1, what="it was counted"
+        )
+
+
+async def test_a_choice_that_fails_cancels_the_others():
+    fake = scripted(Leg(**HANGS), Leg(error=errors.InternalError("x"), refuses=True))
+    async with gateway_over(fake) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p", n=2)
+        assert response.status_code == 500
+        await fake.cancelled.wait()
+
+
+async def test_request_ids_go_through_to_the_servers():
+    async with gateway_over() as gateway:
+        asked = {"json": {"model": "fake", "prompt": "p"}}
+        mine = await gateway.http.post(
+            "/v1/completions", **asked, headers={"x-request-id": "my.id-1"}
+        )
+        bad = await gateway.http.post(
+            "/v1/completions", **asked, headers={"x-request-id": "no spaces, please"}
+        )
+        assert mine.headers["x-request-id"] == "my.id-1" == gateway.requests[0].request_id
+        assert bad.headers["x-request-id"] == gateway.requests[1].request_id != "no spaces, please"
+
+
+async def test_requests_beyond_the_limit_are_refused_at_once():
+    fake = scripted(Leg(**HANGS))
+    async with gateway_over(fake, request_limit=1) as gateway:
+        asking = asyncio.create_task(gateway.post("/v1/completions", prompt="p"))
+        await until(lambda: fake.requests, what="the orchestrator is asked")
+        response = await gateway.post("/v1/completions", prompt="p")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+        assert response.headers["retry-after"] == "1"
+        asking.cancel()
+
+
+async def test_more_choices_than_the_limit_are_refused():
+    async with gateway_over(choice_limit=3) as gateway:
+        response = await gateway.post("/v1/completions", prompt=["a", "b"], n=2)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for():
+    async with gateway_over(slow_reader_seconds=0.1) as gateway:
+        host, _, port = gateway.process.addresses["address"].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        async with asyncio.timeout(10):
+            assert b"408" in await reader.readline()
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/comp"])
+async def test_a_connection_without_a_request_is_ended(begun):
+    async with gateway_over(slow_reader_seconds=0.1) as gateway:
+        host, _, port = gateway.process.addresses["address"].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(begun)
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_reader_that_reads_nothing_is_given_up():
+    fake = FakeOrchestrator()
+    async with gateway_over(fake, slow_reader_seconds=0.3) as gateway:
+        host, _, port = gateway.process.addresses["address"].partition(":")
+        body = b'{"model":"fake","prompt":"p","stream":true,"max_tokens":100000}'
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        writer.write(body)
+        await until(lambda: fake.requests, what="the orchestrator is asked")
+        async with asyncio.timeout(30):
+            await fake.cancelled.wait()
+            await gateway.process.gateway.settled()
+        writer.close()
+        del reader
+
+
+async def test_a_drain_ends_what_runs_and_then_says_why():
+    fake = scripted(Leg(**HANGS))
+    async with gateway_over(fake, drain_seconds=0.2) as gateway:
+        stream = await gateway.client.completions.create(model="fake", prompt="p", stream=True)
+        assert (await anext(stream)).choices[0].text == "3 "
+        finishing = asyncio.create_task(gateway.process.finish())
+        assert (await anext(stream)).choices[0].text == "4 "
+        with pytest.raises(openai.APIError, match="shutting down"):
+            await anext(stream)
+        await fake.cancelled.wait()
+        await finishing
+
+
+async def test_readiness_follows_the_orchestrators_and_the_drain():
+    async with gateway_over(drain_delay_seconds=0.3) as gateway:
+        assert (await gateway.http.get("/health/live")).status_code == 200
+        assert (await gateway.http.get("/health/ready")).status_code == 200
+        finishing = asyncio.create_task(gateway.process.finish())
+        await until(lambda: not gateway.process.gateway.is_ready, what="it leaves")
+        assert (await gateway.http.get("/health/ready")).status_code == 503
+        assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
+        await finishing
+
+
+async def test_other_paths_and_methods_are_refused_in_openais_form():
+    async with gateway_over() as gateway:
+        lost = await gateway.http.get("/v1/embeddings")
+        wrong = await gateway.http.get("/v1/completions")
+    assert (lost.status_code, wrong.status_code) == (404, 405)
+    assert lost.json()["error"]["message"] == "GET /v1/embeddings is not served here"
+    assert wrong.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,57 @@
+"""A generation outlives its orchestrator: same text, no gap, no duplicate."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import errors
+from support.fake_orchestrator import SEED, FakeOrchestrator, Leg
+from support.gateway import gateway_over
+
+LOST = errors.ConnectionLostError("gone")
+WHOLE = "3 4 5 6 7 "
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_one_orchestrator_leaves_goes_on_at_another(streamed):
+    # Whichever comes first breaks; each breaks once.
+    fakes = [FakeOrchestrator(script=[Leg(error=LOST, chunks=2)]) for _ in range(2)]
+    async with gateway_over(*fakes) as gateway:
+        asked = {"model": "fake", "prompt": "p", "max_tokens": 5}
+        if streamed:
+            stream = await gateway.client.completions.create(**asked, stream=True)
+            text = "".join([event.choices[0].text async for event in stream])
+        else:
+            text = (await gateway.client.completions.create(**asked)).choices[0].text
+        assert text == WHOLE
+        parts = [list(it.resume_token_ids) for it in gateway.requests]
+        assert sorted(parts, key=len) == [[], [3, 4], [3, 4, 5, 6]]
+        assert {it.seed for it in gateway.requests if it.resume_token_ids} == {SEED}
+        assert all(len(fake.requests) >= 1 for fake in fakes)
+        resumed = gateway.registry.get_sample_value("paceline_http_resumed_generations_total")
+        assert resumed == 2
+
+
+async def test_an_overloaded_orchestrator_is_not_the_last_word_if_there_is_another():
+    full = Leg(error=errors.OverloadedError("full"), refuses=True)
+    fakes = [FakeOrchestrator(script=[full]), FakeOrchestrator()]
+    async with gateway_over(*fakes) as gateway:
+        for _ in range(4):
+            response = await gateway.post("/v1/completions", prompt="p")
+            assert response.status_code == 200
+
+
+async def test_requests_are_spread():
+    fakes = [FakeOrchestrator() for _ in range(3)]
+    async with gateway_over(*fakes) as gateway:
+        await gateway.post("/v1/completions", prompt="p", n=6)
+    assert [len(fake.requests) for fake in fakes] == [2, 2, 2]
+
+
+async def test_a_stream_that_is_resumed_with_another_model_ends_in_an_error():
+    fakes = [
+        FakeOrchestrator(script=[Leg(error=LOST, chunks=2, fingerprint=name)]) for name in "ab"
+    ]
+    async with gateway_over(*fakes) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
