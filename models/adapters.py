@@ -41,11 +41,11 @@ _OWN_TEXTS_AT_ONCE = 64
 
 SIZES = {
     "medusa": AdapterSizes(kind="medusa", reach=4, layers=0, rank=0, exit_rank=0, tree_nodes=16),
-    "streams": AdapterSizes(kind="streams", reach=4, layers=4, rank=32, exit_rank=8, tree_nodes=16),
+    "streams": AdapterSizes(kind="streams", reach=4, layers=8, rank=32, exit_rank=8, tree_nodes=16),
 }
 PLANS = {
     "medusa": TrainingPlan(
-        steps=700,
+        steps=1000,
         rate=1e-3,
         decay="linear",
         warm_up_share=0.05,
@@ -55,13 +55,13 @@ PLANS = {
         report_steps=100,
     ),
     "streams": TrainingPlan(
-        steps=700,
-        rate=3e-3,
+        steps=4000,
+        rate=2e-3,
         decay="linear",
         warm_up_share=0.05,
         labels="model",
         precision="bfloat16",
-        checkpoint_steps=25,
+        checkpoint_steps=20,
         report_steps=100,
     ),
 }
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--work",
         type=Path,
         default=_FOLDER.parent / ".cache" / "adapters",
-        help="where the target's own text is kept",
+        help="the target's own text, and checkpoints; remove it to start afresh",
     )
     options = parser.parse_args(arguments)
     # More threads hardly help with models of this size, and the number of them changes rounding.
@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=1,
         ),
         plan=PLANS[options.kind],
+        checkpoint=options.work / f"{options.kind}.pt",
         out=options.output or _FOLDER / f"{TARGET_FOLDER}-{options.kind}",
         device="cuda" if torch.cuda.is_available() else "cpu",
         tell=lambda line: print(line, flush=True),

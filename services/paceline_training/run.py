@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from paceline_training.continuations import Continuations
     from paceline_training.training import Progress
 
-__all__ = ["CHECKPOINT_FILE", "AdapterSizes", "Measurement", "TextPlan", "run_training"]
-
-CHECKPOINT_FILE = "checkpoint.pt"
+__all__ = ["AdapterSizes", "Measurement", "TextPlan", "run_training"]
 
 _PROMPT_COUNT = 32
 _PROMPT_LENGTH = 64
@@ -95,6 +93,7 @@ def run_training(
     text: TextPlan,
     plan: TrainingPlan,
     out: Path,
+    checkpoint: Path,
     device: str,
     tell: Callable[[str], None],
 ) -> AdapterCard:
@@ -105,14 +104,15 @@ def run_training(
         sizes: What to train.
         text: What to learn from.
         plan: How.
-        out: Where it goes; a checkpoint there is gone on from.
+        out: Where it goes.
+        checkpoint: Where the state is kept meanwhile; what is there is gone on from.
         device: Of torch.
         tell: Takes lines of progress.
 
     Raises:
         ModelLoadError: the model cannot be loaded, or cannot have such an adapter.
         TextTooShortError: there is too little text.
-        CheckpointError: the checkpoint in `out` is damaged or of another run.
+        CheckpointError: the checkpoint is damaged or of another run.
     """
     model = load_model(files, dtype="float32").to(usable_device(device)).requires_grad_(False)
     adapter = build_adapter(
@@ -155,12 +155,12 @@ def run_training(
         plan=plan,
         windows=windows,
         run=run,
-        checkpoint=out / CHECKPOINT_FILE,
+        checkpoint=checkpoint,
         report=report,
     )
     measured = _measure(adapter, model, texts, node_count=sizes.tree_nodes)
     card = _write(adapter, files, sizes, run=run, plan=plan, measured=measured, out=out)
-    (out / CHECKPOINT_FILE).unlink()
+    checkpoint.unlink()
     return card
 
 
@@ -200,6 +200,7 @@ def _write(
             },
         },
     )
+    out.mkdir(parents=True, exist_ok=True)
     (out / WEIGHTS_FILE).write_bytes(packed)
     card.write(out)
     return card

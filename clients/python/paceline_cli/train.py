@@ -26,6 +26,7 @@ paceline train streams --model ~/big --data texts.txt --out ~/big-streams
 paceline train medusa --model ~/big --data a.txt --data b.txt --out ~/big-medusa --steps 2000
 paceline train streams --model ~/big --data a.txt --validation held-out.txt --out s --rate 2e-3
 """
+_CHECKPOINT_FILE = "checkpoint.pt"
 # Of a text without a validation text of its own: the end, from which nothing is learnt.
 _VALIDATION_SHARE = 20
 # Speculative Streaming: 5 epochs at 5e-4, linear. Medusa's script: 1 to 2 epochs at 1e-3, cosine,
@@ -148,6 +149,7 @@ def _train(settings: TrainSettings) -> None:
         ),
         plan=_plan(settings, token_count=len(stream)),
         out=settings.out,
+        checkpoint=settings.out / _CHECKPOINT_FILE,
         device=settings.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         tell=console.print,
     )
