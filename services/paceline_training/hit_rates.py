@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_engine.adapters.adapter import Adapter
-    from paceline_engine.adapters.trees import RankPath
+    from paceline_engine.adapters.rank_paths import RankPath
     from paceline_training.continuations import Continuations
 
 __all__ = ["guess_ranks", "hit_rates", "tokens_per_forward"]

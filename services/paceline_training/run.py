@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
-from paceline_engine.adapters.trees import cartesian_tree, likeliest_tree
+from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.backends.model_loading import load_model, usable_device
 from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward

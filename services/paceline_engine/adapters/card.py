@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from paceline_engine.adapters.trees import check_tree
+from paceline_engine.adapters.rank_paths import check_tree
 from paceline_engine.backends.base import ModelLoadError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline_engine.adapters.trees import RankPath
+    from paceline_engine.adapters.rank_paths import RankPath
     from paceline_engine.backends.model_files import ModelFiles
 
 __all__ = ["CARD_FILE", "FORMAT_VERSION", "AdapterCard", "AdapterKind", "model_fingerprint"]
@@ -54,7 +54,7 @@ class AdapterCard:
         reach: How many tokens it guesses after the model's own next one (gamma).
         layers: How many of the model's last layers have stream rows; 0 for Medusa.
         rank, exit_rank: Of the low-rank weights and of the early exit; 0 for Medusa.
-        tree: Which guesses it proposes, unless it is told otherwise; see `trees`.
+        tree: Which guesses it proposes, unless it is told otherwise; see `rank_paths`.
         weights_sha256: Of the file beside the card.
         training: How it was made and what was measured; nothing is computed from it.
         format_version: Of card and weights.

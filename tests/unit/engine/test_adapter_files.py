@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import build_adapter, load_adapter, pack_weights
-from paceline_engine.adapters.trees import cartesian_tree
+from paceline_engine.adapters.rank_paths import cartesian_tree
 from paceline_engine.adapters.trunk import compute_trunk
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.model_files import find_model_files

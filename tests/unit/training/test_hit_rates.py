@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline_engine.adapters.trees import cartesian_tree, propose
+from paceline_engine.adapters.rank_paths import cartesian_tree, propose
 from paceline_engine.adapters.trunk import compute_trunk
 from paceline_training.continuations import Continuations, continue_greedily, continue_text
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward

@@ -46,7 +46,7 @@ def likeliest_tree(rates: Sequence[Sequence[float]], *, node_count: int) -> tupl
     """Return the tree of the nodes that are likeliest accepted, as Medusa's sparse trees are made.
 
     A node's worth is the product of the hit rates on its path, as if they were independent. No
-    other tree of this size has a larger sum of worths (tests/unit/engine/test_trees.py).
+    other tree of this size has a larger sum of worths (tests/unit/engine/test_rank_paths.py).
 
     Args:
         rates: For each depth, how often each rank is right.

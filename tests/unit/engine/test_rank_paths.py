@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_engine.adapters.trees import (
+from paceline_engine.adapters.rank_paths import (
     cartesian_tree,
     check_tree,
     likeliest_tree,
