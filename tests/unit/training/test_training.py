@@ -97,6 +97,17 @@ def test_the_same_run_gives_the_same_weights(kind, model, texts, tmp_path):
     assert not same(one, fresh(kind, model))
 
 
+def test_products_may_be_short_and_weights_are_not(model, texts, tmp_path):
+    exact, short = fresh("streams", model), fresh("streams", model)
+    train(exact, model, texts, folder=tmp_path / "exact")
+    plan = dataclasses.replace(PLAN, precision="bfloat16")
+    train(short, model, texts, folder=tmp_path / "short", plan=plan)
+    assert {each.dtype for each in short.parameters()} == {torch.float32}
+    assert not same(exact, short)
+    for one, other in zip(exact.parameters(), short.parameters(), strict=True):
+        assert float((one - other).detach().abs().mean()) < PLAN.steps * PLAN.rate / 2
+
+
 class KilledError(Exception):
     pass
 
