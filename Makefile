@@ -24,7 +24,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients
 
 help: ## list the targets
@@ -171,6 +171,10 @@ models: install ## train the bundled models again (hours)
 
 bigrams: install ## count which token mostly follows each, for Max-Gram, in build/bigrams.json
 	$(BIN)/python models/bigrams.py --output build/bigrams.json
+
+adapters: install ## train what lets the bundled target draft for itself (hours; goes on where it was)
+	$(BIN)/python models/adapters.py streams
+	$(BIN)/python models/adapters.py medusa
 
 clean: ## remove what the targets made
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -26,11 +26,12 @@ _COMMANDS = {
     "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
     "plan": "what every strategy would do for your own latencies and GPUs",
     "bench": "measure: Table 2 of the DSI paper, your own pair of models, load",
+    "train": "make what lets a target draft for itself: streams, or Medusa's heads",
     "serve": "run one server: a drafter, a target or an orchestrator",
 }
 
 # What commands need besides `cli`, and whatever computes with a model.
-_EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench"}
+_EXTRAS = {"bench": "bench", "plan": "bench", "simulate": "bench", "train": "server"}
 _MODEL_PACKAGES = frozenset({"safetensors", "torch", "transformers"})
 
 _HELP = """\

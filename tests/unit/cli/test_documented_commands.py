@@ -17,7 +17,18 @@ from paceline_serving.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-COMMANDS = ("check-pair", "demo", "generate", "health", "info", "plan", "simulate", "top", "up")
+COMMANDS = (
+    "check-pair",
+    "demo",
+    "generate",
+    "health",
+    "info",
+    "plan",
+    "simulate",
+    "top",
+    "train",
+    "up",
+)
 ROLES = {
     "drafter": ModelServerSettings,
     "gateway": GatewaySettings,

@@ -1,0 +1,129 @@
+"""Train the bundled target's adapters: `python models/adapters.py streams` (or medusa).
+
+A quarter of the text is the standard library's sources and a quarter its tests, as the pair's is;
+half is what the target itself goes on with from beginnings in both, greedily. Hit rates are
+measured on held-out files. An interrupted run goes on where it was, from what is in the work
+folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from corpus import load_corpus
+from paceline_engine.backends.model_files import find_model_files
+from paceline_training.continuations import continue_text
+from paceline_training.run import AdapterSizes, TextPlan, run_training
+from paceline_training.training import TrainingPlan
+from recipe import TARGET_FOLDER
+from train import keep_freed_memory
+from vocabulary import token_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["PLANS", "SIZES", "main"]
+
+_FOLDER = Path(__file__).resolve().parent
+_WINDOW = 256
+_BATCH = 4
+_OWN_TEXTS = 1024
+_PROMPT_LENGTH = 64
+_OWN_TEXTS_AT_ONCE = 64
+
+SIZES = {
+    "medusa": AdapterSizes(kind="medusa", reach=4, layers=0, rank=0, exit_rank=0, tree_nodes=16),
+    "streams": AdapterSizes(kind="streams", reach=4, layers=8, rank=32, exit_rank=8, tree_nodes=16),
+}
+PLANS = {
+    "medusa": TrainingPlan(
+        steps=1000,
+        rate=1e-3,
+        decay="linear",
+        warm_up_share=0.05,
+        labels="model",
+        precision="bfloat16",
+        checkpoint_steps=25,
+        report_steps=100,
+    ),
+    "streams": TrainingPlan(
+        steps=4000,
+        rate=2e-3,
+        decay="linear",
+        warm_up_share=0.05,
+        labels="model",
+        precision="bfloat16",
+        checkpoint_steps=20,
+        report_steps=100,
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=sorted(SIZES))
+    parser.add_argument("--output", type=Path, help="where the adapter goes; else beside the pair")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=_FOLDER.parent / ".cache" / "adapters",
+        help="the target's own text, and checkpoints; remove it to start afresh",
+    )
+    options = parser.parse_args(arguments)
+    # More threads hardly help with models of this size, and the number of them changes rounding.
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    target = _FOLDER / TARGET_FOLDER
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    corpus = load_corpus()
+    parts = (corpus.training, corpus.tests, corpus.held_out)
+    training, tests, held_out = (token_stream(part, tokenizer=tokenizer) for part in parts)
+    own = _own_text(target, torch.cat((training, tests)), folder=options.work)
+    run_training(
+        find_model_files(str(target)),
+        sizes=SIZES[options.kind],
+        text=TextPlan(
+            streams=[training, tests if len(tests) else training, *own.chunk(2)],
+            validation=held_out,
+            window=_WINDOW,
+            batch=_BATCH,
+            seed=1,
+        ),
+        plan=PLANS[options.kind],
+        checkpoint=options.work / f"{options.kind}.pt",
+        out=options.output or _FOLDER / f"{TARGET_FOLDER}-{options.kind}",
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        tell=lambda line: print(line, flush=True),
+    )
+
+
+def _own_text(target: Path, stream: Tensor, *, folder: Path) -> Tensor:
+    """Have the target go on with beginnings of the text, or read what it said before."""
+    path = folder / "own-text.safetensors"
+    if not path.exists():
+        model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+        own = continue_text(
+            model,
+            stream,
+            count=_OWN_TEXTS,
+            prompt_length=_PROMPT_LENGTH,
+            length=_WINDOW - _PROMPT_LENGTH,
+            at_once=_OWN_TEXTS_AT_ONCE,
+            tell=lambda done: print(f"own text: {done} of {_OWN_TEXTS}", flush=True),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"token_ids": own}, path)
+    return load_file(path)["token_ids"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What lets a target draft for itself: small weights beside a model that stays as it is."""

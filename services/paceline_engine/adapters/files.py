@@ -1,0 +1,127 @@
+"""Adapters on disk: safetensors and a card. What is damaged, foreign or too new is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from paceline_engine.adapters.card import AdapterCard
+from paceline_engine.adapters.medusa import MedusaHeads
+from paceline_engine.adapters.streams import LOW_RANK_PARTS, Streams
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.llama import can_fuse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paceline_engine.adapters.card import AdapterKind
+
+__all__ = ["WEIGHTS_FILE", "LoadedAdapter", "build_adapter", "load_adapter", "pack_weights"]
+
+WEIGHTS_FILE = "adapter.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter with its model's dtype, on its model's device, and its card."""
+
+    card: AdapterCard
+    module: MedusaHeads | Streams
+
+
+def build_adapter(
+    kind: AdapterKind, model: Any, *, reach: int, layers: int, rank: int, exit_rank: int
+) -> MedusaHeads | Streams:
+    """Build an adapter of a kind for a loaded model; see `AdapterCard` for the sizes.
+
+    Raises:
+        ModelLoadError: the model is not one that can have it, or has fewer layers.
+    """
+    config = model.config
+    if not can_fuse(model):
+        raise ModelLoadError(
+            f"{type(model).__name__} is not of the families that can have adapters (Llama, Mistral"
+            " and Qwen 2 with full attention)"
+        )
+    if kind == "medusa":
+        return MedusaHeads(
+            reach=reach, width=config.hidden_size, vocabulary_size=model.lm_head.out_features
+        )
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ModelLoadError(f"{layers} upper layers of a model with {config.num_hidden_layers}")
+    return Streams(
+        reach=reach,
+        width=config.hidden_size,
+        layer_shapes=[_shapes(layer) for layer in model.model.layers[-layers:]],
+        rank=rank,
+        exit_rank=exit_rank,
+    )
+
+
+def pack_weights(adapter: nn.Module, *, dtype: torch.dtype) -> tuple[bytes, str]:
+    """Return an adapter's weights as a safetensors file in a dtype, and its SHA-256."""
+    state = {key: tensor.to("cpu", dtype) for key, tensor in adapter.state_dict().items()}
+    packed = save({key: tensor.contiguous() for key, tensor in state.items()})
+    return packed, hashlib.sha256(packed).hexdigest()
+
+
+def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdapter:
+    """Load an adapter for a loaded model.
+
+    Args:
+        directory: With card and weights.
+        model: Of the transformers library.
+        fingerprint: The model's; see `model_fingerprint`.
+
+    Raises:
+        ModelLoadError: it is damaged, for another model, or of another version.
+    """
+    card = AdapterCard.read(directory)
+    name = f"adapter {str(directory)!r}"
+    if card.fingerprint != fingerprint:
+        raise ModelLoadError(
+            f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
+            f" this one has {fingerprint[:12]}"
+        )
+    try:
+        packed = (directory / WEIGHTS_FILE).read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is not readable ({error})") from error
+    if hashlib.sha256(packed).hexdigest() != card.weights_sha256:
+        raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is damaged: its card has another checksum")
+    module = build_adapter(
+        card.kind,
+        model,
+        reach=card.reach,
+        layers=card.layers,
+        rank=card.rank,
+        exit_rank=card.exit_rank,
+    )
+    try:
+        state = load(packed)
+        module.load_state_dict(state)
+    except Exception as error:  # a file is a stranger's, and may break anything
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    _refuse_broken(name, state)
+    # lm_head's, because that is what the model's own forward ends in.
+    like = model.lm_head.weight
+    return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
+
+
+def _shapes(layer: nn.Module) -> list[tuple[int, int]]:
+    linears = [layer.get_submodule(part) for part in LOW_RANK_PARTS]
+    assert all(isinstance(each, nn.Linear) for each in linears)
+    return [(each.in_features, each.out_features) for each in linears]  # type: ignore[misc]
+
+
+def _refuse_broken(name: str, state: dict[str, Tensor]) -> None:
+    for key, tensor in state.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelLoadError(f"{name}: {key} has weights that are no numbers")

@@ -1,0 +1,68 @@
+"""What a model itself computes of a text: the main stream, which adapters read and never change.
+
+Letters: B texts, T tokens each, N layers, E the model's width, G key and value heads, D their
+width, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Trunk", "compute_trunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """The main stream over some texts.
+
+    Attributes:
+        entering: (B, T, E) what the upper layers get.
+        last: (B, T, E) what the head gets: after the last layer and its norm.
+        logits: (B, T, V) the model's own.
+        keys, values: Of each upper layer, rotated by position: (B, G, T, D).
+    """
+
+    entering: Tensor
+    last: Tensor
+    logits: Tensor
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
+@torch.no_grad()
+def compute_trunk(model: Any, token_ids: Tensor, *, upper_layers: int = 0) -> Trunk:
+    """Do the model's own forward, and keep what adapters read of it.
+
+    Args:
+        model: A causal model of the transformers library, as loaded.
+        token_ids: (B, T) int64, from the texts' first token on.
+        upper_layers: How many of the last layers have rows beside the main stream's.
+
+    Invariants:
+        The logits are bitwise the model's: nothing but its own forward makes them
+        (tests/unit/engine/test_streams.py).
+    """
+    layers = model.config.num_hidden_layers
+    cache = DynamicCache()
+    output = model.model(
+        token_ids, past_key_values=cache, use_cache=True, output_hidden_states=upper_layers > 0
+    )
+    first = layers - upper_layers
+    last = output.last_hidden_state
+    entering = output.hidden_states[first] if upper_layers else last
+    kept: list[Any] = cache.layers[first:]
+    return Trunk(
+        entering,
+        last,
+        model.lm_head(last),
+        [each.keys for each in kept],
+        [each.values for each in kept],
+    )

@@ -1,0 +1,1 @@
+"""Trains what lets a target draft for itself. A server needs none of it."""

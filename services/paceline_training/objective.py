@@ -1,0 +1,71 @@
+"""What an adapter is trained to say: what the model itself will say, a few tokens further on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from paceline_engine.adapters.adapter import Adapter
+    from paceline_engine.adapters.trunk import Trunk
+
+__all__ = ["Labels", "training_loss"]
+
+Labels: TypeAlias = Literal["model", "text"]
+"""What is right at a position: the model's own distribution there, or the text's token."""
+
+
+def training_loss(
+    adapter: Adapter, model: Any, trunk: Trunk, token_ids: Tensor, *, labels: Labels
+) -> Tensor:
+    """Return the mean loss of an adapter's guesses, the early exit's included, in nats.
+
+    Speculative Streaming and Medusa alike: the j-th guess beside the row of token t is for token
+    t + 1 + j. Difference: both papers learn the text's token; here, by default, the model's own
+    distribution at row t + j, which is what a guess is later compared with, and which the same
+    forward has computed.
+
+    Args:
+        adapter: What is trained.
+        model: What it is for; frozen.
+        trunk: The model's own forward over the text.
+        token_ids: (B, T) the text.
+        labels: What is right.
+    """
+    main = trunk.logits.float().log_softmax(-1)
+    losses = [
+        _distance(logits, main, token_ids, labels=labels, ahead=ahead)
+        for ahead, logits in enumerate(adapter.draft_logits(model, trunk), start=1)
+    ]
+    early = adapter.early_logits(model, trunk)
+    if early is not None:
+        losses.append(_distance(early, main, token_ids, labels=labels, ahead=0))
+    return torch.stack(losses).mean()
+
+
+def _distance(
+    logits: Tensor, main: Tensor, token_ids: Tensor, *, labels: Labels, ahead: int
+) -> Tensor:
+    """Compare the guesses of rows t with what is right at rows t + ahead.
+
+    Args:
+        logits: (B, T, V) the guesses.
+        main: (B, T, V) logarithms of the model's own probabilities.
+        token_ids, labels: See `training_loss`.
+        ahead: How far.
+    """
+    length = token_ids.shape[1]
+    if labels == "text":
+        count = length - 1 - ahead
+        wanted = token_ids[:, ahead + 1 :].flatten()
+        return functional.cross_entropy(logits[:, :count].flatten(0, 1).float(), wanted)
+    count = length - ahead
+    return functional.kl_div(
+        logits[:, :count].flatten(0, 1).float().log_softmax(-1),
+        main[:, ahead:].flatten(0, 1),
+        reduction="batchmean",
+        log_target=True,
+    )

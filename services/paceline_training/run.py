@@ -1,0 +1,236 @@
+"""A training run from files to files: load, train, measure, write the card."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline_engine.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
+from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
+from paceline_engine.backends.model_loading import load_model, usable_device
+from paceline_training.continuations import continue_greedily, spread_prompts
+from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
+from paceline_training.training import TrainingPlan, train_adapter
+from paceline_training.windows import TextTooShortError, TextWindows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from paceline_engine.adapters.adapter import Adapter
+    from paceline_engine.adapters.card import AdapterKind
+    from paceline_engine.backends.model_files import ModelFiles
+    from paceline_training.continuations import Continuations
+    from paceline_training.training import Progress
+
+__all__ = ["AdapterSizes", "Measurement", "TextPlan", "run_training"]
+
+_PROMPT_COUNT = 32
+_PROMPT_LENGTH = 64
+_CONTINUATION_LENGTH = 128
+_RANKS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSizes:
+    """What to train; see `AdapterCard`. `tree_nodes` is how many guesses the card's tree has."""
+
+    kind: AdapterKind
+    reach: int
+    layers: int
+    rank: int
+    exit_rank: int
+    tree_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """The text of a run.
+
+    Attributes:
+        streams: (N,) int64 each; they have equal shares of a batch.
+        validation: (N,) int64, of which nothing is learnt.
+        window: Tokens of a window.
+        batch: Windows of a step.
+        seed: Of all that is random in the run.
+    """
+
+    streams: Sequence[Tensor]
+    validation: Tensor
+    window: int
+    batch: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Guesses on the model's own greedy continuations of held-out text.
+
+    Attributes:
+        hit_rates: For each guess how often the r-th best was right, best first.
+        single: Tokens per forward with one guess at each depth.
+        double: With the two best at each depth.
+        tree: With the likeliest tree of the wanted size.
+        paths: That tree.
+    """
+
+    hit_rates: list[list[float]]
+    single: float
+    double: float
+    tree: float
+    paths: tuple[tuple[int, ...], ...]
+
+
+def run_training(
+    files: ModelFiles,
+    *,
+    sizes: AdapterSizes,
+    text: TextPlan,
+    plan: TrainingPlan,
+    out: Path,
+    checkpoint: Path,
+    device: str,
+    tell: Callable[[str], None],
+) -> AdapterCard:
+    """Train an adapter for a model and write it to a directory, with its card.
+
+    Args:
+        files: The model's; it is computed in float32.
+        sizes: What to train.
+        text: What to learn from.
+        plan: How.
+        out: Where it goes.
+        checkpoint: Where the state is kept meanwhile; what is there is gone on from.
+        device: Of torch.
+        tell: Takes lines of progress.
+
+    Raises:
+        ModelLoadError: the model cannot be loaded, or cannot have such an adapter.
+        TextTooShortError: there is too little text.
+        CheckpointError: the checkpoint is damaged or of another run.
+    """
+    model = load_model(files, dtype="float32").to(usable_device(device)).requires_grad_(False)
+    adapter = build_adapter(
+        sizes.kind,
+        model,
+        reach=sizes.reach,
+        layers=sizes.layers,
+        rank=sizes.rank,
+        exit_rank=sizes.exit_rank,
+    ).to(model.device)
+    adapter.start_from(model, generator=torch.Generator().manual_seed(text.seed))
+    windows = TextWindows(text.streams, length=text.window, batch=text.batch, seed=text.seed)
+    texts = _continuations(model, text.validation)
+    fingerprint = model_fingerprint(files)
+    tell(
+        f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
+        f" {plan.steps} steps of {text.batch * text.window:,} tokens on {device}"
+    )
+
+    def report(progress: Progress) -> None:
+        measured = _measure(adapter, model, texts, node_count=sizes.tree_nodes)
+        tell(
+            f"step {progress.step:5}/{plan.steps}  loss {progress.loss:.3f}"
+            f"  {progress.tokens_per_second:5.0f} tokens/s  hit rates"
+            f" {' '.join(f'{rates[0]:.3f}' for rates in measured.hit_rates)}"
+            f"  tokens per forward {measured.single:.2f}, tree {measured.tree:.2f}"
+        )
+
+    run = asdict(sizes) | {
+        "fingerprint": fingerprint,
+        "data": _digest(text.streams),
+        "window": text.window,
+        "batch": text.batch,
+        "seed": text.seed,
+    }
+    del run["tree_nodes"]  # decides nothing of the weights
+    train_adapter(
+        adapter,
+        model,
+        plan=plan,
+        windows=windows,
+        run=run,
+        checkpoint=checkpoint,
+        report=report,
+    )
+    measured = _measure(adapter, model, texts, node_count=sizes.tree_nodes)
+    card = _write(adapter, files, sizes, run=run, plan=plan, measured=measured, out=out)
+    checkpoint.unlink()
+    return card
+
+
+def _write(
+    adapter: torch.nn.Module,
+    files: ModelFiles,
+    sizes: AdapterSizes,
+    *,
+    run: dict[str, Any],
+    plan: TrainingPlan,
+    measured: Measurement,
+    out: Path,
+) -> AdapterCard:
+    packed, digest = pack_weights(adapter, dtype=torch.bfloat16)
+    facts = {key: run[key] for key in ("data", "window", "batch", "seed")} | asdict(plan)
+    is_streams = sizes.kind == "streams"
+    card = AdapterCard(
+        kind=sizes.kind,
+        model=files.name,
+        fingerprint=run["fingerprint"],
+        reach=sizes.reach,
+        layers=sizes.layers if is_streams else 0,
+        rank=sizes.rank if is_streams else 0,
+        exit_rank=sizes.exit_rank if is_streams else 0,
+        tree=measured.paths,
+        weights_sha256=digest,
+        training=facts
+        | {
+            "tokens": plan.steps * run["window"] * run["batch"],
+            "parameters": sum(each.numel() for each in adapter.parameters()),
+            "torch": torch.__version__,
+            "hit_rates": measured.hit_rates,
+            "tokens_per_forward": {
+                "one guess each": measured.single,
+                "two guesses each": measured.double,
+                "tree": measured.tree,
+            },
+        },
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / WEIGHTS_FILE).write_bytes(packed)
+    card.write(out)
+    return card
+
+
+def _continuations(model: Any, validation: Tensor) -> Continuations:
+    if len(validation) <= _PROMPT_LENGTH:
+        raise TextTooShortError(
+            f"the validation text has {len(validation)} tokens, and must have more than"
+            f" {_PROMPT_LENGTH}"
+        )
+    prompts = spread_prompts(validation, count=_PROMPT_COUNT, length=_PROMPT_LENGTH)
+    return continue_greedily(model, prompts, length=_CONTINUATION_LENGTH)
+
+
+def _measure(adapter: Adapter, model: Any, texts: Continuations, *, node_count: int) -> Measurement:
+    ranks = guess_ranks(adapter, model, texts)
+    rates = hit_rates(ranks, most=_RANKS)
+    paths = likeliest_tree(rates, node_count=node_count)
+    return Measurement(
+        rates,
+        single=tokens_per_forward(ranks, cartesian_tree((1,) * adapter.reach)),
+        double=tokens_per_forward(ranks, cartesian_tree((2,) * adapter.reach)),
+        tree=tokens_per_forward(ranks, paths),
+        paths=paths,
+    )
+
+
+def _digest(streams: Sequence[Tensor]) -> str:
+    total = hashlib.sha256()
+    for stream in streams:
+        total.update(len(stream).to_bytes(8, "little") + stream.numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,215 @@
+"""The loop: steps, a schedule, checkpoints, and what was reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from paceline_engine.adapters.trunk import compute_trunk
+from paceline_training.objective import training_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+    from paceline_training.objective import Labels
+    from paceline_training.windows import TextWindows
+
+__all__ = ["CheckpointError", "Decay", "Precision", "Progress", "TrainingPlan", "train_adapter"]
+
+Decay: TypeAlias = Literal["linear", "cosine"]
+Precision: TypeAlias = Literal["bfloat16", "float32"]
+
+_CHECKPOINT_FORMAT = 1
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged, or of another run. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How to train.
+
+    Attributes:
+        steps: In all; the schedule ends with them.
+        rate: The highest learning rate.
+        decay: How the rate falls to zero after warming up.
+        warm_up_share: Part of the steps in which the rate rises.
+        labels: What is right.
+        precision: Of products in a step; weights and what was reached are float32.
+        checkpoint_steps: After how many steps each the state is saved.
+        report_steps: After how many steps each `report` is called.
+    """
+
+    steps: int
+    rate: float
+    decay: Decay
+    warm_up_share: float
+    labels: Labels
+    precision: Precision = "float32"
+    checkpoint_steps: int = 100
+    report_steps: int = 20
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        warm_up = max(1.0, self.warm_up_share * self.steps)
+        if step + 1 < warm_up:
+            return self.rate * (step + 1) / warm_up
+        left = (self.steps - step) / max(1.0, self.steps - warm_up)
+        left = min(1.0, left)
+        return self.rate * (left if self.decay == "linear" else (1 - math.cos(math.pi * left)) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is: `loss` is the mean in nats since the last report, of this process's steps."""
+
+    step: int
+    loss: float
+    tokens_per_second: float
+
+
+def train_adapter(
+    adapter: nn.Module,
+    model: Any,
+    *,
+    plan: TrainingPlan,
+    windows: TextWindows,
+    run: dict[str, Any],
+    checkpoint: Path,
+    report: Callable[[Progress], None],
+) -> None:
+    """Train an adapter in place, on the device where it and the model are.
+
+    Args:
+        adapter: An `Adapter`, with the weights that training begins with.
+        model: What it is for; it is not changed.
+        plan: How.
+        windows: The text.
+        run: What else decides the result (seed, data, model), to tell another run's checkpoint.
+        checkpoint: Where the state is kept meanwhile. An interrupted run goes on from it, and ends
+            bit for bit as if it had not been interrupted, on a CPU with as many threads.
+        report: Called now and then.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or of another run.
+    """
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=plan.rate, weight_decay=0.0)
+    identity = {"plan": _deciding(plan), "run": run}
+    first = _resume(checkpoint, adapter, optimizer, identity=identity)
+    losses: list[float] = []
+    tokens, since = 0, time.monotonic()
+    for step in range(first, plan.steps):
+        token_ids = windows.at(step).to(model.device)
+        loss = _step(adapter, model, token_ids, plan=plan, optimizer=optimizer, step=step)
+        losses.append(loss)
+        tokens += token_ids.numel()
+        done = step + 1
+        if done % plan.report_steps == 0 or done == plan.steps:
+            seconds = time.monotonic() - since
+            report(Progress(done, sum(losses) / len(losses), tokens / seconds))
+            losses.clear()
+            tokens, since = 0, time.monotonic()
+        if done % plan.checkpoint_steps == 0 or done == plan.steps:
+            _save(checkpoint, adapter, optimizer, identity=identity, step=done)
+
+
+def _step(
+    adapter: Any,
+    model: Any,
+    token_ids: torch.Tensor,
+    *,
+    plan: TrainingPlan,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = plan.rate_at(step)
+    is_short = plan.precision == "bfloat16"
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=is_short):
+        trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers)
+        loss = training_loss(adapter, model, trunk, token_ids, labels=plan.labels)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
+    optimizer.step()
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise RuntimeError(f"step {step + 1}: the loss is {value}; a lower --rate may help")
+    return value
+
+
+def _deciding(plan: TrainingPlan) -> dict[str, Any]:
+    """Return what of a plan decides the result."""
+    found = dataclasses.asdict(plan)
+    return {key: found[key] for key in found if key not in {"checkpoint_steps", "report_steps"}}
+
+
+def _save(
+    path: Path,
+    adapter: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    identity: dict[str, Any],
+    step: int,
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(
+        {
+            "format": _CHECKPOINT_FORMAT,
+            "identity": identity,
+            "adapter": adapter.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": step,
+        },
+        partial,
+    )
+    partial.replace(path)  # A kill while writing leaves the previous checkpoint.
+
+
+def _resume(
+    path: Path,
+    adapter: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    identity: dict[str, Any],
+) -> int:
+    if not path.exists():
+        return 0
+    advice = f"remove {path} to start afresh"
+    try:
+        # weights_only: a checkpoint is data, and runs nothing.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["format"] != _CHECKPOINT_FORMAT:
+            raise CheckpointError(f"checkpoint of format {state['format']}; {advice}")
+        if state["identity"] != identity:
+            raise CheckpointError(
+                f"checkpoint of another run ({_difference(state, identity)}); {advice}"
+            )
+        adapter.load_state_dict(state["adapter"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"damaged checkpoint ({reason}); {advice}") from error
+
+
+def _difference(state: dict[str, Any], identity: dict[str, Any]) -> str:
+    differing = [
+        f"{key} was {state['identity'].get(part, {}).get(key)!r}, is {own[key]!r}"
+        for part, own in identity.items()
+        for key in own
+        if state["identity"].get(part, {}).get(key) != own[key]
+    ]
+    return "; ".join(differing) or "it has other settings"

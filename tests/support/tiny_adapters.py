@@ -1,0 +1,40 @@
+"""Tiny models in memory, and adapters with all sorts of weights."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline_engine.adapters.files import build_adapter
+
+__all__ = ["random_adapter", "tiny_model"]
+
+
+def tiny_model(*, dtype=torch.float64, **settings):
+    """Build a random model of four layers, with two heads to each key."""
+    torch.manual_seed(5)
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **settings}))
+    return model.to(dtype).requires_grad_(False).eval()
+
+
+def random_adapter(kind, model, *, reach=3, layers=2, rank=4, exit_rank=2):
+    """Build an adapter all of whose weights do something."""
+    adapter = build_adapter(
+        kind, model, reach=reach, layers=layers, rank=rank, exit_rank=exit_rank
+    ).to(model.dtype)
+    generator = torch.Generator().manual_seed(7)
+    adapter.start_from(model, generator=generator)
+    for parameter in adapter.parameters():
+        noise = torch.empty_like(parameter).normal_(std=0.3, generator=generator)
+        parameter.data.add_(noise)
+    return adapter.requires_grad_(False)

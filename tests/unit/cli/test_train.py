@@ -1,0 +1,98 @@
+"""`paceline train`, from text files to an adapter that loads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline_cli.__main__ import main
+from paceline_engine.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.adapters.files import load_adapter
+from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.model_loading import load_model
+from support.tiny_models import tiny_pair
+
+__all__ = ["tiny_pair"]
+
+TEXT = "def draft(prefix):\n    return target(prefix)\n" * 200
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def train(kind, pair, text, out, *more):
+    sizes = ("--window", "32", "--batch", "2", "--reach", "2", "--report-steps", "2")
+    model = ("--model", str(pair.target), "--data", str(text), "--out", str(out))
+    return main(["train", kind, *model, *sizes, "--steps", "4", *more])
+
+
+@pytest.mark.parametrize("kind", ["medusa", "streams"])
+def test_an_adapter_is_made_that_loads_beside_its_model(kind, tiny_pair, text, tmp_path, capsys):
+    out = tmp_path / "adapter"
+    assert train(kind, tiny_pair, text, out, "--rank", "4") == 0
+    files = find_model_files(str(tiny_pair.target))
+    model = load_model(files, dtype="float32")
+    loaded = load_adapter(out, model=model, fingerprint=model_fingerprint(files))
+    assert (loaded.card.kind, loaded.card.reach) == (kind, 2)
+    # A quarter of four layers.
+    assert loaded.card.layers == (1 if kind == "streams" else 0)
+    assert sorted(path.name for path in out.iterdir()) == ["adapter.safetensors", "card.json"]
+    facts = json.loads((out / "card.json").read_text())["training"]
+    assert facts["steps"] == 4
+    assert facts["tokens"] == 4 * 2 * 32
+    assert len(facts["hit_rates"]) == 2
+    lines = capsys.readouterr().out
+    assert "step     4/4" in lines
+    assert "hit rates" in lines
+
+
+def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, text, tmp_path):
+    digests = []
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert train("streams", tiny_pair, text, tmp_path / name, "--seed", seed) == 0
+        digests.append(AdapterCard.read(tmp_path / name).weights_sha256)
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "say which: paceline train streams, or paceline train medusa"),
+        (["oracle"], "KIND: "),
+        (["streams"], "--model, --data and --out are needed"),
+        (["streams", "--model", "m", "--data", "d", "--out", "o", "--reach", "17"], "--reach: "),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said_in_one_line(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *arguments])
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert complaint in lines[0]
+
+
+def test_too_little_text_is_said_in_one_line(tiny_pair, tmp_path, capsys):
+    path = tmp_path / "short.txt"
+    path.write_text("def draft")
+    assert train("streams", tiny_pair, path, tmp_path / "out") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("paceline train: the text has ")
+
+
+def test_a_model_that_is_not_there_is_said_in_one_line(text, tmp_path, capsys):
+    arguments = ["--model", str(tmp_path / "none"), "--data", str(text), "--out", str(tmp_path)]
+    assert main(["train", "medusa", *arguments]) == 1
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_text_that_is_no_text_is_said_in_one_line(tiny_pair, tmp_path, capsys):
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert train("streams", tiny_pair, path, tmp_path / "out") == 1
+    assert "is no UTF-8 text" in capsys.readouterr().err

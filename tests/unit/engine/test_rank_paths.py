@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_engine.adapters.rank_paths import (
+    cartesian_tree,
+    check_tree,
+    likeliest_tree,
+    propose,
+    prune_by_count,
+    prune_by_threshold,
+)
+from paceline_engine.proposal import Proposal
+
+RATES = st.lists(
+    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=3), min_size=1, max_size=3
+)
+
+
+@st.composite
+def parents_and_probabilities(draw):
+    count = draw(st.integers(0, 12))
+    parents = [draw(st.integers(0, index)) for index in range(count)]
+    return parents, [draw(st.floats(0, 1)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("reach", "width", "nodes"), [(4, 1, 5), (3, 2, 15), (3, 3, 40), (3, 4, 85), (4, 3, 121)]
+)
+def test_the_full_tree_has_as_many_nodes_as_the_paper_says(reach, width, nodes):
+    paths = cartesian_tree((width,) * reach)
+    assert len(paths) + 1 == nodes  # the root is decided already
+    check_tree(paths, reach=reach, most_ranks=width)
+
+
+def test_widths_may_differ_by_depth():
+    assert cartesian_tree((2, 1)) == ((0,), (1,), (0, 0), (1, 0))
+
+
+@given(RATES, st.integers(0, 20))
+def test_the_likeliest_tree_is_one_and_no_other_of_its_size_is_likelier(rates, node_count):
+    def worth(path):
+        total = 1.0
+        for depth, rank in enumerate(path):
+            total *= rates[depth][rank]
+        return total
+
+    paths = likeliest_tree(rates, node_count=node_count)
+    check_tree(paths, reach=len(rates), most_ranks=3)
+    # A child is never likelier than its parent, so the largest worths of all make a tree.
+    possible = [
+        worth(path)
+        for depth in range(1, len(rates) + 1)
+        for path in product(*(range(len(each)) for each in rates[:depth]))
+    ]
+    best = sorted(filter(None, possible), reverse=True)[:node_count]
+    assert sum(map(worth, paths)) == pytest.approx(sum(best))
+    assert len(paths) <= node_count
+
+
+@pytest.mark.parametrize(
+    ("paths", "complaint"),
+    [
+        ([(0, 0)], "before its parent"),
+        ([(0,), (0,)], "twice"),
+        ([()], "not up to 2"),
+        ([(0,), (0, 0), (0, 0, 0)], "not up to 2"),
+        ([(3,)], r"in \[0, 3\)"),
+        ([(-1,)], r"in \[0, 3\)"),
+    ],
+)
+def test_what_is_no_tree_is_refused(paths, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        check_tree(paths, reach=2, most_ranks=3)
+
+
+def test_a_proposal_has_the_same_guesses_under_every_parent():
+    proposal = propose(cartesian_tree((2, 2)), [[7, 8], [5, 6]])
+    assert proposal == Proposal((7, 8, 5, 6, 5, 6), (0, 0, 1, 1, 2, 2))
+
+
+def test_a_chain_of_best_guesses_is_a_chain():
+    assert propose(cartesian_tree((1, 1, 1)), [[7], [5], [3]]).is_chain
+
+
+def test_nodes_without_a_guess_are_left_out_with_what_hangs_on_them():
+    paths = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))
+    assert propose(paths, [[7], [5, 6]]) == Proposal((7, 5), (0, 1))
+
+
+def test_a_pad_is_no_node():
+    """Nothing in a tree stands for "no token here", so token 0 is accepted only where it was meant.
+
+    Tables padded to one length, as Medusa's own code has them, can take a pad for token 0.
+    """
+    proposal = propose(((0,), (1,), (0, 0)), [[4, 9], [2]])
+    assert 0 not in proposal.token_ids
+    assert len(proposal) == 3
+
+
+@given(parents_and_probabilities(), st.floats(0, 1.5))
+def test_pruning_keeps_only_nodes_whose_parents_it_keeps(tree, threshold):
+    parents, probabilities = tree
+    kept = prune_by_threshold(parents, probabilities, threshold=threshold)
+    assert list(kept) == sorted(set(kept))
+    for index in range(len(parents)):
+        above = parents[index] == 0 or parents[index] - 1 in kept
+        assert (index in kept) == (above and probabilities[index] >= threshold)
+
+
+@given(parents_and_probabilities())
+def test_threshold_zero_prunes_nothing_and_above_one_everything(tree):
+    parents, probabilities = tree
+    assert prune_by_threshold(parents, probabilities, threshold=0) == tuple(range(len(parents)))
+    assert prune_by_threshold(parents, probabilities, threshold=1.0001) == ()
+
+
+@given(parents_and_probabilities(), st.integers(0, 12))
+def test_a_number_of_nodes_is_kept_and_they_are_the_likeliest_with_their_parents(tree, count):
+    parents, probabilities = tree
+    kept = prune_by_count(parents, probabilities, count=count)
+    assert len(kept) == min(count, len(parents))
+    assert all(parents[index] == 0 or parents[index] - 1 in kept for index in kept)
+    worths = [1.0]
+    for parent, probability in zip(parents, probabilities, strict=True):
+        worths.append(worths[parent] * probability)
+    best = sorted(worths[1:], reverse=True)[: len(kept)]
+    assert sorted((worths[index + 1] for index in kept), reverse=True) == best
