@@ -14,7 +14,8 @@ from paceline import ServerInfo, SystemInfo, errors
 from paceline_cli import info
 from paceline_cli.__main__ import main
 from paceline_cli.generate import STRATEGIES, GenerateSettings
-from paceline_cli.up import UpSettings, _config, _local_address
+from paceline_cli.local_system import reachable
+from paceline_cli.up import UpSettings, _config
 from support.fake_models import FakeModelServer, serving
 from support.fake_orchestrator import Leg
 
@@ -296,7 +297,7 @@ def test_up_without_models_says_where_it_looked(capsys, tmp_path):
 def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
     settings = UpSettings(backend="simulated", listen="0.0.0.0:6000", insecure=True)
     assert "--insecure" in _config(settings).orchestrator_arguments
-    assert _local_address(settings.listen) == "127.0.0.1:6000"
+    assert reachable(settings.listen) == "127.0.0.1:6000"
 
 
 def test_serve_names_the_roles(capsys):

@@ -237,10 +237,9 @@ def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
     rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
     settings = {"max_tokens": 4, "spec": SessionSpec(20), "model": MODEL}
     fields.check_branches(width=3, branch_count=2, **settings)
-    # Runners-up are of the forward that finds the chain.
-    fields.check_branches(width=3, branch_count=0, **{**settings, "model": alone})
-    with pytest.raises(UnsupportedError, match="branch_count"):
-        fields.check_branches(width=3, branch_count=1, **{**settings, "model": alone})
+    fields.check_branches(width=1, branch_count=0, **{**settings, "model": alone})
+    with pytest.raises(UnsupportedError, match="width"):
+        fields.check_branches(width=3, branch_count=0, **{**settings, "model": alone})
     with pytest.raises(UnsupportedError, match="width"):
         fields.check_branches(width=2, branch_count=0, **{**settings, "spec": rejecting})
 

@@ -151,9 +151,10 @@ async def test_after_a_tree_a_session_holds_the_accepted_path():
 
 
 async def test_the_target_goes_on_by_itself_after_a_trees_path():
-    tree = Proposal((0, ORACLE[0]), parents=(0, 0))
+    wrong = (ORACLE[1] + 1) % 256
+    tree = Proposal((0, ORACLE[0], wrong), parents=(0, 0, 2))
     async with running(instant()) as host:
-        session = opened(host, SessionSpec(5))
+        session = opened(host, SessionSpec(6))
         await host.verify(asked(session), tree, options=VerifyOptions(anticipate=True))
         await until(lambda: host.statistics().forwards == 2)
         verdict = await host.verify(

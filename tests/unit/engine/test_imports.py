@@ -21,6 +21,7 @@ TORCH_MODULES = {
     "backends.attention",
     "backends.captured",
     "backends.decoders",
+    "backends.invariant",
     "backends.key_values",
     "backends.library",
     "backends.llama",
