@@ -448,6 +448,8 @@ class ModelHost:
                     steps.append(step)
                     found.extend(step.outcome.chain)
                     drawn_from.extend(step.outcome.drafted.distributions)
+                # A step may have found several tokens, and a newer call have come between them.
+                live.outlet.check()
                 session.hold(unheld)
                 session.hold(found[:count])
                 unheld = ()

@@ -84,12 +84,16 @@ class Outlet(AsyncIterator[Step[_Value]]):
             self._ended = True
             self._steps.put_nowait(None)
 
+    def check(self) -> None:
+        """Raise the error that it ended with, if it did."""
+        if self._error is not None:
+            raise self._error
+
     async def __anext__(self) -> Step[_Value]:
         if self._is_read:
             raise StopAsyncIteration
         step = await self._steps.get()
-        if self._error is not None:
-            raise self._error
+        self.check()
         if step is None:
             self._is_read = True
             raise StopAsyncIteration

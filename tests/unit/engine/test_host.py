@@ -176,6 +176,25 @@ async def test_a_trees_branches_take_memory_beyond_the_longest_text():
         assert (await host.verify(asked(session, 2), chain(ORACLE[:2]))).accepted_path == path(2)
 
 
+class Several(SimulatedBackend):
+    """Drafts three tokens in a step."""
+
+    def _draft(self, scores, item):
+        return Proposal((*super()._draft(scores, item).token_ids, 7, 8))
+
+
+async def test_a_replaced_draft_holds_nothing_of_what_it_had_found_and_not_yet_streamed():
+    model = Several(SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0))
+    async with running(model) as host:
+        session = opened(host)
+        async with aclosing(host.draft(asked(session), max_tokens=9)) as older:
+            first = (await anext(older)).proposal.token_ids[0]
+            await host.verify(call_on(session, 2, base=[*PROMPT, first], append=[42]))
+            with pytest.raises(SupersededError):
+                await anext(older)
+        await host.verify(call_on(session, 3, base=[*PROMPT, first, 42], append=[]))
+
+
 async def test_nothing_appended_computes_the_last_row_again():
     async with running(instant()) as host:
         session = opened(host)
