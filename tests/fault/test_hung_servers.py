@@ -46,9 +46,9 @@ GIVEN_UP_SECONDS = 12.0
 
 @pytest.fixture(scope="module")
 def linked():
-    """One drafter and two targets, of which each can hang."""
+    """One drafter and two targets, of which each can hang; AUTO has use for all of them."""
     drafter = simulated_model("drafter", seconds=0.001, simulated_acceptance_rate=0.8)
-    targets = [simulated_model("target", index, seconds=0.002) for index in range(2)]
+    targets = [simulated_model("target", index, seconds=0.008) for index in range(2)]
     with linked_system(drafters=[drafter], targets=targets) as whole:
         yield whole
 
