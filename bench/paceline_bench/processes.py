@@ -74,8 +74,8 @@ async def metered(pids: Sequence[int]) -> AsyncIterator[Usage]:
         after = map(_cpu_seconds, processes)
         usage.cpu_seconds = [end - start for start, end in zip(before, after, strict=True)]
         busy, total = (end - start for start, end in zip(machine, _machine_seconds(), strict=True))
-        # Sums of what is rounded: all of it can be a little more than all.
-        usage.machine_load = min(1.0, busy / total) if total else 0.0
+        # Sums of what is rounded: they can be a little less than nothing, or more than all.
+        usage.machine_load = min(1.0, max(0.0, busy / total)) if total else 0.0
 
 
 async def quiet(pids: Sequence[int], *, within_seconds: float = 15.0) -> bool:
