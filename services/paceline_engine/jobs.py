@@ -108,7 +108,7 @@ class Outlet(AsyncIterator[Step[_Value]]):
         due_at = loop.time()
         async for step in self:
             parcel = [step]
-            while not self._is_read and (loop.time() < due_at or not self._steps.empty()):
+            while loop.time() < due_at or not self._steps.empty():
                 try:
                     async with asyncio.timeout_at(due_at):
                         parcel.append(await anext(self))
