@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
@@ -53,6 +53,8 @@ __all__ = [
     "send_draft",
     "send_verify",
 ]
+
+_Message = TypeVar("_Message")
 
 DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
 DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
@@ -260,19 +262,16 @@ async def read_decoded(rpc: DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decode
     Raises:
         PacelineError: What the server or the transport said.
     """
-    last_ns = sent_ns
-    async with aclosing(answers(rpc)) as messages:
-        async for message in messages:
-            now_ns = time.perf_counter_ns()
+    async with aclosing(_timed(rpc, sent_ns=sent_ns)) as messages:
+        async for message, elapsed_ns in messages:
             yield Decoded(
                 sequence=message.sequence,
                 start_length=message.start_length,
                 token_ids=tuple(message.token_ids),
                 logprobs=tuple(message.logprobs),
                 timing=read_timing(message.timing),
-                elapsed_ns=now_ns - last_ns,
+                elapsed_ns=elapsed_ns,
             )
-            last_ns = now_ns
 
 
 def send_draft(
@@ -296,11 +295,20 @@ async def read_drafts(rpc: DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]
     Raises:
         PacelineError: What the server or the transport said.
     """
+    async with aclosing(_timed(rpc, sent_ns=sent_ns)) as messages:
+        async for message, elapsed_ns in messages:
+            yield _drafted(message, elapsed_ns=elapsed_ns)
+
+
+async def _timed(
+    rpc: StreamCall[_Message], *, sent_ns: int
+) -> AsyncGenerator[tuple[_Message, int]]:
+    """Yield each message of a stream, and the ns since the one before, or since it was sent."""
     last_ns = sent_ns
     async with aclosing(answers(rpc)) as messages:
         async for message in messages:
             now_ns = time.perf_counter_ns()
-            yield _drafted(message, elapsed_ns=now_ns - last_ns)
+            yield message, now_ns - last_ns
             last_ns = now_ns
 
 
