@@ -336,7 +336,8 @@ class ModelWorker:
             return
         is_last, found = True, True
         if isinstance(job.work, Item):
-            is_last, found = job.work.take(answer), answer.is_whole
+            is_last = job.work.take(answer)
+            found = answer.judgement is not None or len(answer.drafted) > 0
             if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
                 self._anticipate(job, answer)
         self._tell(_deliver, job, step, is_last)

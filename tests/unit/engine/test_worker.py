@@ -29,7 +29,8 @@ class Steps:
         for each in items:
             try:
                 found = each.cache(interrupt)
-                answers.append(Outcome(1, drafted=chain([0] if found is None else found)))
+                drafted = chain([0] if found is None else found)
+                answers.append(Outcome(1, drafted=drafted, is_inner=not drafted))
             except ZeroDivisionError as error:
                 answers.append(error)
         return answers
@@ -127,6 +128,22 @@ async def test_jobs_of_many_steps_take_turns():
         blocker.let_go.set()
         assert [len([step async for step in outlet]) for outlet in outlets] == [3, 3]
         assert order == list("xyxyxy")
+
+
+async def test_a_job_keeps_its_turn_until_it_has_found_something():
+    async with working() as worker:
+        blocker, order, outlets = await blocked(worker), [], []
+        for name in "xy":
+            finds = [[], [5], []]  # a stack's inner steps find none
+            outlets.append(Outlet())
+            worker.submit(
+                item(lambda _, name=name, own=finds: (order.append(name), own.pop(0))[1]),
+                outlet=outlets[-1],
+            )
+        blocker.let_go.set()
+        for outlet in outlets:
+            assert len([step async for step in outlet]) == 2
+        assert order == list("xxyy")
 
 
 async def test_a_draft_is_done_when_it_has_its_tokens_however_many_a_step_finds():
