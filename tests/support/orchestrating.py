@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
+# Those that any system has: not all targets draft for themselves.
 STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
 _STEP_SECONDS = 0.002
 
@@ -124,6 +125,16 @@ class System:
             raise decode(error) from None
         return received
 
+    async def reached(self) -> None:
+        """Return once each server was heard of, or seems to hang: one target is enough to begin."""
+        pool = self.application._pool
+        heard = asyncio.Event()
+        with pool.listening(heard.set), suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while any(it.health_status == "NOT_REACHED" for it in pool.servers):
+                    await heard.wait()
+                    heard.clear()
+
     async def settled(self) -> None:
         """Return once every session is closed and no call runs."""
         for model in self.models:
@@ -185,7 +196,9 @@ async def orchestrating(
             async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
                 stub = OrchestratorServiceStub(channel)
                 address = process.addresses["address"]
-                yield System(drafters, targets, channel, stub, address, made[0])
+                system = System(drafters, targets, channel, stub, address, made[0])
+                await system.reached()
+                yield system
         finally:  # also after a failed assertion: a server left behind hangs at exit
             await process.finish()
         leftovers = [
