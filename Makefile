@@ -43,11 +43,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
+# So many processes of tests at once; a file's tests stay together, since they share servers.
+JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
+
 test: install ## every test but the long ones, the chart's and the other languages'
-	$(BIN)/python -m pytest -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
 
 test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
-	$(BIN)/python -m pytest -m long --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients
 
 test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 
@@ -31,6 +32,8 @@ OWN_SETTINGS = frozenset(
         *("pool_tls_authority", "pool_tls_certificate", "pool_tls_key"),
         *("scaler_listen", "peer_service", "verifier_lookahead"),
         *("fixed_verifiers", "least_verifiers", "most_verifiers"),
+        *("api_keys", "orchestrators", "orchestrator_tls_authority"),
+        *("orchestrator_tls_certificate", "orchestrator_tls_key"),
     }
 )
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
@@ -79,6 +82,7 @@ def schema(text: str) -> str:
     model_server = set(ModelServerSettings.model_fields) - OWN_SETTINGS
     for name, known in (
         ("orchestratorSettings", orchestrator),
+        ("gatewaySettings", set(GatewaySettings.model_fields) - OWN_SETTINGS),
         ("modelServerSettings", model_server),
         ("commonSettings", orchestrator & model_server),
     ):

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from card import write_adapters
 from corpus import load_corpus
 from paceline_engine.backends.model_files import find_model_files
 from paceline_training.continuations import continue_text
@@ -55,7 +56,7 @@ PLANS = {
         report_steps=100,
     ),
     "streams": TrainingPlan(
-        steps=4000,
+        steps=2400,
         rate=2e-3,
         decay="linear",
         warm_up_share=0.05,
@@ -104,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device="cuda" if torch.cuda.is_available() else "cpu",
         tell=lambda line: print(line, flush=True),
     )
+    if options.output is None:
+        write_adapters(_FOLDER)
 
 
 def _own_text(target: Path, stream: Tensor, *, folder: Path) -> Tensor:

@@ -1,28 +1,49 @@
-"""The tables of the model card, rendered from `card.json`."""
+"""The tables of the model card, rendered from `card.json` and from the adapters' own cards."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["CARD", "CARD_TEXT", "render_tables", "replace_tables", "write_tables"]
+__all__ = [
+    "CARD",
+    "CARD_TEXT",
+    "render_tables",
+    "replace_adapters",
+    "replace_tables",
+    "write_adapters",
+    "write_tables",
+]
 
 CARD = "card.json"
 CARD_TEXT = "README.md"
 _BEGIN = "<!-- tables: written by evaluate.py from card.json -->"
 _END = "<!-- end of tables -->"
+_ADAPTERS_BEGIN = "<!-- adapters: written by adapters.py from their cards -->"
+_ADAPTERS_END = "<!-- end of adapters -->"
 
 
 def replace_tables(text: str, card: dict[str, Any]) -> str:
     """Return the model card's text with its tables replaced by those of `card.json`."""
-    before, _, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise ValueError(f"the model card has no lines {_BEGIN!r} and {_END!r}")
-    return f"{before}{_BEGIN}\n\n{render_tables(card)}\n{_END}{after}"
+    return _replace_between(_BEGIN, render_tables(card), _END, text=text)
+
+
+def replace_adapters(text: str, folder: Path) -> str:
+    """Return the model card's text with its table of adapters replaced by what lies in a folder."""
+    cards = [
+        json.loads(path.read_text()) for path in sorted(folder.glob("python-target-*/card.json"))
+    ]
+    return _replace_between(_ADAPTERS_BEGIN, _adapters(cards), _ADAPTERS_END, text=text)
+
+
+def write_adapters(folder: Path) -> None:
+    """Replace the table of adapters in a folder's model card."""
+    path = folder / CARD_TEXT
+    path.write_text(replace_adapters(path.read_text(encoding="utf-8"), folder), encoding="utf-8")
 
 
 def render_tables(card: dict[str, Any]) -> str:
@@ -35,6 +56,45 @@ def write_tables(folder: Path, card: dict[str, Any]) -> None:
     """Replace the tables in a folder's model card."""
     path = folder / CARD_TEXT
     path.write_text(replace_tables(path.read_text(encoding="utf-8"), card), encoding="utf-8")
+
+
+def _replace_between(begin: str, content: str, end: str, *, text: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"the model card has no lines {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{content}\n{end}{after}"
+
+
+def _adapters(cards: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for card in cards:
+        facts = card["training"]
+        reached = facts["tokens_per_forward"]
+        rows.append(
+            (
+                card["kind"],
+                f"{facts['parameters']:,}",
+                f"{facts['tokens'] / 1e6:.1f}",
+                " ".join(f"{rates[0]:.2f}" for rates in facts["hit_rates"]),
+                f"{reached['one guess each']:.2f}",
+                f"{reached['two guesses each']:.2f}",
+                f"{reached['tree']:.2f}",
+            )
+        )
+    return _table(
+        "The target's adapters, on its own greedy continuations of held-out prompts",
+        (
+            "",
+            "parameters",
+            "M tokens",
+            "best guess right, by distance",
+            "tokens per forward, one guess each",
+            "two each",
+            "the card's tree",
+        ),
+        rows,
+    )
 
 
 def _quality(card: dict[str, Any]) -> str:

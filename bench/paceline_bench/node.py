@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_protocol.simulation import ServerLatency
 
 __all__ = ["TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
@@ -20,12 +21,14 @@ class SimulatedNode:
         drafter: What the drafter's take, in whole ns.
         acceptance_rate: How often the drafter agrees with the target, in [0, 1].
         target_count: How many targets there are.
+        rank_decay: q: how likely the drafter's next runner-up is right where it is wrong.
     """
 
     target: ServerLatency
     drafter: ServerLatency
     acceptance_rate: float
     target_count: int = 7
+    rank_decay: float = DEFAULT_RANK_DECAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

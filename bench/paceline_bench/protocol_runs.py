@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from paceline_protocol.simulation import SimulationResult
 
 __all__ = [
+    "CHAIN",
     "Batch",
     "Setup",
+    "Shape",
     "draw_agreements",
     "mean_and_error",
     "run_protocol",
@@ -27,6 +30,22 @@ __all__ = [
 ]
 
 _PROMPT_LENGTH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How wide drafts are.
+
+    Attributes:
+        width: Tokens that are drafted at a place; 1 for a chain.
+        branches: Tokens beside the chain's that a drafter's forward follows.
+    """
+
+    width: int = 1
+    branches: int = 0
+
+
+CHAIN = Shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,7 @@ class Setup:
         dispatch: When draft tokens go to a target.
         broadcast_prefill: Whether the prompt goes to all targets at the start.
         keep_prefill: Whether a target finishes its first verification, whatever becomes of it.
+        shape: How wide drafts are.
     """
 
     strategy: Strategy
@@ -52,13 +72,20 @@ class Setup:
     dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     broadcast_prefill: bool = False
     keep_prefill: bool = False
+    shape: Shape = CHAIN
 
 
 def run_protocol(
-    setup: Setup, *, acceptance_rate: float, max_tokens: int, seed: int = 0
+    setup: Setup,
+    *,
+    acceptance_rate: float,
+    max_tokens: int,
+    seed: int = 0,
+    shares: tuple[float, ...] | None = None,
 ) -> SimulationResult:
     """Generate max_tokens tokens; equal seeds meet equal agreements, whatever the setup."""
-    oracle = AgreementOracle(acceptance_rate, seed=seed, length=_PROMPT_LENGTH + max_tokens)
+    length = _PROMPT_LENGTH + max_tokens
+    oracle = AgreementOracle(acceptance_rate, seed=seed, length=length, shares=shares)
     task = DecodingTask(
         oracle.prompt(_PROMPT_LENGTH),
         max_tokens,
@@ -66,6 +93,8 @@ def run_protocol(
         dispatch=setup.dispatch,
         broadcast_prefill=setup.broadcast_prefill,
         keep_prefill=setup.keep_prefill,
+        width=setup.shape.width,
+        branches=setup.shape.branches,
     )
     capacity = CapacityChanged(targets=tuple(range(setup.target_count)), drafters=(0,))
     return simulate(
@@ -92,12 +121,14 @@ class Batch:
         acceptance_rate: Probability that the target accepts a draft token.
         max_tokens: Tokens of each.
         seeds: One for each.
+        shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
     """
 
     setup: Setup
     acceptance_rate: float
     max_tokens: int
     seeds: range
+    shares: tuple[float, ...] | None = None
 
 
 def total_times(batch: Batch) -> list[float]:
@@ -109,6 +140,7 @@ def total_times(batch: Batch) -> list[float]:
                 acceptance_rate=batch.acceptance_rate,
                 max_tokens=batch.max_tokens,
                 seed=seed,
+                shares=batch.shares,
             ).total_time
         )
         for seed in batch.seeds

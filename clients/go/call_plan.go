@@ -21,6 +21,11 @@ const (
 	// An orchestrator that drains answers so for moments, until its name leads elsewhere.
 	refusals = 3
 
+	// Where a stream goes on at others by itself, all of them are asked so often without any text: from
+	// one that has begun more is lost with it, and one that nobody has heard of is better told.
+	rounds        = 30
+	roundsUnheard = 2
+
 	// As many streams as one connection carries can break at once and all go on at once. After that a
 	// client knocks at most ten times a second, however many of its generations want to.
 	retriesAtOnce = 100
@@ -89,29 +94,64 @@ func (b *retryBudget) jittered(delay time.Duration) time.Duration {
 // A resumption is how often, and how soon, to go on by itself.
 type resumption struct {
 	attemptsLeft int
+	isFailover   bool // not so many attempts, but until all orchestrators were asked in vain
 	refusalsLeft int
 	nextDelay    time.Duration
 	budget       *retryBudget
+
+	endpointCount int
+	at            *endpoint          // who is asked now
+	asked         map[*endpoint]bool // who has failed since the last text; the others come first
+	rounds        int
+	heard         bool
 }
 
 func newResumption(attempts int, budget *retryBudget) *resumption {
-	return &resumption{attemptsLeft: attempts, refusalsLeft: refusals, nextDelay: firstDelay, budget: budget}
+	return &resumption{
+		attemptsLeft:  attempts,
+		refusalsLeft:  refusals,
+		nextDelay:     firstDelay,
+		budget:        budget,
+		endpointCount: 1,
+		asked:         make(map[*endpoint]bool),
+	}
 }
 
-// delay says how long to wait before going on after an error; false if that makes no sense. A call was
-// refused if nothing of it had come: asking another orchestrator than one that is shutting down is then
-// no resumption, and not counted as one.
+// newFailover goes on until all of so many endpoints have been asked in vain, again and again.
+func newFailover(endpointCount int, budget *retryBudget) *resumption {
+	r := newResumption(0, budget)
+	r.isFailover, r.endpointCount = true, endpointCount
+	return r
+}
+
+// hear says that text has come: whoever failed before may do better now.
+func (r *resumption) hear() {
+	r.heard, r.rounds = true, 0
+	r.forget()
+	if r.isFailover {
+		r.nextDelay = firstDelay
+	}
+}
+
+func (r *resumption) forget() {
+	for each := range r.asked {
+		delete(r.asked, each)
+	}
+}
+
+// delay says how long to wait before going on after an error; false if that makes no sense. Where another
+// orchestrator is left, nothing is waited for. A call was refused if nothing of it had come: asking
+// another orchestrator than one that is shutting down is then no resumption, and not counted as one.
 func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration) (time.Duration, bool) {
-	if !r.mayGoOn(broken, refused) {
+	r.asked[r.at] = true
+	another := len(r.asked) < r.endpointCount
+	if !r.mayGoOn(broken, refused, another) {
 		return 0, false
 	}
-	delay := broken.RetryAfter
-	if delay <= 0 {
-		delay = r.nextDelay
-	}
-	r.nextDelay *= 2
-	if r.nextDelay > longestDelay {
-		r.nextDelay = longestDelay
+	var delay time.Duration
+	if !another {
+		r.forget()
+		delay = r.roundDelay(broken)
 	}
 	if delay >= remaining { // also where jitter would overflow
 		return 0, false
@@ -124,14 +164,38 @@ func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration)
 	return delay, inTime && delay < remaining
 }
 
-func (r *resumption) mayGoOn(broken *Error, refused bool) bool {
+// roundDelay is as long as the server says; else longer each time.
+func (r *resumption) roundDelay(broken *Error) time.Duration {
+	delay := broken.RetryAfter
+	if delay <= 0 {
+		delay = r.nextDelay
+	}
+	r.nextDelay *= 2
+	if r.nextDelay > longestDelay {
+		r.nextDelay = longestDelay
+	}
+	return delay
+}
+
+func (r *resumption) mayGoOn(broken *Error, refused, another bool) bool {
 	switch {
 	case broken.Kind == ErrDraining && refused && r.refusalsLeft > 0:
 		r.refusalsLeft--
+	case broken.TryAgain() && r.isFailover:
+		return another || r.beginRound(broken)
 	case broken.TryAgain() && r.attemptsLeft > 0:
 		r.attemptsLeft--
 	default:
 		return false
 	}
 	return true
+}
+
+// beginRound says whether all are to be asked once more.
+func (r *resumption) beginRound(broken *Error) bool {
+	r.rounds++
+	if r.heard {
+		return r.rounds < rounds
+	}
+	return r.rounds < roundsUnheard && broken.Kind != ErrOverloaded
 }

@@ -1,6 +1,7 @@
 package paceline
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -26,7 +27,7 @@ const (
 	connectTimeout  = 10 * time.Second
 )
 
-// TLS is how to trust the server, and how to be trusted by it (mTLS); the files are PEM.
+// TLS is how to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
 type TLS struct {
 	// CAFile is whom to trust. Default: the system's certificate authorities.
 	CAFile string
@@ -36,6 +37,12 @@ type TLS struct {
 	KeyFile string
 	// ServerName is the name in the server's certificate, where it is not the address's.
 	ServerName string
+	// CA is what a CAFile would hold.
+	CA []byte
+	// Certificate is what a CertificateFile would hold.
+	Certificate []byte
+	// Key is what a KeyFile would hold.
+	Key []byte
 }
 
 // A DialOption changes one thing about a connection.
@@ -45,6 +52,15 @@ type dialOptions struct {
 	tls      *TLS
 	insecure bool
 	timeout  time.Duration
+	metadata func(context.Context) map[string]string
+	token    func(context.Context) (string, error)
+	grpc     []grpc.DialOption
+}
+
+// WithGRPC gives grpc-go's own options for channels, such as interceptors or OpenTelemetry's stats
+// handler; they come after this client's.
+func WithGRPC(options ...grpc.DialOption) DialOption {
+	return func(o *dialOptions) { o.grpc = append(o.grpc, options...) }
 }
 
 // WithTLS encrypts the connection. Without it the connection is plaintext.
@@ -61,18 +77,19 @@ func WithTimeout(timeout time.Duration) DialOption {
 
 // routeTo checks everything that can be checked without connecting, and returns what opens channels.
 // They connect in the background.
-func routeTo(address string, options dialOptions) (func() (*grpc.ClientConn, error), error) {
-	target, local, err := parseAddress(address)
+func routeTo(address string, to target, options dialOptions) (func() (*grpc.ClientConn, error), error) {
+	security, err := transportSecurity(address, to.local, options)
 	if err != nil {
 		return nil, err
 	}
-	security, err := transportSecurity(address, local, options)
-	if err != nil {
-		return nil, err
+	all := append(channelOptions(), security)
+	if !to.leadsToOne {
+		all = append(all, spread())
 	}
+	all = append(all, options.grpc...)
 	return func() (*grpc.ClientConn, error) {
 		// Dial and not NewClient, which grpc-go has since 1.63: see README.md.
-		channel, err := grpc.Dial(target, append(channelOptions(), security)...)
+		channel, err := grpc.Dial(to.name, all...)
 		if err != nil {
 			return nil, invalidField("address", err.Error())
 		}
@@ -114,20 +131,22 @@ func transportSecurity(address string, local bool, options dialOptions) (grpc.Di
 
 func tlsConfig(files TLS) (*tls.Config, error) {
 	config := &tls.Config{ServerName: files.ServerName, MinVersion: tls.VersionTLS12}
-	if (files.CertificateFile == "") != (files.KeyFile == "") {
-		return nil, invalidField("tls", "CertificateFile and KeyFile belong together")
+	hasCertificate := files.CertificateFile != "" || files.Certificate != nil
+	if hasCertificate != (files.KeyFile != "" || files.Key != nil) {
+		return nil, invalidField("tls", "a certificate and its key belong together")
 	}
-	if files.CAFile != "" {
-		authorities, err := readFile("tls.ca_file", files.CAFile)
-		if err != nil {
-			return nil, err
-		}
+	authorities, err := contentOf("ca", files.CAFile, files.CA)
+	if err != nil {
+		return nil, err
+	}
+	if authorities != nil {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(authorities) {
-			return nil, invalidField("tls.ca_file", files.CAFile+": has no certificate")
+			field, what := fieldOf("ca", files.CAFile)
+			return nil, invalidField(field, what+"has no certificate")
 		}
 	}
-	if files.CertificateFile != "" {
+	if hasCertificate {
 		own, err := readKeyPair(files)
 		if err != nil {
 			return nil, err
@@ -138,19 +157,38 @@ func tlsConfig(files TLS) (*tls.Config, error) {
 }
 
 func readKeyPair(files TLS) (tls.Certificate, error) {
-	certificate, err := readFile("tls.certificate_file", files.CertificateFile)
+	certificate, err := contentOf("certificate", files.CertificateFile, files.Certificate)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	key, err := readFile("tls.key_file", files.KeyFile)
+	key, err := contentOf("key", files.KeyFile, files.Key)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
 	own, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
-		return tls.Certificate{}, invalidField("tls.certificate_file", err.Error())
+		field, _ := fieldOf("certificate", files.CertificateFile)
+		return tls.Certificate{}, invalidField(field, err.Error())
 	}
 	return own, nil
+}
+
+// contentOf returns what is in a file, or was given as it is; nil if neither.
+func contentOf(name, path string, content []byte) ([]byte, error) {
+	if path == "" {
+		return content, nil
+	}
+	if content != nil {
+		return nil, invalidField("tls."+name, "is there, and its file too: give one")
+	}
+	return readFile("tls."+name+"_file", path)
+}
+
+func fieldOf(name, path string) (field, what string) {
+	if path == "" {
+		return "tls." + name, ""
+	}
+	return "tls." + name + "_file", path + ": "
 }
 
 func readFile(field, path string) ([]byte, error) {
@@ -162,21 +200,37 @@ func readFile(field, path string) ([]byte, error) {
 	return content, nil
 }
 
-// parseAddress returns gRPC's name for the address, and whether it is on this machine.
-func parseAddress(address string) (target string, local bool, err error) {
+// A target is where an address leads.
+type target struct {
+	name       string // gRPC's
+	local      bool   // on this machine
+	leadsToOne bool   // to one server; a name can lead to several
+}
+
+func parseAddress(address string) (target, error) {
 	scheme, rest, found := strings.Cut(address, ":")
 	switch {
 	case found && scheme == "unix":
-		return address, true, nil
+		return target{name: address, local: true, leadsToOne: true}, nil
 	case found && (scheme == "dns" || scheme == "passthrough"):
-		host, err := hostOf(rest[strings.LastIndex(rest, "/")+1:])
+		to, err := targetOf(rest[strings.LastIndex(rest, "/")+1:])
+		to.name = address
 		if !strings.HasPrefix(rest, "//") {
-			address = scheme + ":///" + rest
+			to.name = scheme + ":///" + rest
 		}
-		return address, isLoopback(host), err
+		return to, err
 	}
-	host, err := hostOf(address)
-	return address, isLoopback(host), err
+	to, err := targetOf(address)
+	if !to.leadsToOne {
+		to.name = "dns:///" + address // which grpc.Dial would else pass through, and dial one of them
+	}
+	return to, err
+}
+
+func targetOf(endpoint string) (target, error) {
+	host, err := hostOf(endpoint)
+	isOne := host == "localhost" || net.ParseIP(host) != nil
+	return target{name: endpoint, local: isLoopback(host), leadsToOne: isOne}, err
 }
 
 func hostOf(endpoint string) (string, error) {

@@ -2,26 +2,32 @@ package paceline
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	pb "github.com/paceline/paceline/clients/go/paceline/v1"
 )
 
-// A Client is a client of one orchestrator. Any number of goroutines can use it, and any number of
+// A Client is a client of one or several orchestrators. Any number of goroutines can use it, and any number of
 // generations can run at once.
 type Client struct {
-	connection *connection
-	budget     *retryBudget
-	timeout    time.Duration
-	closed     chan struct{}
-	close      sync.Once
+	endpoints *endpoints
+	options   dialOptions
+	budget    *retryBudget
+	timeout   time.Duration
+	closed    chan struct{}
+	close     sync.Once
 }
 
-// Dial makes a client of the orchestrator at address: HOST:PORT, also as dns:///HOST:PORT, or
-// unix:PATH. It connects in the background.
+// Dial makes a client of the orchestrators at address: HOST:PORT, also as dns:///HOST:PORT, or
+// unix:PATH, or several of them between commas. A name can lead to several, too. It connects in the
+// background.
 //
-// It fails with ErrInvalidField if the address is malformed, a TLS file is unusable, the timeout is
+// Where there are several, requests are spread over those that serve, and what one of them leaves
+// unfinished goes on at another: under EXACT with the text that it would have had there.
+//
+// It fails with ErrInvalidField if an address is malformed, a TLS file is unusable, the timeout is
 // negative, or plaintext would leave this machine unasked.
 func Dial(address string, options ...DialOption) (*Client, error) {
 	chosen := dialOptions{timeout: DefaultTimeout}
@@ -32,15 +38,17 @@ func Dial(address string, options ...DialOption) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	open, err := routeTo(address, chosen)
+	endpoints, err := dialEndpoints(address, chosen)
 	if err != nil {
 		return nil, err
 	}
-	connection, err := newConnection(open)
-	if err != nil {
-		return nil, err
-	}
-	return &Client{connection: connection, budget: newRetryBudget(), timeout: timeout, closed: make(chan struct{})}, nil
+	return &Client{
+		endpoints: endpoints,
+		options:   chosen,
+		budget:    newRetryBudget(),
+		timeout:   timeout,
+		closed:    make(chan struct{}),
+	}, nil
 }
 
 // Generate continues a prompt. The request is sent by the stream's first Next, and the deadline, for
@@ -54,7 +62,7 @@ func (c *Client) Generate(ctx context.Context, prompt Prompt, options ...Generat
 	if err != nil {
 		return nil, err
 	}
-	return c.stream(ctx, &transcript{request: g.request}, g.resumeAttempts), nil
+	return c.stream(ctx, &transcript{request: g.request}, g), nil
 }
 
 // Resume goes on with a generation that was left or broken, here or at another orchestrator; Next must
@@ -69,39 +77,65 @@ func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOp
 			return nil, err
 		}
 	}
-	return c.stream(ctx, broken.transcript.branch(), g.resumeAttempts), nil
+	return c.stream(ctx, broken.transcript.branch(), g), nil
 }
 
-// SystemInfo describes the models and servers the orchestrator works with now.
+// SystemInfo describes the models and servers the orchestrator works with now. It asks one orchestrator
+// after the other until one answers.
 func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()
-	wire, err := c.connection.lend()
+	asked := make(map[*endpoint]bool)
+	for {
+		at, info, err := c.askOne(ctx, asked)
+		var failure *Error
+		if err == nil || !errors.As(err, &failure) || !failure.TryAgain() {
+			return info, err
+		}
+		c.endpoints.failed(at)
+		asked[at] = true
+		if len(asked) == len(c.endpoints.all) {
+			return nil, err
+		}
+	}
+}
+
+func (c *Client) askOne(ctx context.Context, asked map[*endpoint]bool) (*endpoint, *SystemInfo, error) {
+	along, err := c.options.alongWith(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	at, wire, err := c.endpoints.lend(asked)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer wire.end()
-	response, err := wire.stub.GetSystemInfo(ctx, &pb.GetSystemInfoRequest{})
+	response, err := wire.stub.GetSystemInfo(along, &pb.GetSystemInfoRequest{})
 	if err != nil {
-		return nil, wire.decode(ctx, err)
+		return at, nil, wire.decode(ctx, err)
 	}
-	return readSystemInfo(response), nil
+	return at, readSystemInfo(response), nil
 }
 
-// Close closes the connection, and cancels what runs on it.
+// Close closes the connections, and cancels what runs on them.
 func (c *Client) Close() error {
 	c.close.Do(func() { close(c.closed) })
-	return c.connection.close()
+	return c.endpoints.close()
 }
 
-func (c *Client) stream(ctx context.Context, t *transcript, resumeAttempts int) *Stream {
+func (c *Client) stream(ctx context.Context, t *transcript, g *generation) *Stream {
 	ctx, cancel := c.deadline(ctx)
+	plan := newResumption(g.resumeAttempts, c.budget)
+	if !g.countsAttempts && c.endpoints.mayBeSeveral() {
+		plan = newFailover(len(c.endpoints.all), c.budget)
+	}
+	plan.endpointCount = len(c.endpoints.all)
 	return &Stream{
 		ctx:        ctx,
 		cancel:     cancel,
 		client:     c,
 		transcript: t,
-		resumption: newResumption(resumeAttempts, c.budget),
+		resumption: plan,
 	}
 }
 

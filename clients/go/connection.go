@@ -34,6 +34,7 @@ type lease struct {
 	*wire
 	connection *connection
 	release    sync.Once
+	atEnd      func()
 }
 
 // newConnection opens the first channel, which connects in the background.
@@ -108,6 +109,9 @@ func (l *lease) decode(ctx context.Context, failure error) *Error {
 // end gives the wire back. It can be called again.
 func (l *lease) end() {
 	l.release.Do(func() {
+		if l.atEnd != nil {
+			l.atEnd()
+		}
 		c := l.connection
 		c.mutex.Lock()
 		defer c.mutex.Unlock()

@@ -16,11 +16,12 @@ type Strategy string
 
 // The strategies.
 const (
-	StrategyAuto           Strategy = "auto"
-	StrategyAutoregressive Strategy = "autoregressive"
-	StrategySpeculative    Strategy = "speculative"
-	StrategyDistributed    Strategy = "distributed"
-	StrategyUnknown        Strategy = unknown
+	StrategyAuto            Strategy = "auto"
+	StrategyAutoregressive  Strategy = "autoregressive"
+	StrategySpeculative     Strategy = "speculative"
+	StrategyDistributed     Strategy = "distributed"
+	StrategySelfSpeculative Strategy = "self_speculative"
+	StrategyUnknown         Strategy = unknown
 )
 
 // A VerificationRule is how draft tokens are accepted, and with it what the output promises: RuleExact
@@ -32,6 +33,16 @@ const (
 	RuleExact     VerificationRule = "exact"
 	RuleRejection VerificationRule = "rejection"
 	RuleUnknown   VerificationRule = unknown
+)
+
+// A DrafterKind is who drafts, where a strategy has work for a drafter.
+type DrafterKind string
+
+// Who can draft.
+const (
+	DrafterServer           DrafterKind = "server"
+	DrafterMaxGram          DrafterKind = "max_gram"
+	DrafterServerAndMaxGram DrafterKind = "server_and_max_gram"
 )
 
 // A DispatchPolicy is when draft tokens are sent to targets.

@@ -46,6 +46,7 @@ type ResumeOption interface {
 type generation struct {
 	request        *pb.GenerateRequest
 	resumeAttempts int
+	countsAttempts bool // resumeAttempts was given
 }
 
 type requestOption func(*pb.GenerateRequest) error
@@ -58,14 +59,15 @@ func (r resumeAttempts) applyTo(g *generation) error {
 	if r < 0 {
 		return invalidField("resume_attempts", fmt.Sprintf("must be 0 or more, not %d", int(r)))
 	}
-	g.resumeAttempts = int(r)
+	g.resumeAttempts, g.countsAttempts = int(r), true
 	return nil
 }
 
 func (resumeAttempts) isResumeOption() {}
 
 // WithResumeAttempts sets how often to go on by itself after an ErrTryAgain, such as a broken
-// connection. The text has no gap and no duplicate. Default 0.
+// connection. The text has no gap and no duplicate. Default: with one orchestrator never, with several
+// until all of them have been asked in vain, again and again. 0 leaves it to the caller.
 func WithResumeAttempts(attempts int) ResumeOption { return resumeAttempts(attempts) }
 
 // WithMaxTokens sets how many tokens to generate at most. Default 256, or what the context leaves.
@@ -147,6 +149,31 @@ func WithTargets(count int) GenerateOption {
 func WithDrafters(count int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.DrafterCount, "drafters", count)
+	})
+}
+
+// WithWidth sets how many tokens drafters find at a place: with 2 or more targets judge trees, and
+// corrections are found ahead. Default 1.
+func WithWidth(tokens int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.Width, "width", tokens)
+	})
+}
+
+// WithBranches sets how many tokens beside the likeliest ones each drafter forward follows. Default
+// 0.
+func WithBranches(count int) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		return setCount(&r.Branches, "branches", count)
+	})
+}
+
+// WithDrafter sets who drafts. Default: servers, and Max-Gram while there is none.
+func WithDrafter(kind DrafterKind) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		number, err := enumNumber("drafter", pb.DrafterKind_name, string(kind))
+		r.Drafter = pb.DrafterKind(number)
+		return err
 	})
 }
 

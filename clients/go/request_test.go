@@ -13,7 +13,7 @@ func TestEveryOptionReachesTheRequest(t *testing.T) {
 	g, err := newGeneration(Text("x"), []GenerateOption{
 		WithMaxTokens(1), WithStop("a", "b"), WithTemperature(0.5), WithTopK(2), WithTopP(0.75), WithMinP(0.25),
 		WithSeed(math.MaxUint64), WithStrategy(StrategyDistributed), WithLookahead(3), WithTargets(4),
-		WithDrafters(5), WithRule(RuleRejection), WithDispatch(DispatchBlocks), WithIgnoreEOS(true),
+		WithDrafters(5), WithWidth(8), WithBranches(9), WithDrafter(DrafterMaxGram), WithRule(RuleRejection), WithDispatch(DispatchBlocks), WithIgnoreEOS(true),
 		WithLogprobs(true), WithAddSpecialTokens(false), WithParseSpecialTokens(true), WithIncludeTimeline(true),
 		WithStreamTimeline(true), WithRequestID("r"), WithResumeTokenIDs([]uint32{6}), WithResumeAttempts(7),
 	})
@@ -35,6 +35,9 @@ func TestEveryOptionReachesTheRequest(t *testing.T) {
 		Lookahead:          proto.Uint32(3),
 		TargetCount:        proto.Uint32(4),
 		DrafterCount:       proto.Uint32(5),
+		Width:              proto.Uint32(8),
+		Branches:           proto.Uint32(9),
+		Drafter:            pb.DrafterKind_DRAFTER_KIND_MAX_GRAM,
 		VerificationRule:   pb.VerificationRule_VERIFICATION_RULE_REJECTION,
 		DispatchPolicy:     pb.DispatchPolicy_DISPATCH_POLICY_BLOCKS,
 		IgnoreEos:          true,
@@ -103,8 +106,9 @@ func TestEveryWordOfTheWireHasAConstant(t *testing.T) {
 		names map[int32]string
 		words []string
 	}{
-		{pb.Strategy_name, []string{string(StrategyAuto), string(StrategyAutoregressive), string(StrategySpeculative), string(StrategyDistributed)}},
+		{pb.Strategy_name, []string{string(StrategyAuto), string(StrategyAutoregressive), string(StrategySpeculative), string(StrategyDistributed), string(StrategySelfSpeculative)}},
 		{pb.VerificationRule_name, []string{string(RuleExact), string(RuleRejection)}},
+		{pb.DrafterKind_name, []string{string(DrafterServer), string(DrafterMaxGram), string(DrafterServerAndMaxGram)}},
 		{pb.DispatchPolicy_name, []string{string(DispatchWorkConserving), string(DispatchBlocks)}},
 		{pb.FinishReason_name, []string{string(FinishLength), string(FinishEOS), string(FinishStopString)}},
 		{pb.TokenOrigin_name, []string{string(OriginAcceptedDraft), string(OriginTarget)}},

@@ -134,6 +134,10 @@ func (s *Stream) step() error {
 	case err == nil:
 		s.heard = true
 		s.event, err = s.transcript.add(response)
+		if _, isChunk := s.event.(Chunk); isChunk {
+			s.resumption.hear()
+			s.client.endpoints.answered(s.resumption.at)
+		}
 		return err
 	case err == io.EOF:
 		if _, err := s.transcript.completion(); err != nil {
@@ -144,6 +148,9 @@ func (s *Stream) step() error {
 		return io.EOF
 	}
 	broken := s.decode(err)
+	if s.call != nil && broken.TryAgain() {
+		s.client.endpoints.failed(s.resumption.at)
+	}
 	s.call = nil // it ended with its error
 	s.giveBack()
 	return s.wait(broken)
@@ -164,15 +171,20 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 
 // begin asks for what is missing.
 func (s *Stream) begin() error {
-	wire, err := s.client.connection.lend()
+	along, err := s.client.options.alongWith(s.ctx)
 	if err != nil {
 		return err
 	}
+	at, wire, err := s.client.endpoints.lend(s.resumption.asked)
+	if err != nil {
+		return err
+	}
+	s.resumption.at = at
 	s.mutex.Lock()
 	s.wire = wire
 	s.mutex.Unlock()
 	s.heard = false
-	s.call, err = wire.stub.Generate(s.ctx, s.transcript.nextRequest())
+	s.call, err = wire.stub.Generate(along, s.transcript.nextRequest())
 	return err
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,13 @@ class DraftStatistics:
         rejected: Those that a target decided against.
         discarded: Those that nothing was decided about, or that another drafter had found before.
         accepted_runs: For each token of the target's own, how many accepted ones preceded it.
+        corrections_ahead: Of the accepted those that a drafter had as a runner-up: corrections that
+            cost no draft, and where the runner-up was in a verification, no forward.
+        branch_drafted: Tokens found beside the chains. Only those that became a chain's count as
+            drafted, too.
+        branch_judged: Rows of verifications that such tokens took.
+        branch_accepted: Of these rows those whose tokens became output.
+        ranks: Where several tokens were drafted, how often the one of each rank was right; 0: none.
     """
 
     drafted: int = 0
@@ -35,12 +43,22 @@ class DraftStatistics:
     rejected: int = 0
     discarded: int = 0
     accepted_runs: list[int] = field(default_factory=list)
+    corrections_ahead: int = 0
+    branch_drafted: int = 0
+    branch_judged: int = 0
+    branch_accepted: int = 0
+    ranks: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def first_accepted(self) -> int:
+        """How many of the accepted tokens were their drafter's first choice."""
+        return self.accepted - self.corrections_ahead
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the judged draft tokens that were accepted; 0 where none was judged."""
-        judged = self.accepted + self.rejected
-        return self.accepted / judged if judged else 0.0
+        """Share of the judged first choices that were accepted; 0 where none was judged."""
+        judged = self.first_accepted + self.rejected
+        return self.first_accepted / judged if judged else 0.0
 
 
 class Commitment:

@@ -4,10 +4,10 @@ Timor et al. 2024 (arXiv 2405.14105), Algorithm 1, with lookahead and a fixed nu
 
 Design. What is known is a token tree (`tree.py`): what was drafted, and facts about it, which
 verdicts are taken apart into. What runs are drafts, each growing the tree at its tip, and
-verifications, each of a path in it (`verification.py`). An event only changes what is known or what
-runs; `_settle` then derives every command from those two, in the same five steps, whatever the
-event was. So there is no case for each interleaving, and servers that are lost, late or new are no
-special case either.
+verifications, each of a part of it (`verification.py`) at some target (`verifications.py`). An
+event only changes what is known or what runs; `_settle` then derives every command from those two,
+in the same five steps, whatever the event was. So there is no case for each interleaving, and
+servers that are lost, late or new are no special case either.
 
 Difference: the algorithm starts a thread for each model and token, here each drafter extends one
 chain of a token tree. Equal tokens share a node; where drafters disagree the main path follows the
@@ -16,16 +16,20 @@ would otherwise idle.
 
 Difference: a correction that is known before it can be committed, because a later verdict came
 first, restarts the drafter at once.
+
+The text itself may be a drafter (`max_gram.py`), which costs nothing and answers at once. It goes
+on where the main path ends, a block at a time, for the frontier and for targets that would idle.
+What a model drafts comes first: what the text said beyond it is a branch, and gives way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.drafts import Draft, can_grow, ends_text
 from paceline_protocol.messages import (
-    AbandonVerify,
     BlockVerified,
     CapacityChanged,
     Command,
@@ -34,46 +38,23 @@ from paceline_protocol.messages import (
     Event,
     Finish,
     FinishReason,
-    PromoteVerify,
     StartDraft,
-    StartVerify,
     StopDraft,
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.proposal import Proposal
-from paceline_protocol.task import SPECULATION_LIMIT, VerificationRule
+from paceline_protocol.task import SPECULATION_LIMIT
 from paceline_protocol.tree import Node, TokenTree
-from paceline_protocol.verification import Verification, due_nodes, frontier_nodes
+from paceline_protocol.verification import due_nodes, frontier_nodes
+from paceline_protocol.verifications import Verifications
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from paceline_protocol.task import DecodingTask
+    from paceline_protocol.verification import Verification
 
 __all__ = ["DistributedDecoding"]
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A draft in flight: where its next token goes, and how many of its window are to come.
-
-    While it is cold, its drafter works through the prompt. A restart would begin that anew, so it
-    is left alone though the target may be ahead of it by now: else a drafter whose prefill takes
-    longer than a target's step would never draft at all.
-    """
-
-    draft_id: int
-    drafter: int
-    tip: Node
-    missing: int
-    cold: bool
-    fruitful: bool = False
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether its tokens are of no use any more."""
-        return not self.tip.alive or (self.tip.next_token is not None and not self.cold)
 
 
 class DistributedDecoding:
@@ -97,14 +78,15 @@ class DistributedDecoding:
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
         self._capacity = capacity
-        self._drafts: dict[int, _Draft] = {}
-        self._verifications: dict[int, Verification] = {}
+        self._drafts: dict[int, Draft] = {}
+        self._verifications = Verifications(
+            self._tree, statistics=self._commitment.statistics, capacity=capacity
+        )
         self._draft_count = 0
-        self._verify_count = 0
         self._tips: dict[int, Node] = {}  # by drafter: the last token it found
         self._warm: set[int] = set()  # drafters that have found a token
         self._resting: dict[int, int] = {}  # by drafter that failed: what was committed then
-        self._held: dict[int, Node] = {}  # by target: the end of the text its session holds
+        self._text_ends: Node | None = None  # where the text says nothing
         self._finished = False
 
     @property
@@ -136,11 +118,9 @@ class DistributedDecoding:
                 self._rest(draft_id)
                 del self._drafts[draft_id]
             case BlockVerified(verify_id=verify_id) if verify_id in self._verifications:
-                self._take_verdict(self._verifications.pop(verify_id), event)
+                self._take_verdict(self._verifications.answered(verify_id), event)
             case VerifyFailed(verify_id=verify_id) if verify_id in self._verifications:
-                failed = self._verifications.pop(verify_id)
-                failed.release()
-                self._held.pop(failed.target, None)
+                self._verifications.failed(verify_id)
             case CapacityChanged():
                 commands += self._take_capacity(event)
             case _:
@@ -155,51 +135,50 @@ class DistributedDecoding:
 
     # --- what happened ------------------------------------------------------------------------
 
-    def _take_draft(self, draft: _Draft, event: TokensDrafted) -> list[Command]:
-        draft.cold = False
+    def _take_draft(self, draft: Draft, event: TokensDrafted) -> list[Command]:
         self._warm.add(draft.drafter)
-        proposal = event.proposal
-        assert proposal.is_chain, "a drafter of one chain was asked"
-        for index, token_id in enumerate(proposal.token_ids[: draft.missing]):
-            if draft.tip.next_token is not None or not self._can_grow(draft.tip):
-                break
-            distribution = proposal.distributions[index] if proposal.distributions else None
-            draft.tip = self._tree.draft(
-                draft.tip, token_id, drafter=draft.drafter, distribution=distribution
-            )
-            draft.missing -= 1
-            draft.fruitful = True
+        branches = draft.graft(event.proposal, tree=self._tree, commitment=self._commitment)
+        self._verifications.waiting.extend(branches)
         self._tips[draft.drafter] = draft.tip
         if draft.missing == 0:
             del self._drafts[draft.draft_id]
-        elif not self._can_grow(draft.tip):
+        elif not can_grow(draft.tip, self._commitment):
             return [self._stop_draft(draft)]
         return []
 
     def _take_verdict(self, verification: Verification, verdict: BlockVerified) -> None:
-        nodes, accepted = verification.nodes, len(verdict.accepted_path)
-        assert 0 <= accepted < len(nodes), "a verdict accepts at most its block"
-        told = [node.token_id for node in nodes[1 : accepted + 1]] + [verdict.next_token]
-        logprobs = verdict.logprobs or (None,) * len(told)
-        for node, token_id, logprob in zip(nodes, told, logprobs, strict=False):
-            if verification.decides(node) and not self._ends(node):
-                self._tree.decide(node, token_id, logprob)
+        node = verification.trunk[0]
+        logprobs = verdict.logprobs or (None,) * (len(verdict.accepted_path) + 1)
+        accepted_nodes = verification.along(verdict.accepted_path)
+        for accepted, logprob in zip(accepted_nodes, logprobs, strict=False):
+            self._learn(verification, node, accepted.token_id, logprob)
+            node = accepted
+        self._learn(verification, node, verdict.next_token, logprobs[-1])
+        self._verifications.learnt(verification, node)
+
+    def _learn(
+        self, verification: Verification, node: Node, token_id: int, logprob: float | None
+    ) -> None:
+        if verification.decides(node) and not ends_text(node, self._commitment):
+            self._tree.decide(node, token_id, logprob)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
         lost_drafts = [d for d in self._drafts.values() if d.drafter not in capacity.drafters]
-        lost = [v for v in self._verifications.values() if not capacity.has(v.target)]
         if capacity.lookahead is not None:
             self._task = replace(self._task, lookahead=capacity.lookahead)
         self._warm.intersection_update(capacity.drafters)
         commands = [self._stop_draft(draft) for draft in lost_drafts]
-        commands += [self._abandon(verification) for verification in lost]
-        self._held = {t: node for t, node in self._held.items() if t in capacity.targets}
-        return commands
+        return commands + self._verifications.change(capacity)
 
     def _rest(self, draft_id: int) -> None:
-        # Until something is committed, so that a broken drafter is not asked in a busy loop.
-        self._resting[self._drafts[draft_id].drafter] = len(self._commitment.prefix)
+        # Until something is committed, so that a broken drafter is not asked in a busy loop; the
+        # text is asked again for another end.
+        draft = self._drafts[draft_id]
+        if draft.drafter == self._capacity.text:
+            self._text_ends = draft.tip
+        else:
+            self._resting[draft.drafter] = len(self._commitment.prefix)
 
     # --- what follows from it -----------------------------------------------------------------
 
@@ -209,9 +188,13 @@ class DistributedDecoding:
             return commands + self._finish(self._commitment.finish_reason)
         commands += self._prune()
         commands += self._draft_on()
-        commands += self._dispatch()
-        commands += self._promote()
-        return commands
+        if not self._decides_frontier():
+            commands += self._ask_text()
+        if not any(draft.drafter == self._capacity.text for draft in self._drafts.values()):
+            commands += self._dispatch()
+            if self._verifications.free_targets:
+                commands += self._ask_text()
+        return commands + self._verifications.promote()
 
     def _commit(self) -> list[Command]:
         passed = self._tree.advance()
@@ -228,13 +211,8 @@ class DistributedDecoding:
 
     def _prune(self) -> list[Command]:
         stale = [draft for draft in self._drafts.values() if draft.is_stale]
-        worthless = [
-            verification
-            for verification in self._verifications.values()
-            if not verification.is_useful() and not verification.warms_up
-        ]
         commands = [self._stop_draft(draft) for draft in stale]
-        return commands + [self._abandon(verification) for verification in worthless]
+        return commands + self._verifications.abandon_worthless()
 
     def _draft_on(self) -> list[Command]:
         commands: list[Command] = []
@@ -243,37 +221,58 @@ class DistributedDecoding:
         for drafter in self._capacity.drafters:
             if drafter in busy or self._resting.get(drafter) == committed:
                 continue
+            if drafter == self._capacity.text:
+                continue
             tip = self._tree.surviving(self._tips.get(drafter, self._tree.root))
+            tip = self._tips[drafter] = self._tree.end_of_chain(tip, drafter=drafter)
             useful = self._commitment.limit - 1 - tip.length
-            window = min(self._task.draft_window, useful)
-            if self._can_grow(tip) and tip.length + window <= committed + SPECULATION_LIMIT:
+            window = min(self._task.window, useful)
+            is_near = tip.length + window <= committed + SPECULATION_LIMIT
+            if is_near and can_grow(tip, self._commitment):
                 commands.append(self._start_draft(drafter, tip, window))
         return commands
+
+    def _ask_text(self) -> list[Command]:
+        """Have the text go on where the main path ends, unless what it said still waits there."""
+        text = self._capacity.text
+        if text is None or not self._capacity.targets:
+            return []
+        tip = self._tree.main_path()[-1]
+        window = min(self._task.lookahead, self._commitment.limit - 1 - tip.length)
+        waits = tip.drafter == text and not tip.assigned
+        ends = tip is self._text_ends or not can_grow(tip, self._commitment)
+        is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
+        asked = any(draft.drafter == text for draft in self._drafts.values())
+        if waits or ends or is_far or asked:
+            return []
+        return [self._start_draft(text, tip, min(window, self._task.draft_window))]
 
     def _dispatch(self) -> list[Command]:
         if not self._capacity.targets:
             return []
         commands: list[Command] = []
         path = self._tree.main_path()
-        growing = self._is_growing(path[-1])
-        if not any(v.decides(path[0]) for v in self._verifications.values()):
-            if not self._free_targets():
-                commands.append(self._preempt(self._on_usable_targets()))
+        if not self._decides_frontier():
+            if not self._verifications.free_targets:
+                commands.append(self._verifications.make_room())
+            growing = self._is_growing(path[-1])
             nodes = frontier_nodes(path, task=self._task, growing=growing)
             commands.append(self._start_verify(nodes))
+        path = path[: self._drafted_length(path)]
+        growing = self._is_growing(path[-1])
         while nodes := due_nodes(path, task=self._task, growing=growing):
-            if not self._free_targets():
-                aside = self._verifications_beside(path)
-                if not aside:
+            if not self._verifications.free_targets:
+                room = self._verifications.make_room_beside(path)
+                if not room:
                     return commands
-                commands.append(self._preempt(aside))
+                commands += room
             commands.append(self._start_verify(nodes))
-        return commands + self._dispatch_branches(path)
+        return commands + self._dispatch_chains(path) + self._dispatch_branches()
 
-    def _dispatch_branches(self, main_path: Sequence[Node]) -> list[Command]:
+    def _dispatch_chains(self, main_path: Sequence[Node]) -> list[Command]:
         commands: list[Command] = []
         for _, tip in sorted(self._tips.items()):
-            if not self._free_targets():
+            if not self._verifications.free_targets:
                 break
             if not tip.alive or tip.length <= main_path[0].length:
                 continue
@@ -282,139 +281,74 @@ class DistributedDecoding:
             # The token that branches off is assumed: to decide for or against it is the main
             # path's business.
             branch, growing = path[shared:], self._is_growing(tip)
-            while self._free_targets() and (
+            while self._verifications.free_targets and (
                 nodes := due_nodes(branch, task=self._task, growing=growing)
             ):
                 commands.append(self._start_verify(nodes))
         return commands
 
-    def _promote(self) -> list[Command]:
+    def _dispatch_branches(self) -> list[Command]:
+        """Give targets that would idle what is likeliest of what nobody decides."""
         commands: list[Command] = []
-        for verification in self._verifications.values():
-            if verification.depth == 0 or not verification.is_useful():
-                continue
-            depth = self._depth(verification.nodes[-1])
-            if depth < verification.depth:
-                verification.depth = depth
-                commands.append(PromoteVerify(verification.verify_id, depth))
+        waiting = self._verifications.waiting
+        while self._verifications.free_targets and (best := waiting.pop()) is not None:
+            # Siblings go together, but what a chain's token decides is its own block's business.
+            assumed = best if best.parent is None or not best.parent.is_branch else best.parent
+            commands.append(self._start_verify((assumed,)))
+        waiting.forget_what_is_over()
         return commands
 
     def _finish(self, reason: FinishReason) -> list[Command]:
         self._finished = True
         commands: list[Command] = [self._stop_draft(d) for d in list(self._drafts.values())]
-        commands += [self._abandon(v) for v in list(self._verifications.values())]
+        commands += self._verifications.abandon_all()
         self._tree.discard()
         return [*commands, Finish(reason)]
 
     # --- questions ----------------------------------------------------------------------------
 
-    def _can_grow(self, tip: Node) -> bool:
-        """Whether a draft token after this node could become output."""
-        return tip.length < self._commitment.limit - 1 and not self._ends(tip)
+    def _decides_frontier(self) -> bool:
+        return self._verifications.decide(self._tree.root)
 
-    def _ends(self, node: Node) -> bool:
-        """Whether the text ends with this node; a prompt never does, whatever its last token."""
-        return node.parent is not None and self._commitment.ends_after(
-            node.token_id, length=node.length
-        )
+    def _drafted_length(self, path: Sequence[Node]) -> int:
+        """Return how much of a path is drafted: not what the text said beyond a model at work."""
+        tips = {draft.tip for draft in self._drafts.values()}
+        if self._capacity.text is not None:
+            for length in range(len(path), 0, -1):
+                if path[length - 1] in tips:
+                    return length
+                if path[length - 1].drafter != self._capacity.text:
+                    break
+        return len(path)
 
     def _is_growing(self, tip: Node) -> bool:
         return any(draft.tip is tip for draft in self._drafts.values())
-
-    def _free_targets(self) -> list[int]:
-        busy = {verification.target for verification in self._verifications.values()}
-        return [target for target in self._capacity.targets if target not in busy]
-
-    def _verifications_beside(self, path: Sequence[Node]) -> list[Verification]:
-        """Return those that decide nothing on a path: a block of it may take their place."""
-        on_path = set(path)
-        return [
-            verification
-            for verification in self._on_usable_targets()
-            if on_path.isdisjoint(verification.nodes) and not verification.warms_up
-        ]
-
-    def _on_usable_targets(self) -> list[Verification]:
-        """Return those whose place another one could take."""
-        return [v for v in self._verifications.values() if v.target in self._capacity.targets]
-
-    def _depth(self, last: Node) -> int:
-        """Return how many unfinished verifications end before this node, on its path.
-
-        The copies of a broadcast prefill count as one.
-        """
-        ends = {verification.nodes[-1] for verification in self._verifications.values()}
-        depth = 0
-        while last.length > self._tree.root.length and last.parent is not None:
-            last = last.parent
-            depth += last in ends
-        return depth
 
     # --- commands -----------------------------------------------------------------------------
 
     def _start_draft(self, drafter: int, tip: Node, window: int) -> Command:
         self._draft_count += 1
-        self._drafts[self._draft_count] = _Draft(
+        self._drafts[self._draft_count] = Draft(
             self._draft_count, drafter, tip, missing=window, cold=drafter not in self._warm
         )
-        return StartDraft(self._draft_count, drafter, self._text(tip), max_tokens=window)
+        if drafter == self._capacity.text:  # it says one thing, if any
+            return StartDraft(self._draft_count, drafter, self._text(tip), max_tokens=window)
+        return StartDraft(
+            self._draft_count,
+            drafter,
+            self._text(tip),
+            max_tokens=window,
+            width=self._task.width,
+            branch_count=self._task.branches,
+        )
 
-    def _stop_draft(self, draft: _Draft) -> Command:
+    def _stop_draft(self, draft: Draft) -> Command:
         del self._drafts[draft.draft_id]
         return StopDraft(draft.draft_id)
 
-    def _start_verify(self, nodes: Sequence[Node], *, warms_up: bool = False) -> Command:
-        """Start a verification on the free target that holds the most of its text."""
-        kept = {
-            target: self._tree.last_common(held, nodes[-1])
-            for target in self._free_targets()
-            if (held := self._held.get(target))
-        }
-        target = max(
-            self._free_targets(), key=lambda free: kept[free].length if free in kept else 0
-        )
-        self._verify_count += 1
-        verification = Verification(
-            self._verify_count,
-            target,
-            nodes=tuple(nodes),
-            kept=kept.get(target),
-            depth=self._depth(nodes[-1]),
-            warms_up=warms_up or (self._task.keep_prefill and target not in self._held),
-        )
-        for node in nodes:
-            node.assigned = True
-        exact = self._task.rule is VerificationRule.EXACT
-        if not exact:
-            verification.claim()
-        self._verifications[verification.verify_id] = verification
-        self._held[target] = nodes[-1]
-        return StartVerify(
-            verify_id=verification.verify_id,
-            target=target,
-            prefix=self._text(nodes[0]),
-            proposal=Proposal(
-                tuple(node.token_id for node in nodes[1:]),
-                distributions=() if exact else tuple(node.distribution for node in nodes[1:]),
-            ),
-            depth=verification.depth,
-            # A correction is where both models begin anew.
-            anticipate=len(nodes) > 1,
-        )
-
-    def _abandon(self, verification: Verification) -> Command:
-        del self._verifications[verification.verify_id]
-        verification.release()
-        if verification.kept is None:
-            self._held.pop(verification.target, None)
-        else:
-            self._held[verification.target] = verification.kept
-        return AbandonVerify(verification.verify_id)
-
-    def _preempt(self, candidates: Iterable[Verification]) -> Command:
-        """Abandon the deepest verification; a warm-up only if there is nothing else."""
-        return self._abandon(
-            max(candidates, key=lambda v: (not v.warms_up, v.nodes[0].length, v.verify_id))
+    def _start_verify(self, trunk: Sequence[Node], *, warms_up: bool = False) -> Command:
+        return self._verifications.start(
+            trunk, prefix=self._text(trunk[0]), task=self._task, warms_up=warms_up
         )
 
     def _text(self, node: Node) -> tuple[int, ...]:

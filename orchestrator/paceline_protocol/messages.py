@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from paceline_protocol.proposal import Proposal
+from paceline_protocol.proposal import NOTHING, Proposal
 
 __all__ = [
     "AbandonVerify",
@@ -48,7 +47,9 @@ class TokensDrafted:
 
     Attributes:
         draft_id: The draft they belong to.
-        proposal: One token or more, after the draft's prefix and the tokens it found before.
+        proposal: One token or more. Of a draft of width 1 a chain, after the draft's prefix and the
+            tokens it found before. Else a piece of its tree, best first, with parents that refer to
+            all that the draft has found: i + 1 is the i-th of its tokens, from 0.
     """
 
     draft_id: int
@@ -79,12 +80,14 @@ class BlockVerified:
             the first n.
         next_token: The target's own token after them.
         logprobs: If asked for, one for each accepted token and last the next one. Else empty.
+        proposal: If asked for, what the target guesses to follow the next token; may be empty.
     """
 
     verify_id: int
     accepted_path: tuple[int, ...]
     next_token: int
     logprobs: tuple[float, ...] = ()
+    proposal: Proposal = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +136,15 @@ class CapacityChanged:
         leaving: Indices of targets that finish what they have.
         lookahead: Draft tokens in a verification from now on, for a method that can change it; None
             leaves it as it is.
+        text: Which of the drafters, the last, is the text itself (`max_gram.py`); None: none is.
+            Its drafts cost nothing, and are answered before anything else happens.
     """
 
     targets: tuple[int, ...]
     drafters: tuple[int, ...]
     leaving: tuple[int, ...] = ()
     lookahead: int | None = None
+    text: int | None = None
 
     def has(self, target: int) -> bool:
         """Whether a verification that runs at this target may be answered."""
@@ -165,8 +171,16 @@ Event: TypeAlias = (
 class StartDraft:
     """Draft up to max_tokens tokens after the prefix, and report each as soon as it is known.
 
-    Up to chunk_tokens may be reported together: fewer messages, where nothing is done with a single
-    token.
+    Attributes:
+        draft_id: Its name.
+        drafter: The drafter that drafts.
+        prefix: The tokens assumed right, one or more.
+        max_tokens: The window: of a tree, how long its chain gets.
+        chunk_tokens: So many tokens of the chain may be reported together: fewer messages, where
+            nothing is done with a single token.
+        width: How many tokens to find at a place; with 2 or more it is a tree, whose chain is that
+            of width 1: the first child of each token that is the chain's.
+        branch_count: How many tokens beside the chain's a forward may follow.
     """
 
     draft_id: int
@@ -174,6 +188,8 @@ class StartDraft:
     prefix: tuple[int, ...]
     max_tokens: int
     chunk_tokens: int = 1
+    width: int = 1
+    branch_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +211,7 @@ class StartVerify:
         depth: 0 if it decides the first open position; else how many verifications are before it.
         anticipate: Whether the target shall go on by itself after a correction, because the next
             verification will ask for the token after it.
+        propose: Whether the target shall say what it guesses to follow, if it can.
     """
 
     verify_id: int
@@ -203,6 +220,7 @@ class StartVerify:
     proposal: Proposal
     depth: int
     anticipate: bool = False
+    propose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from paceline_protocol.autoregressive import AutoregressiveDecoding
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.invariants import Invariant
+from paceline_protocol.self_speculative import SelfSpeculativeDecoding
 from paceline_protocol.speculative import SpeculativeDecoding
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Strategy(Enum):
     AUTOREGRESSIVE = "autoregressive"
     SPECULATIVE = "speculative"
     DISTRIBUTED = "distributed"
+    SELF_SPECULATIVE = "self_speculative"
 
 
 class DecodingMethod(Protocol):
@@ -64,6 +66,8 @@ class Method:
         drafts: Whether it has work for a drafter.
         overlaps: Whether it has work for several targets at once. Then it also takes those that
             come while it runs, and the lookahead that is told with them.
+        self_drafts: Whether it needs a target that drafts for itself. Not every system has one, so
+            lists of methods for any system leave it out.
         invariants: Which of them hold for it.
     """
 
@@ -71,6 +75,7 @@ class Method:
     create: Callable[[DecodingTask, CapacityChanged], DecodingMethod]
     drafts: bool
     overlaps: bool
+    self_drafts: bool = False
     invariants: frozenset[Invariant] = frozenset(Invariant)
 
 
@@ -88,6 +93,13 @@ METHODS: dict[Strategy, Method] = {
     ),
     Strategy.DISTRIBUTED: Method(
         label="DSI", create=DistributedDecoding, drafts=True, overlaps=True
+    ),
+    Strategy.SELF_SPECULATIVE: Method(
+        label="self-SI",
+        create=SelfSpeculativeDecoding,
+        drafts=False,
+        overlaps=False,
+        self_drafts=True,
     ),
 }
 """Simplest first: of two that promise the same speed, the planner takes the one above."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Proposal"]
+__all__ = ["NOTHING", "Proposal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,35 @@ class Proposal:
         """Whether each token follows on the one before."""
         return not self.parents or self.parents == tuple(range(len(self.token_ids)))
 
+    @property
+    def trunk(self) -> tuple[int, ...]:
+        """Which tokens are its chain's: indices of the first child of each, from the prefix on."""
+        if not self.parents:
+            return tuple(range(len(self.token_ids)))
+        first: dict[int, int] = {}
+        for index, parent in enumerate(self.parents):
+            first.setdefault(parent, index)
+        path = []
+        place = 0
+        while place in first:
+            path.append(first[place])
+            place = first[place] + 1
+        return tuple(path)
+
     def along(self, path: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens at these indices: a path, root first."""
         return tuple(self.token_ids[index] for index in path)
+
+    def leads_along(self, path: Sequence[int]) -> bool:
+        """Whether these are indices of a path, root first."""
+        before = 0
+        for index in path:
+            if not 0 <= index < len(self.token_ids):
+                return False
+            if (self.parents[index] if self.parents else index) != before:
+                return False
+            before = index + 1
+        return True
+
+
+NOTHING = Proposal()

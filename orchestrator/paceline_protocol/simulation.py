@@ -8,12 +8,12 @@ integers or fractions they are exact.
 from __future__ import annotations
 
 import heapq
-import random
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from paceline_protocol.drafted_tree import DraftedTree
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -30,21 +30,21 @@ from paceline_protocol.messages import (
     TokensDecoded,
     TokensDrafted,
 )
+from paceline_protocol.oracles import judge_tree
 from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_protocol.methods import DecodingMethod
+    from paceline_protocol.oracles import TokenOracle
 
 __all__ = [
-    "AgreementOracle",
     "ServerLatency",
     "SimulationResult",
     "Span",
     "SpanKind",
     "Time",
-    "TokenOracle",
     "simulate",
 ]
 
@@ -70,66 +70,6 @@ class ServerLatency:
     row: Time = 0
 
 
-class TokenOracle(Protocol):
-    """What the models say."""
-
-    def draft(self, drafter: int, text: Sequence[int]) -> int:
-        """Return the token with which a drafter continues a text."""
-
-    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
-        """Return how many tokens of a block the target accepts, and its token after them."""
-
-
-class AgreementOracle:
-    """A target with one right token for each position, and drafters that often find it.
-
-    Whether a drafter is right at a position depends on the seed, the drafter and the position
-    alone, so runs of different strategies are paired. After a wrong token it stays wrong.
-    """
-
-    def __init__(self, acceptance_rate: float, *, seed: int, length: int) -> None:
-        """Draw which positions agree.
-
-        Args:
-            acceptance_rate: Probability that a drafter's token is right.
-            seed: Names the draw.
-            length: Positions there are, the prompt's included.
-        """
-        self._acceptance_rate = acceptance_rate
-        self._seed = seed
-        self._length = length
-        self._draws: dict[int, list[float]] = {}
-
-    def prompt(self, length: int) -> tuple[int, ...]:
-        """Return a prompt of right tokens."""
-        return tuple(2 * position for position in range(length))
-
-    def draft(self, drafter: int, text: Sequence[int]) -> int:
-        """Return the right token, an even number, or a wrong one; see TokenOracle."""
-        position = len(text)
-        is_right = text[-1] % 2 == 0 and self.agrees(drafter, position)
-        return 2 * position if is_right else 2 * position + 1
-
-    def agrees(self, drafter: int, position: int) -> bool:
-        """Whether a drafter on the right text finds the token of a position, from 0 on."""
-        return self._draw(drafter)[position] < self._acceptance_rate
-
-    def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
-        """Accept right tokens; see TokenOracle."""
-        position = len(prefix)
-        for token_id in block:
-            if token_id != 2 * position:
-                break
-            position += 1
-        return position - len(prefix), 2 * position
-
-    def _draw(self, drafter: int) -> list[float]:
-        if drafter not in self._draws:
-            source = random.Random(f"{self._seed}/{drafter}")  # noqa: S311  no secret
-            self._draws[drafter] = [source.random() for _ in range(self._length)]
-        return self._draws[drafter]
-
-
 class SpanKind(Enum):
     """What a server did for a while."""
 
@@ -149,7 +89,8 @@ class Span:
         start: When it began.
         end: When it was answered or withdrawn.
         position: Where its first token stands, the prompt counted.
-        token_ids: What was drafted or decoded, or the block that was judged.
+        token_ids: What was drafted or decoded, or the proposal that was judged.
+        parents: Of a tree, as in a proposal; of a chain none.
         depth: A verification's depth at its start.
         withdrawn: Whether it was given up before its (last) answer.
         accepted_count: Of an answered verification.
@@ -163,6 +104,7 @@ class Span:
     end: Time
     position: int
     token_ids: list[int]
+    parents: list[int] = field(default_factory=list)
     depth: int = 0
     withdrawn: bool = False
     accepted_count: int | None = None
@@ -186,6 +128,8 @@ class SimulationResult:
         spans: All that servers did, by start.
         target_forwards: Answered forwards of targets.
         drafter_forwards: Answered forwards of drafters.
+        drafted_count: Tokens that drafters found, those of trees included.
+        judged_count: Tokens that answered verifications were about.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -195,6 +139,8 @@ class SimulationResult:
     spans: list[Span] = field(default_factory=list)
     target_forwards: int = 0
     drafter_forwards: int = 0
+    drafted_count: int = 0
+    judged_count: int = 0
 
 
 def simulate(
@@ -207,8 +153,9 @@ def simulate(
 ) -> SimulationResult:
     """Run a method to its end, with every server to itself.
 
-    Withdrawn work frees its server at once. Of what happens at the same time, drafted tokens come
-    first, then verdicts, each in the order of their start.
+    A draft of width 2 or more is answered with its tree, what a forward finds together; a tree is
+    judged along its right path. Withdrawn work frees its server at once. Of what happens at the
+    same time, drafted tokens come first, then verdicts, each in the order of their start.
 
     Args:
         method: Not yet started, and told of as many servers as there are latencies.
@@ -241,7 +188,7 @@ class _Run:
             SpanKind.DECODE: targets,
             SpanKind.DRAFT: drafters,
         }
-        self._held: dict[tuple[bool, int], Sequence[int]] = {}  # by server, once it is warm
+        self._held: dict[tuple[bool, int], _Held] = {}  # by server, once it is warm
         self._working: dict[tuple[SpanKind, int], _Work] = {}  # by call
         self._due: list[tuple[Time, bool, int, _Work]] = []
         self._scheduled_count = 0
@@ -289,6 +236,7 @@ class _Run:
         assert not busy, "a method gives a server one thing to do at a time"
         if isinstance(command, StartVerify):
             span.token_ids += command.proposal.token_ids
+            span.parents += command.proposal.parents
             span.depth = command.depth
         self._result.spans.append(span)
         work = _Work(command, span)
@@ -308,9 +256,15 @@ class _Run:
             return latency.first
         if not latency.row:
             return latency.step
-        block_length = len(work.span.token_ids) if kind is SpanKind.VERIFY else 0
-        known_length = min(_common_length(held, work.text), len(work.text) - 1)
-        return latency.step + (len(work.text) - known_length + block_length - 1) * latency.row
+        return latency.step + (self._row_count(work, held) - 1) * latency.row
+
+    def _row_count(self, work: _Work, held: _Held) -> int:
+        """Return what a forward works through: what its server does not hold, and a proposal."""
+        if work.tree is not None and work.span.token_ids:
+            return len(work.tree.due)
+        block_length = len(work.span.token_ids) if work.span.kind is SpanKind.VERIFY else 0
+        known_length = min(held.common_length(work.text), len(work.text) - 1)
+        return len(work.text) - known_length + block_length
 
     def _withdraw(self, kind: SpanKind, call_id: int) -> None:
         work = self._working.pop((kind, call_id), None)
@@ -330,22 +284,43 @@ class _Run:
 
     def _answer_draft(self, work: _Work, command: StartDraft) -> None:
         self._result.drafter_forwards += 1
-        self._held[work.span.machine] = [*work.text]
-        drafted = work.span.token_ids
-        drafted.append(self._oracle.draft(command.drafter, work.text))
-        work.text.append(drafted[-1])
-        ended = len(drafted) == command.max_tokens
+        found = self._find_chain(work) if work.tree is None else self._find_tree(work, work.tree)
+        self._result.drafted_count += len(found)
+        work.span.token_ids += found.token_ids
+        work.span.parents += found.parents
+        work.forward_count += 1
+        ended = work.forward_count == command.max_tokens
         if ended:
             del self._working[SpanKind.DRAFT, command.draft_id]
-        self._tell(TokensDrafted(command.draft_id, Proposal((drafted[-1],))))
+        self._tell(TokensDrafted(command.draft_id, found))
         if ended:
             self._tell(DraftEnded(command.draft_id))
         elif not work.span.withdrawn:
             self._schedule(work)
 
+    def _find_chain(self, work: _Work) -> Proposal:
+        self._held[work.span.machine] = _Held([*work.text])
+        token_id = self._oracle.draft(work.span.server, work.text)
+        work.text.append(token_id)
+        return Proposal((token_id,))
+
+    def _find_tree(self, work: _Work, tree: DraftedTree) -> Proposal:
+        assert isinstance(work.command, StartDraft)
+        self._held[work.span.machine] = _Held(work.text, tree)
+        return tree.grow(
+            [
+                self._oracle.rank(
+                    work.span.server,
+                    [*work.text, *tree.path_to(parent)],
+                    width=work.command.width,
+                )
+                for parent in tree.due
+            ]
+        )
+
     def _answer_decode(self, work: _Work, command: StartDecode) -> None:
         self._result.target_forwards += 1
-        self._held[work.span.machine] = [*work.text]
+        self._held[work.span.machine] = _Held([*work.text])
         _, token_id = self._oracle.judge(work.text, ())
         work.span.token_ids.append(token_id)
         work.text.append(token_id)
@@ -359,30 +334,47 @@ class _Run:
     def _answer_verify(self, work: _Work, command: StartVerify) -> None:
         self._result.target_forwards += 1
         del self._working[SpanKind.VERIFY, command.verify_id]
-        accepted_count, next_token = self._oracle.judge(command.prefix, command.proposal.token_ids)
-        work.span.accepted_count, work.span.next_token = accepted_count, next_token
-        accepted = command.proposal.token_ids[:accepted_count]
-        self._held[work.span.machine] = [*command.prefix, *accepted]
-        self._tell(BlockVerified(command.verify_id, tuple(range(accepted_count)), next_token))
+        self._result.judged_count += len(command.proposal)
+        path, next_token = judge_tree(self._oracle, command.prefix, command.proposal)
+        work.span.accepted_count, work.span.next_token = len(path), next_token
+        accepted = command.proposal.along(path)
+        self._held[work.span.machine] = _Held([*command.prefix, *accepted])
+        self._tell(BlockVerified(command.verify_id, path, next_token))
 
     def _tell(self, event: Event) -> None:
         if not self._finished:
             self._obey(self._method.handle(event))
 
 
-def _common_length(held: Sequence[int], text: Sequence[int]) -> int:
-    for length, (ours, theirs) in enumerate(zip(held, text, strict=False)):
-        if ours != theirs:
-            return length
-    return min(len(held), len(text))
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a server's session has worked through: a text, and of a tree what was followed."""
+
+    text: Sequence[int]
+    tree: DraftedTree | None = None
+
+    def common_length(self, text: Sequence[int]) -> int:
+        """Return how much of the beginning of a text it is."""
+        for length, (ours, theirs) in enumerate(zip(self.text, text, strict=False)):
+            if ours != theirs:
+                return length
+        length = min(len(self.text), len(text))
+        return length if self.tree is None else length + self.tree.held_length(text[length:])
 
 
 class _Work:
-    """What occupies a server; for a draft or a decode with the text so far."""
+    """What occupies a server; for a draft or a decode with the text so far.
 
-    __slots__ = ("command", "span", "text")
+    The text of a draft that is a tree stays its prefix.
+    """
+
+    __slots__ = ("command", "forward_count", "span", "text", "tree")
 
     def __init__(self, command: _Start, span: Span) -> None:
         self.command = command
         self.span = span
         self.text = list(command.prefix)
+        self.forward_count = 0
+        self.tree: DraftedTree | None = None
+        if isinstance(command, StartDraft) and command.width > 1:
+            self.tree = DraftedTree(command.branch_count)

@@ -9,6 +9,10 @@ of it. Events change the block and end the call; `_proceed` then begins the next
 from the two alone. Whatever goes wrong with drafting makes the block shorter, down to none, which
 is plain decoding; whatever goes wrong with verifying leaves it as it is.
 
+The block is the main path of a token tree (`tree.py`). With a width of 2 or more the drafter finds
+branches beside it, and the verification judges as many as a tree may have, the likeliest first.
+What was drafted behind a correction and not judged is the beginning of the next block.
+
 While it drafts, its target waits, and while it verifies, its drafter: one device would do for both.
 So `Invariant.BUSY_FRONTIER` does not hold, and with a bad drafter it is slower than plain decoding.
 """
@@ -17,7 +21,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline_protocol.branches import branches_beside
 from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.drafts import Draft, can_grow, ends_text
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -35,9 +41,12 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.proposal import Proposal
+from paceline_protocol.tree import Node, TokenTree
+from paceline_protocol.verification import Verification
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline_protocol.task import DecodingTask
 
 __all__ = ["SpeculativeDecoding"]
@@ -56,14 +65,13 @@ class SpeculativeDecoding:
         self._commitment = Commitment(task)
         self._capacity = capacity
         self._target: int | None = None
-        self._drafter: int | None = None
         self._draft_count = 0
         self._verify_count = 0
-        self._draft_id: int | None = None  # in flight
-        self._draft_end = 0  # the block's length when all of its tokens are there
-        self._verify_id: int | None = None  # in flight
-        self._block: list[int] = []
-        self._distributions: list[object] = []
+        self._draft: Draft | None = None  # in flight
+        self._verification: Verification | None = None  # in flight
+        self._drafted = TokenTree(
+            task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
+        )
         self._block_complete = False
         self._finished = False
 
@@ -82,18 +90,18 @@ class SpeculativeDecoding:
             return []
         commands: list[Command] = []
         match event:
-            case TokensDrafted(draft_id=draft_id) if draft_id == self._draft_id:
+            case TokensDrafted(draft_id=draft_id) if self._is_drafting(draft_id):
                 commands += self._take_draft(event)
-            case DraftEnded(draft_id=draft_id) if draft_id == self._draft_id:
-                self._draft_id = None
-                self._block_complete |= not self._block
-            case DraftFailed(draft_id=draft_id) if draft_id == self._draft_id:
-                self._draft_id = None
+            case DraftEnded(draft_id=draft_id) if self._is_drafting(draft_id):
+                self._block_complete |= self._draft is not None and not self._draft.fruitful
+                self._draft = None
+            case DraftFailed(draft_id=draft_id) if self._is_drafting(draft_id):
+                self._draft = None
                 self._block_complete = True
-            case BlockVerified(verify_id=verify_id) if verify_id == self._verify_id:
+            case BlockVerified(verify_id=verify_id) if self._is_verifying(verify_id):
                 commands.append(self._take_verdict(event))
-            case VerifyFailed(verify_id=verify_id) if verify_id == self._verify_id:
-                self._verify_id = None
+            case VerifyFailed(verify_id=verify_id) if self._is_verifying(verify_id):
+                self._end_verification()
             case CapacityChanged():
                 commands += self._take_capacity(event)
         return commands + self._proceed()
@@ -103,103 +111,133 @@ class SpeculativeDecoding:
         if self._finished:
             return []
         self._finished = True
-        self.statistics.discarded += len(self._block)
+        self._drafted.discard()
         return [*self._stop_draft(), *self._abandon(), Finish(FinishReason.STOPPED)]
 
     def _proceed(self) -> list[Command]:
         if self._commitment.finish_reason is not None:
             self._finished = True
             return [Finish(self._commitment.finish_reason)]
-        if self._draft_id is not None or self._verify_id is not None:
+        if self._draft is not None or self._verification is not None:
             return []
-        missing = self._wanted - len(self._block)
-        if missing > 0 and not self._block_complete and self._capacity.drafters:
-            return [self._start_draft(min(missing, self._task.draft_window))]
+        block = self._block
+        missing = self._wanted - (len(block) - 1)
+        is_complete = self._block_complete or ends_text(block[-1], self._commitment)
+        if missing > 0 and not is_complete and self._capacity.drafters:
+            return [self._start_draft(block[-1], min(missing, self._task.window))]
         if self._capacity.targets:
-            return [self._start_verify()]
+            return [self._start_verify(block[: self._wanted + 1])]
         return []
 
     @property
     def _wanted(self) -> int:
         return min(self._task.lookahead, self._commitment.remaining - 1)
 
-    def _start_draft(self, max_tokens: int) -> Command:
+    @property
+    def _block(self) -> list[Node]:
+        """The last final token, then what was drafted after it."""
+        return self._drafted.main_path()
+
+    def _is_drafting(self, draft_id: int) -> bool:
+        return self._draft is not None and self._draft.draft_id == draft_id
+
+    def _is_verifying(self, verify_id: int) -> bool:
+        return self._verification is not None and self._verification.verify_id == verify_id
+
+    def _start_draft(self, tip: Node, max_tokens: int) -> Command:
         self._draft_count += 1
-        self._draft_id = self._draft_count
-        self._drafter = self._capacity.drafters[0]
-        self._draft_end = len(self._block) + max_tokens
-        prefix = self._commitment.prefix + tuple(self._block)
+        drafter = self._capacity.drafters[0]
+        self._draft = Draft(self._draft_count, drafter, tip, missing=max_tokens, cold=False)
+        drafted = (node.token_id for node in self._drafted.path_to(tip)[1:])
         return StartDraft(
-            self._draft_id,
-            self._drafter,
-            prefix=prefix,
+            self._draft_count,
+            drafter,
+            prefix=(*self._commitment.prefix, *drafted),
             max_tokens=max_tokens,
             chunk_tokens=max_tokens,  # the target waits for the last one
+            # The text says one thing, if any.
+            width=self._task.width if drafter != self._capacity.text else 1,
+            branch_count=self._task.branches if drafter != self._capacity.text else 0,
         )
 
-    def _start_verify(self) -> Command:
+    def _start_verify(self, trunk: Sequence[Node]) -> Command:
         if self._target not in self._capacity.targets:
             self._target = self._capacity.targets[0]
         self._verify_count += 1
-        self._verify_id = self._verify_count
         self._block_complete = True
+        self._verification = verification = Verification(
+            self._verify_count,
+            self._target,
+            trunk=tuple(trunk),
+            kept=None,
+            depth=0,
+            warms_up=False,
+            branches=branches_beside(trunk, task=self._task),
+        )
+        for node in verification.branches:
+            node.assigned = node.rides = True
+        self.statistics.branch_judged += len(verification.branches)
         return StartVerify(
-            verify_id=self._verify_id,
+            verify_id=self._verify_count,
             target=self._target,
             prefix=self._commitment.prefix,
-            proposal=Proposal(tuple(self._block), distributions=tuple(self._distributions)),
+            proposal=verification.proposal(rule=self._task.rule),
             depth=0,
         )
 
+    def _end_verification(self) -> None:
+        if self._verification is not None:
+            self._verification.release()
+            self._verification = None
+
     def _take_draft(self, event: TokensDrafted) -> list[Command]:
-        proposal = event.proposal
-        assert proposal.is_chain, "a drafter of one chain was asked"
-        for index, token_id in enumerate(proposal.token_ids):
-            self._block.append(token_id)
-            self._distributions += proposal.distributions[index : index + 1]
-            self.statistics.drafted += 1
-            length = len(self._commitment.prefix) + len(self._block)
-            self._block_complete = self._commitment.ends_after(token_id, length=length)
-            if len(self._block) == self._draft_end:
-                self._draft_id = None
-                break
-            if self._block_complete:
-                return self._stop_draft()
+        draft = self._draft
+        assert draft is not None
+        draft.graft(event.proposal, tree=self._drafted, commitment=self._commitment)
+        if draft.missing == 0:
+            self._draft = None
+        elif not can_grow(draft.tip, self._commitment):
+            self._block_complete = True
+            return self._stop_draft()
         return []
 
     def _take_verdict(self, verdict: BlockVerified) -> EmitTokens:
-        accepted = len(verdict.accepted_path)
-        if accepted < len(self._block):
-            self.statistics.rejected += 1
-            self.statistics.discarded += len(self._block) - accepted - 1
-        emission = self._commitment.commit(
-            [*self._block[:accepted], verdict.next_token],
-            accepted=[True] * accepted + [False],
+        verification = self._verification
+        assert verification is not None
+        node = verification.trunk[0]
+        for accepted in verification.along(verdict.accepted_path):
+            self._drafted.decide(node, accepted.token_id, None)
+            node = accepted
+        self._drafted.decide(node, verdict.next_token, None)
+        self._end_verification()
+        self._block_complete = False
+        passed = self._drafted.advance()
+        return self._commitment.commit(
+            [each.token_id for each in passed],
+            accepted=[each.drafter is not None for each in passed],
             logprobs=verdict.logprobs,
         )
-        self._verify_id = None
-        self._block, self._distributions, self._block_complete = [], [], False
-        return emission
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
         commands: list[Command] = []
-        if self._draft_id is not None and self._drafter not in capacity.drafters:
+        if self._draft is not None and self._draft.drafter not in capacity.drafters:
             commands += self._stop_draft()
             self._block_complete = True
         is_lost = self._target is not None and not capacity.has(self._target)
-        if self._verify_id is not None and is_lost:
+        if self._verification is not None and is_lost:
             commands += self._abandon()
         return commands
 
     def _stop_draft(self) -> list[Command]:
-        if self._draft_id is None:
+        if self._draft is None:
             return []
-        draft_id, self._draft_id = self._draft_id, None
-        return [StopDraft(draft_id)]
+        draft, self._draft = self._draft, None
+        return [StopDraft(draft.draft_id)]
 
     def _abandon(self) -> list[Command]:
-        if self._verify_id is None:
+        if self._verification is None:
             return []
-        verify_id, self._verify_id = self._verify_id, None
+        verify_id = self._verification.verify_id
+        self._end_verification()
         return [AbandonVerify(verify_id)]

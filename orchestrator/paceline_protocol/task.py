@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["SPECULATION_LIMIT", "DecodingTask", "DispatchPolicy", "VerificationRule"]
+__all__ = [
+    "DRAFTED_LIMIT",
+    "SPECULATION_LIMIT",
+    "DecodingTask",
+    "DispatchPolicy",
+    "VerificationRule",
+]
 
 SPECULATION_LIMIT = 512
 """How far drafts run ahead of what is committed: it bounds the blocks (a Verify carries at most
 1024 tokens) and the tree. Beyond it an accepted token is hardly ever found."""
+
+DRAFTED_LIMIT = 8192
+"""The most tokens that one draft may find, with all that stands beside its chain; see
+DraftRequest."""
 
 
 class VerificationRule(Enum):
@@ -51,6 +61,12 @@ class DecodingTask:
         broadcast_prefill: Whether DSI sends the prompt to all targets at the start.
         keep_prefill: Whether DSI lets a target finish its first verification, which carries the
             prompt, though it has become worthless.
+        width: How many tokens a drafter finds at a place, 1 or more: with 2 or more targets judge
+            trees. 1 under REJECTION.
+        branches: How many tokens beside the chain's a drafter's forward may follow; 0 where the
+            width is 1.
+        tree_tokens: The most tokens of a tree in one verification; a longer chain is one alone.
+        tree_depth: The most tokens of a path of it.
     """
 
     prompt: tuple[int, ...]
@@ -62,9 +78,20 @@ class DecodingTask:
     draft_window: int = 64
     broadcast_prefill: bool = False
     keep_prefill: bool = False
+    width: int = 1
+    branches: int = 0
+    tree_tokens: int = 64
+    tree_depth: int = 64
+
+    @property
+    def window(self) -> int:
+        """The most tokens of a chain that one StartDraft asks for: the draft may have branches."""
+        return max(1, min(self.draft_window, DRAFTED_LIMIT // (self.width * (1 + self.branches))))
 
     def __post_init__(self) -> None:
         assert self.prompt, "a prompt has a token"
         assert self.max_tokens >= 0
         assert self.lookahead >= 1
         assert 1 <= self.draft_window <= SPECULATION_LIMIT
+        assert self.width == 1 or self.rule is VerificationRule.EXACT, "only EXACT judges trees"
+        assert self.branches == 0 or self.width > 1

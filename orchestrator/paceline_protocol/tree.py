@@ -6,6 +6,10 @@
 
 A node stands for the whole text that ends with it. The root is the last committed token.
 
+Beside a drafter's chain may stand runners-up, and what follows on them: branches. They are no part
+of the main path, and no draft tokens to count, until a fact says that the text goes on with one.
+Then it, and what its drafter would have said after it, are that drafter's chain.
+
 A verdict is taken apart into facts about nodes: "after this text the target says t". A fact holds
 whatever happens elsewhere, so verdicts can come in any order; those about texts that turn out
 wrong are dropped with their nodes. Committing is walking from the root along the facts.
@@ -13,6 +17,7 @@ wrong are dropped with their nodes. Committing is walking from the root along th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +35,13 @@ class Node:
         token_id: The token.
         parent: The text before it; None for the first root.
         length: Tokens of the whole text, this one included.
-        drafter: The smallest index of the drafters that found it; None if none did.
+        drafter: The smallest index of the drafters that have it in their chain; None if none has.
+        rank: The place that a drafter gave it: 1 in a chain, 2 or more as a runner-up of its
+            siblings; 0 if none found it.
+        worth: The logarithm of the probability that was expected of the text; of use to compare.
+        is_branch: Whether it stands, or follows, beside all chains, and no fact led to it.
+        rides: Whether a verification had it as a branch.
+        followers: By drafter: what it holds likeliest to follow.
         distribution: What it was drawn from, opaque; None unless under rejection sampling.
         children: What may follow, by token.
         next_token: What the target says follows: the fact. None if unknown.
@@ -48,13 +59,19 @@ class Node:
         "children",
         "distribution",
         "drafter",
+        "finder",
+        "followers",
+        "is_branch",
         "judged",
         "length",
         "logprob",
         "next_token",
         "parent",
         "plain",
+        "rank",
+        "rides",
         "token_id",
+        "worth",
     )
 
     def __init__(self, token_id: int, *, parent: Node | None, length: int) -> None:
@@ -62,6 +79,12 @@ class Node:
         self.parent = parent
         self.length = length
         self.drafter: int | None = None
+        self.finder: int | None = None  # of a branch: who drafted it first
+        self.rank = 0
+        self.rides = False
+        self.worth: float = parent.worth if parent is not None else 0.0
+        self.is_branch: bool = parent is not None and parent.is_branch
+        self.followers: dict[int, Node] = {}
         self.distribution: object | None = None
         self.children: dict[int, Node] = {}
         self.next_token: int | None = None
@@ -74,8 +97,10 @@ class Node:
     def main_child(self) -> Node | None:
         """Return the child on the main path: the judged one, else the smallest drafter's."""
         if len(self.children) < 2:
-            return next(iter(self.children.values()), None)
-        return self.judged or min(self.children.values(), key=_drafter_order)
+            only = next(iter(self.children.values()), None)
+            return None if only is not None and only.is_branch else only
+        chains = (child for child in self.children.values() if not child.is_branch)
+        return self.judged or min(chains, key=_drafter_order, default=None)
 
     def can_judge(self, child: Node) -> bool:
         """Whether a child's fate may decide what follows: nothing else does already."""
@@ -104,22 +129,65 @@ class TokenTree:
         self.root = Node(last_token, parent=None, length=length)
         self._statistics = statistics
 
-    def draft(self, tip: Node, token_id: int, *, drafter: int, distribution: object | None) -> Node:
-        """Add a draft token, and return its node; an equal one of another drafter is shared."""
+    def draft(
+        self,
+        tip: Node,
+        token_id: int,
+        *,
+        drafter: int,
+        distribution: object | None,
+        rate: float = 1.0,
+    ) -> Node:
+        """Add a draft token, and return its node; an equal one of another drafter is shared.
+
+        Args:
+            tip: What it follows.
+            token_id: The token.
+            drafter: Whose chain it is in.
+            distribution: What it was drawn from.
+            rate: How often a chain's token is right, in (0, 1].
+        """
+        is_new = token_id not in tip.children
         node = tip.child(token_id)
+        if is_new:
+            node.worth += math.log(rate)
         self._statistics.drafted += 1
         if node.drafter is not None:
             self._statistics.discarded += 1  # its twin counts
         if (node.drafter is None or drafter < node.drafter) and tip.judged is not node:
             # What a token was drawn from is fixed once it is being judged.
             node.drafter, node.distribution = drafter, distribution
+        node.is_branch, node.rank = False, 1
+        tip.followers.setdefault(drafter, node)
+        return node
+
+    def branch(self, parent: Node, token_id: int, *, drafter: int, rank: int, rate: float) -> Node:
+        """Add a token beside the drafter's chain, and return its node; an equal one is shared.
+
+        Args:
+            parent: What it follows: a living node about which nothing is decided.
+            token_id: The token.
+            drafter: Who found it.
+            rank: Its place among its siblings, from 1 on.
+            rate: How often a token of this rank is right, in (0, 1].
+        """
+        is_new = token_id not in parent.children
+        node = parent.child(token_id)
+        if is_new:
+            node.is_branch, node.finder, node.rank = True, drafter, rank
+            node.worth += math.log(rate)
+            self._statistics.branch_drafted += 1
+        parent.followers.setdefault(drafter, node)
         return node
 
     def decide(self, node: Node, token_id: int, logprob: float | None) -> None:
         """Learn what the target says after a text. Only the first word on it counts."""
         if not node.alive or node.next_token is not None:
             return
+        had_several = len(node.children) > 1
         chosen = node.child(token_id)
+        if had_several and not node.is_branch:
+            self._statistics.ranks[chosen.rank] += 1
         chosen.logprob = logprob
         chosen.assigned = True
         for other in node.children.values():
@@ -127,6 +195,8 @@ class TokenTree:
                 self._bury(other)
         node.next_token = token_id
         node.children = {token_id: chosen}
+        if chosen.is_branch and not node.is_branch:
+            self._adopt(chosen)
 
     def advance(self) -> list[Node]:
         """Move the root along the facts, and return the nodes passed: newly committed tokens."""
@@ -134,6 +204,8 @@ class TokenTree:
         while self.root.next_token is not None:
             self.root = self.root.children[self.root.next_token]
             passed.append(self.root)
+            self._statistics.corrections_ahead += self.root.rank > 1
+            self._statistics.branch_accepted += self.root.rides
         return passed
 
     def main_path(self) -> list[Node]:
@@ -160,6 +232,18 @@ class TokenTree:
             node = node.children[node.next_token]
         return node
 
+    def end_of_chain(self, node: Node, *, drafter: int) -> Node:
+        """Return where a drafter goes on that shall go on from a node: after what it has said."""
+        while True:
+            if node.next_token is not None:
+                node = node.children[node.next_token]
+            elif drafter in node.followers:
+                node = node.followers[drafter]
+                if node.is_branch:
+                    self._adopt(node)
+            else:
+                return node
+
     def last_common(self, node: Node, other: Node) -> Node:
         """Return the end of what two texts share; the other one is a living node."""
         while not node.alive and node.parent is not None:
@@ -178,6 +262,27 @@ class TokenTree:
         for node in _subtree(self.root):
             if node is not self.root and node.drafter is not None:
                 self._statistics.discarded += 1
+
+    def _adopt(self, branch: Node) -> None:
+        """Make a branch, and what was said to follow it, its drafter's chain."""
+        drafter = branch.finder
+        node: Node | None = branch
+        while node is not None and node.is_branch:
+            node.is_branch = False
+            if node.finder is not None:
+                drafter = node.finder
+                node.drafter = drafter
+                self._statistics.drafted += 1
+            follower = node.followers.get(drafter) if drafter is not None else None
+            if node.next_token is None:
+                node = follower
+                continue
+            chosen = node.children[node.next_token]
+            if follower is not None and follower is not chosen:
+                # It was rejected before it was in a chain.
+                self._statistics.drafted += 1
+                self._statistics.rejected += 1
+            node = chosen
 
     def _bury(self, rejected: Node) -> None:
         """Mark a subtree as contradicted, because of its first token."""

@@ -1,14 +1,15 @@
-"""Verifications of paths of the token tree: what one decides, and which one is due next."""
+"""Verifications of parts of the token tree: what one decides, and which one is due next."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.task import DispatchPolicy
+from paceline_protocol.proposal import Proposal
+from paceline_protocol.task import DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
@@ -20,15 +21,20 @@ __all__ = ["Verification", "due_nodes", "frontier_nodes"]
 class Verification:
     """A verification in flight.
 
-    Its nodes are the last token of its prefix, then its block. It decides what follows each:
+    Its trunk is the last token of its prefix, then its block. It decides what follows each:
 
-        prefix ── nodes[0] ── nodes[1] … nodes[-1]
-                         └── judges nodes[1] …   └── the next token, if all are accepted
+        prefix ── trunk[0] ── trunk[1] … trunk[-1]
+                         └── judges trunk[1] …   └── the next token, if all are accepted
+
+    Beside the trunk it may have branches, and decides what follows on those of them that turn out
+    right.
 
     Attributes:
         verify_id: Its name.
         target: Where it runs.
-        nodes: See above.
+        trunk: See above.
+        branches: Tokens beside the trunk, each after its parent.
+        is_guess: Whether the last token of its prefix is a branch's that none other judges.
         kept: The last node of its path that the target had before; None if it had nothing.
         depth: How many unfinished verifications are before it, as told to the target.
         warms_up: Whether it is worth finishing for the target's session alone: it has the prompt.
@@ -36,10 +42,53 @@ class Verification:
 
     verify_id: int
     target: int
-    nodes: tuple[Node, ...]
+    trunk: tuple[Node, ...]
     kept: Node | None
     depth: int
     warms_up: bool
+    branches: tuple[Node, ...] = ()
+    is_guess: bool = False
+    _members: frozenset[Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._members = frozenset(self.nodes)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The last token of its prefix, then all that it judges."""
+        return self.trunk + self.branches
+
+    def proposal(self, *, rule: VerificationRule) -> Proposal:
+        """What its target is asked to judge."""
+        index = {node: i for i, node in enumerate(self.nodes)}
+        judged = self.nodes[1:]
+        parents = tuple(index[node.parent] for node in judged if node.parent is not None)
+        is_exact = rule is VerificationRule.EXACT
+        return Proposal(
+            tuple(node.token_id for node in judged),
+            parents=() if parents == tuple(range(len(parents))) else parents,
+            distributions=() if is_exact else tuple(node.distribution for node in judged),
+        )
+
+    def along(self, path: Sequence[int]) -> Iterator[Node]:
+        """Yield what a verdict accepts, root first.
+
+        Args:
+            path: Indices into the proposal.
+        """
+        node = self.trunk[0]
+        for index in path:
+            accepted = self.nodes[index + 1]
+            assert accepted.parent is node, "a verdict accepts a path of what it judged"
+            yield accepted
+            node = accepted
+
+    @property
+    def end(self) -> Node:
+        """The end of its trunk; if that is contradicted, of what branches off it and is not."""
+        if self.trunk[-1].alive:
+            return self.trunk[-1]
+        return next((node for node in reversed(self.branches) if node.alive), self.trunk[-1])
 
     def decides(self, node: Node) -> bool:
         """Whether its verdict can tell what follows a node.
@@ -47,10 +96,7 @@ class Verification:
         Under rejection sampling a node that was given to a block, when that was dispatched, is
         decided by the fate of that block's token and by nothing else.
         """
-        index = node.length - self.nodes[0].length
-        if not 0 <= index < len(self.nodes) or self.nodes[index] is not node:
-            return False
-        return node.judged is None or self.nodes[index + 1 : index + 2] == (node.judged,)
+        return node in self._members and (node.judged is None or node.judged in self._members)
 
     def is_useful(self) -> bool:
         """Whether its verdict can still tell something new."""
@@ -61,15 +107,17 @@ class Verification:
 
     def claim(self) -> None:
         """Under rejection sampling: fix what decides the nodes, before any outcome is known."""
-        for node, judged in zip(self.nodes, self.nodes[1:], strict=False):
+        for node, judged in zip(self.trunk, self.trunk[1:], strict=False):
             node.judged = judged
-        if len(self.nodes) == 1:
-            self.nodes[0].plain = True
+        if len(self.trunk) == 1:
+            self.trunk[0].plain = True
 
     def release(self) -> None:
-        """Return the block's tokens to those that wait for a verification."""
-        for node, token in zip(self.nodes, self.nodes[1:], strict=False):
-            token.assigned = node.next_token is not None
+        """Return what it judges to those tokens that wait for a verification."""
+        for node in self.nodes[1:]:
+            node.assigned = node.parent is not None and node.parent.next_token is not None
+        if self.is_guess:
+            self.trunk[0].assigned = False
 
 
 def due_nodes(

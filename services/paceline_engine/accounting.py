@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline_engine.items import Outcome
 
 __all__ = ["HostLimits", "HostStatistics"]
 
@@ -66,3 +75,19 @@ class HostStatistics:
     judged_tokens: int = 0
     accepted_tokens: int = 0
     model_forwards: tuple[tuple[str, int], ...] = ()
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Count a call that is refused in here."""
+        try:
+            yield
+        except PacelineError:
+            self.calls_refused += 1
+            raise
+
+    def count_forward(self, outcomes: Sequence[Outcome]) -> None:
+        """Count a forward that ran to its end, and what it gave."""
+        self.forwards += 1
+        self.items += len(outcomes)
+        self.rows += sum(outcome.row_count for outcome in outcomes)
+        self.prefill_parts += sum(not outcome.is_whole for outcome in outcomes)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline_engine.proposal import NOTHING, Proposal
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from paceline_engine.proposal import Proposal
 
 __all__ = [
     "DEFAULT_LEASE_SECONDS",
@@ -114,11 +114,13 @@ class VerifyOptions:
 
     Attributes:
         anticipate: Whether the model shall go on by itself to the token after a correction.
+        propose: Whether to return what the model itself proposes, if it can.
     """
 
     depth: int = 0
     logprobs: bool = False
     anticipate: bool = False
+    propose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class Verdict:
     held_length: int
     logprobs: tuple[float, ...] = ()
     timing: CallTiming = CallTiming()
+    proposal: Proposal = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,8 @@ class ModelDescription:
 
     Attributes:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
+        self_draft_depth: How many tokens after its own it can propose; 0: it does not.
+        self_draft_kind: With what: see the proto.
     """
 
     name: str
@@ -209,3 +214,5 @@ class ModelDescription:
     takes_trees: bool
     is_invariant: bool
     verification_rules: tuple[VerificationRule, ...]
+    self_draft_depth: int = 0
+    self_draft_kind: str = ""

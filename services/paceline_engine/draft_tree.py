@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline_engine.proposal import Proposal
+from paceline_engine.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["DraftTree", "Ranked"]
 
-_NOTHING = Proposal()
 
 Ranked: TypeAlias = "Sequence[tuple[int, float]]"
 """Tokens that may stand at a place, the likeliest first, each with its probability."""
@@ -38,12 +37,12 @@ class DraftTree:
     """
 
     branch_count: int = 0
-    found: Proposal = _NOTHING
+    found: Proposal = NOTHING
     worths: tuple[float, ...] = ()
     depths: tuple[int, ...] = ()
     followed: tuple[int, ...] = ()
     due: tuple[int, ...] = ()
-    rows: Proposal = _NOTHING
+    rows: Proposal = NOTHING
     _open: Sequence[tuple[float, int]] = ()
     """What may be followed, with its worth below 0: sorted, so the largest is first."""
     _row_of: Mapping[int, int] = field(default_factory=lambda: {0: 0})

@@ -10,14 +10,13 @@ import asyncio
 import logging
 import secrets
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
     DrainingError,
     LoadingError,
-    PacelineError,
     SessionNotFoundError,
     SupersededError,
 )
@@ -31,7 +30,6 @@ from paceline_engine.backends.base import (
     TokenMemory,
 )
 from paceline_engine.calls import (
-    CallTiming,
     Decoded,
     DecodeOptions,
     Drafted,
@@ -42,20 +40,17 @@ from paceline_engine.calls import (
     Verdict,
     VerifyOptions,
 )
-from paceline_engine.items import Decode, Draft, Judge
+from paceline_engine.host_calls import HostCalls
 from paceline_engine.latencies import LatencyMeter, ModelLatencies, measure
 from paceline_engine.live_calls import LiveCalls
-from paceline_engine.proposal import Proposal
-from paceline_engine.sessions import Session, SessionTable
+from paceline_engine.proposal import NOTHING, Proposal
+from paceline_engine.sessions import SessionTable
 from paceline_engine.worker import ModelWorker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable
 
     from paceline_engine.backends.base import ChatTemplate
-    from paceline_engine.items import Outcome
-    from paceline_engine.jobs import Step
-    from paceline_engine.proposal import SparseDistribution
 
 __all__ = ["HostLimits", "HostStatistics", "ModelHost"]
 
@@ -63,7 +58,6 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _DEFAULT_LIMITS = HostLimits()
-_NOTHING = Proposal()
 _PLAIN = VerifyOptions()
 
 
@@ -112,14 +106,21 @@ class ModelHost:
             clock=clock,
         )
         self._meter = LatencyMeter()
+        self._counts = HostStatistics()
         self._worker = ModelWorker(
             queue_limit=limits.queue_limit,
             meter=self._meter,
-            on_forward=self._count_forward,
+            on_forward=self._counts.count_forward,
             on_device_lost=self._lose_device,
         )
-        self._counts = HostStatistics()
-        self._calls = LiveCalls(self._worker, counts=self._counts, renew=self._sessions.renew)
+        self._live = LiveCalls(self._worker, counts=self._counts, renew=self._sessions.renew)
+        self._calls = HostCalls(
+            self._sessions,
+            self._live,
+            meter=self._meter,
+            counts=self._counts,
+            serving=self._serving,
+        )
         self._ready = False
         self._reaper: asyncio.TimerHandle | None = None
 
@@ -154,13 +155,13 @@ class ModelHost:
             self._reaper.cancel()
         self.end_sessions()
         await self._worker.stop()
-        await self._calls.all_left()
+        await self._live.all_left()
 
     def end_sessions(self) -> None:
         """End all sessions, and with DrainingError their live calls and those that come later."""
         self._ready = False
         for session in self._sessions:
-            self._calls.leave(session, DrainingError("the server is shutting down"))
+            self._live.leave(session, DrainingError("the server is shutting down"))
             self._sessions.close(session.session_id)
 
     @property
@@ -265,7 +266,7 @@ class ModelHost:
         Raises:
             InvalidFieldError, UnsupportedError, CacheExhaustedError, LoadingError, DrainingError.
         """
-        with self._refusals_counted():
+        with self._counts.refusals():
             backend = self._serving()
             fields.check_spec(spec, backend.description)
             return self._sessions.open(spec, backend.new_cache)
@@ -294,110 +295,21 @@ class ModelHost:
         with suppress(SessionNotFoundError):
             session = self._sessions.find(session_id, caller=caller)
             self._sessions.close(session_id)
-            self._calls.leave(session, SupersededError("the session was closed"))
+            self._live.leave(session, SupersededError("the session was closed"))
 
     # --- calls --------------------------------------------------------------------------------
 
     async def verify(
-        self, call: PrefixCall, proposal: Proposal = _NOTHING, *, options: VerifyOptions = _PLAIN
+        self, call: PrefixCall, proposal: Proposal = NOTHING, *, options: VerifyOptions = _PLAIN
     ) -> Verdict:
-        """Judge a proposal: Verify in target_service.proto.
+        """Judge a proposal: `HostCalls.verify`."""
+        return await self._calls.verify(call, proposal, options=options)
 
-        A call that asks for the same as a live older one takes over its place in the queue, or its
-        forward, at the new depth.
+    def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
+        """Choose the tokens that follow a prefix: `HostCalls.decode`."""
+        return self._calls.decode(call, options)
 
-        Raises:
-            PacelineError: as the proto lists them.
-        """
-        with self._refusals_counted():
-            session = self._find_for(call)
-            fields.check_proposal(
-                call,
-                proposal,
-                options=options,
-                spec=session.spec,
-                model=self.description,
-            )
-            # The caller's lists may lie in a message; these are quicker, and stay.
-            proposal = Proposal(
-                tuple(proposal.token_ids),
-                () if proposal.is_chain else tuple(proposal.parents),
-                tuple(proposal.distributions),
-            )
-            # Each token of a tree takes a place, though only a path of it will be the text's.
-            length = call.prefix_length + len(proposal)
-            self._make_room(session, length)
-            live = self._calls.admit(
-                session,
-                call,
-                Judge(proposal, options.logprobs),
-                depth=options.depth,
-                patience_ns=self._meter.patience_ns(length),
-                goes_on=options.anticipate,
-            )
-        self._counts.verify_calls += 1
-        with self._calls.until_left(session, live):
-            steps = [step async for step in live.outlet]
-            judgement = steps[-1].outcome.judgement
-            assert judgement is not None, "then it is done"
-            session.hold(call.token_ids)
-            session.hold(proposal.along(judgement.accepted_path))
-            self._calls.answered(session, live)
-        accepted_count = len(judgement.accepted_path)
-        self._counts.judged_tokens += len(proposal)
-        self._counts.accepted_tokens += accepted_count
-        return Verdict(
-            prefix_length=live.prefix_length,
-            accepted_path=judgement.accepted_path,
-            next_token=judgement.next_token,
-            held_length=live.prefix_length + accepted_count,
-            logprobs=judgement.logprobs,
-            timing=replace(_timing(steps), began_early=live.began_early),
-        )
-
-    async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
-        """Choose the tokens that follow a prefix: Decode in target_service.proto.
-
-        A generator, to be used as `draft` is.
-
-        Raises:
-            PacelineError: as the proto lists them.
-        """
-        with self._refusals_counted():
-            session = self._find_for(call)
-            fields.check_decoding(
-                call,
-                options,
-                limit_length=session.spec.longest_length,
-                vocabulary_size=self.description.vocabulary_size,
-            )
-            length = call.prefix_length + options.max_tokens
-            self._make_room(session, length)
-            live = self._calls.admit(
-                session,
-                call,
-                Decode(options.max_tokens, frozenset(options.end_token_ids), options.logprobs),
-                patience_ns=self._meter.patience_ns(length),
-            )
-        self._counts.decode_calls += 1
-        with self._calls.until_left(session, live):
-            unheld, length = call.token_ids, live.prefix_length
-            steps: list[Step[Outcome]] = []
-            parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
-            async for parcel in parcels:
-                steps += parcel
-                found = [each for step in steps if (each := step.outcome.judgement) is not None]
-                if not found:
-                    continue  # so far a part of a long prefix
-                token_ids = tuple(judgement.next_token for judgement in found)
-                session.hold(unheld)
-                session.hold(token_ids)
-                logprobs = tuple(each for judgement in found for each in judgement.logprobs)
-                yield Decoded(length, token_ids, logprobs, _timing(steps))
-                unheld, length = (), length + len(token_ids)
-                steps = []
-
-    async def draft(
+    def draft(
         self,
         call: PrefixCall,
         *,
@@ -406,83 +318,14 @@ class ModelHost:
         width: int = 1,
         branch_count: int = 0,
     ) -> AsyncGenerator[Drafted]:
-        """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
-
-        A generator: nothing happens, the checks included, before its first item is asked for.
-        Iterate it inside `contextlib.aclosing`, so that it ends when the caller does.
-
-        Raises:
-            PacelineError: as the proto lists them.
-        """
-        with self._refusals_counted():
-            session = self._find_for(call)
-            fields.check_window(
-                call,
-                max_tokens=max_tokens,
-                chunk_tokens=chunk_tokens,
-                limit_length=session.spec.longest_length,
-            )
-            fields.check_branches(
-                max_tokens=max_tokens,
-                width=width,
-                branch_count=branch_count,
-                spec=session.spec,
-                model=self.description,
-            )
-            task = Draft(max_tokens, width, branch_count if width > 1 else 0)
-            length = call.prefix_length + max_tokens * (1 + task.branch_count)
-            self._make_room(session, length)
-            live = self._calls.admit(
-                session, call, task, patience_ns=self._meter.patience_ns(length)
-            )
-        self._counts.draft_calls += 1
-        with self._calls.until_left(session, live):
-            unheld: Sequence[int] = call.token_ids
-            found: list[int] = []
-            drawn_from: list[SparseDistribution] = []
-            for start in range(0, max_tokens, chunk_tokens):
-                count = min(chunk_tokens, max_tokens - start)
-                steps: list[Step[Outcome]] = []
-                while len(found) < count:
-                    step = await anext(live.outlet)
-                    steps.append(step)
-                    found.extend(step.outcome.chain)
-                    drawn_from.extend(step.outcome.drafted.distributions)
-                # A step may have found several tokens, and a newer call have come between them.
-                live.outlet.check()
-                session.hold(unheld)
-                session.hold(found[:count])
-                unheld = ()
-                chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
-                if width > 1:
-                    chunk = _side_by_side(steps)
-                del found[:count], drawn_from[:count]
-                self._counts.draft_tokens += len(chunk)
-                yield Drafted(live.prefix_length + start, chunk, _timing(steps))
-
-    def _find_for(self, call: PrefixCall) -> Session:
-        backend = self._serving()
-        session = self._sessions.find(call.session_id, caller=call.caller)
-        fields.check_call(
+        """Draft the tokens that follow a prefix: `HostCalls.draft`."""
+        return self._calls.draft(
             call,
-            limit_length=session.spec.longest_length,
-            vocabulary_size=backend.description.vocabulary_size,
+            max_tokens=max_tokens,
+            chunk_tokens=chunk_tokens,
+            width=width,
+            branch_count=branch_count,
         )
-        return session
-
-    def _make_room(self, session: Session, length: int) -> None:
-        """Reserve what a call needs, before its fence: refused, it has changed nothing."""
-        # A session whose calls are refused for lack of room is in use all the same.
-        self._sessions.renew(session)
-        self._sessions.grow(session, length)
-
-    @contextmanager
-    def _refusals_counted(self) -> Iterator[None]:
-        try:
-            yield
-        except PacelineError:
-            self._counts.calls_refused += 1
-            raise
 
     def _loaded(self) -> Backend:
         if self._backend is None:
@@ -494,29 +337,3 @@ class ModelHost:
         if not self._ready:
             raise DrainingError("the server is shutting down")
         return backend
-
-    def _count_forward(self, outcomes: Sequence[Outcome]) -> None:
-        self._counts.forwards += 1
-        self._counts.items += len(outcomes)
-        self._counts.rows += sum(outcome.row_count for outcome in outcomes)
-        self._counts.prefill_parts += sum(not outcome.is_whole for outcome in outcomes)
-
-
-def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
-    """Return all that steps found of a tree, each of which finds one token of the chain."""
-    found = [step.outcome.drafted for step in steps]
-    return Proposal(
-        tuple(token for each in found for token in each.token_ids),
-        tuple(parent for each in found for parent in each.parents),
-    )
-
-
-def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:
-    return CallTiming(
-        queue_ns=sum(step.queue_ns for step in steps),
-        forward_ns=sum(step.forward_ns for step in steps),
-        forward_count=len(steps),
-        row_count=sum(step.outcome.row_count for step in steps),
-        shared_row_count=sum(step.shared_row_count for step in steps),
-        shared_call_count=sum(step.shared_job_count for step in steps),
-    )

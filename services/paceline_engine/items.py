@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_engine.draft_tree import DraftTree
-from paceline_engine.proposal import Proposal
+from paceline_engine.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from array import array
@@ -24,7 +24,6 @@ __all__ = ["ANTICIPATED", "Decode", "Draft", "Item", "Judge", "Judgement", "Outc
 ANTICIPATED = 1 << 20
 """The depth of what nobody has asked for yet: less urgent than all that somebody has."""
 
-_NOTHING = Proposal()
 _SEED = DraftTree()
 
 
@@ -34,10 +33,13 @@ class Judge:
 
     Attributes:
         proposal: Without parents if it is a chain.
+        propose: Whether to guess what follows that token. Only of a model that drafts for itself,
+            and under EXACT.
     """
 
     proposal: Proposal
     logprobs: bool = False
+    propose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,16 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A target's word on a proposal: see VerifyResponse in target_service.proto."""
+    """A target's word on a proposal: see VerifyResponse in target_service.proto.
+
+    Attributes:
+        proposal: What the target guesses to follow the next token, if it was asked.
+    """
 
     accepted_path: tuple[int, ...]
     next_token: int
     logprobs: tuple[float, ...] = ()
+    proposal: Proposal = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class Outcome:
     """What one step gave one item: with neither judgement nor draft, progress in a long prefix.
 
     Attributes:
-        row_count: Token positions that were computed for it.
+        row_count: Token positions that were computed for it; 0 if it needed no forward.
         judgement: The answer to a Judge, with its last step; the next token of a Decode.
         drafted: Tokens that follow: none, one or several. Its parents, if it is a tree, refer to
             all that its draft has found.
@@ -88,7 +95,7 @@ class Outcome:
 
     row_count: int
     judgement: Judgement | None = None
-    drafted: Proposal = _NOTHING
+    drafted: Proposal = NOTHING
     draft_tree: DraftTree | None = None
     is_inner: bool = False
 
@@ -153,6 +160,11 @@ class Item:
         return self.task.proposal.parents if isinstance(self.task, Judge) else ()
 
     @property
+    def proposes(self) -> bool:
+        """Whether the model is asked for guesses of its own."""
+        return isinstance(self.task, Judge) and self.task.propose
+
+    @property
     def scored_positions(self) -> list[int]:
         """Of the tokens after the rows that a draft has scored."""
         if not isinstance(self.task, Draft) or not self.block:
@@ -164,7 +176,7 @@ class Item:
     def tree(self) -> Proposal:
         """Of a draft that follows branches, the rows that it has and wants beyond its prefix."""
         is_tree = isinstance(self.task, Draft) and self.task.branch_count
-        return self.draft_tree.rows if is_tree else _NOTHING
+        return self.draft_tree.rows if is_tree else NOTHING
 
     @property
     def stage(self) -> int:
@@ -192,7 +204,7 @@ class Item:
         prefix = self.prefix[:]
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
         prefix.append(judgement.next_token)
-        task = Judge(_NOTHING, self.task.logprobs)
+        task = Judge(NOTHING, self.task.logprobs, self.task.propose)
         return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
 
     def asks_the_same(self, other: Item) -> bool:

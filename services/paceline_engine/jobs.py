@@ -115,6 +115,8 @@ class Outlet(AsyncIterator[Step[_Value]]):
                 except (TimeoutError, StopAsyncIteration):
                     break
             due_at = loop.time() + interval_seconds
+            # A newer call may have come in the very turn in which the interval was over.
+            self.check()
             yield parcel
 
 

@@ -27,6 +27,7 @@ class LoadOptions:
         threads: CPU threads of one forward.
         capture: On CUDA, record forwards of one row and replay them.
         invariant: Let a row's scores follow from its text alone, bit by bit.
+        adapter: Directory with what lets it draft for itself; empty: it does not.
         simulated: What to simulate.
     """
 
@@ -38,6 +39,7 @@ class LoadOptions:
     threads: int = 1
     capture: bool = False
     invariant: bool = False
+    adapter: str = ""
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
 
@@ -68,6 +70,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         threads=settings.threads,
         capture=settings.capture,
         invariant=settings.invariant,
+        adapter=settings.adapter,
     )
 
 

@@ -77,11 +77,19 @@ class ModelCache(ABC):
 
     def keep(self, prefix: array[int]) -> int:
         """Forget what is not the prefix's, and its last token; return how many tokens are left."""
-        self._adopt(self._path_of(prefix))
+        self.adopt(self._path_of(prefix))
         kept = self._kept_length(prefix)
         self._crop(kept)
         del self._token_ids[kept:]
         return kept
+
+    def adopt(self, path: Sequence[int]) -> None:
+        """Make a path of the tree the text's, and forget the rest."""
+        # At first, so that a failure on the way leaves nothing wrong.
+        tree, self._tree = self._tree, _NO_TREE
+        if path:
+            self._gather(path)
+            self._token_ids.extend(tree.along(path))
 
     def extend(self, token_ids: array[int], parents: Sequence[int] = ()) -> None:
         """Take in tokens whose state a forward has appended.
@@ -118,14 +126,6 @@ class ModelCache(ABC):
         if not self._tree or prefix[: self.length] != self._token_ids:
             return ()
         return self._tree.path_of(prefix[self.length :])
-
-    def _adopt(self, path: Sequence[int]) -> None:
-        """Make a path of the tree the text's, and forget the rest."""
-        # At first, so that a failure on the way leaves nothing wrong.
-        tree, self._tree = self._tree, _NO_TREE
-        if path:
-            self._gather(path)
-            self._token_ids.extend(tree.along(path))
 
     def _gather(self, path: Sequence[int]) -> None:
         """Move the state of these tokens of the tree to the text's end, in this order."""

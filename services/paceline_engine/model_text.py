@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.backends.base import Backend, Interrupt
     from paceline_engine.calls import SessionSpec
+    from paceline_engine.draft_tree import Ranked
 
 __all__ = ["ModelText"]
 
@@ -40,6 +41,13 @@ class ModelText:
         """Draft the token after a prefix of one token or more."""
         return self._run(prefix, Draft()).drafted
 
+    def rank(self, prefix: Sequence[int], *, width: int) -> Ranked:
+        """Return what may follow a prefix: at most width tokens, as a draft of that width has."""
+        outcome = self._run(prefix, Draft(width=width))
+        tree = outcome.draft_tree
+        assert tree is not None, "a draft of width 2 or more is a tree"
+        return list(zip(tree.found.token_ids, tree.worths, strict=True))
+
     def judge(
         self,
         prefix: Sequence[int],
@@ -48,9 +56,10 @@ class ModelText:
         parents: Sequence[int] = (),
         distributions: Sequence[SparseDistribution] = (),
         logprobs: bool = False,
+        propose: bool = False,
     ) -> Judgement:
         """Judge a proposal after a prefix of one token or more; a chain has no parents."""
-        task = Judge(Proposal(token_ids, parents, distributions), logprobs)
+        task = Judge(Proposal(token_ids, parents, distributions), logprobs, propose)
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Proposal", "SparseDistribution"]
+__all__ = ["NOTHING", "Proposal", "SparseDistribution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +110,6 @@ class Proposal:
     @property
     def _all_parents(self) -> Sequence[int]:
         return self.parents or range(len(self.token_ids))
+
+
+NOTHING = Proposal()

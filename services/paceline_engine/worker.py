@@ -311,7 +311,7 @@ class ModelWorker:
         outcomes = [each for each in answers if isinstance(each, Outcome)]
         row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
         row_sum = sum(row_counts)
-        if outcomes:
+        if row_sum:  # a stack may find what it copies without a forward
             self._batching.learn(batch, row_counts, forward_ns)
             self._tell(self._on_forward, outcomes)
         with self._changed:

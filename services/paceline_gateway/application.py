@@ -12,6 +12,8 @@ from starlette.routing import Route
 from paceline_gateway.completions import chat, complete
 from paceline_gateway.errors import RequestError
 from paceline_gateway.gateway import Endpoint
+from paceline_gateway.live import describe, watch
+from paceline_gateway.page import page_routes
 from paceline_gateway.responses import respond
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def application(gateway: Gateway) -> Starlette:
             post("/v1/completions", complete, "prompt"),
             post("/v1/chat/completions", chat, "messages"),
             post("/v1/responses", respond, "input"),
+            Route("/paceline/info", Endpoint(gateway, "/paceline/info", describe), methods=["GET"]),
+            post("/paceline/generate", watch, "prompt"),
+            *(page_routes() if gateway.settings.page else []),
         ],
         exception_handlers={HTTPException: _no_such_route},
     )

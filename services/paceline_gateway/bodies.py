@@ -30,6 +30,7 @@ __all__ = [
     "CompletionBody",
     "Extension",
     "InputItem",
+    "LiveBody",
     "Message",
     "Prompt",
     "ResponseBody",
@@ -294,6 +295,25 @@ class ResponseBody(_Request):
         options = super().options()
         if self.max_output_tokens is not None:
             options["max_tokens"] = self.max_output_tokens
+        if self.seed is not None:
+            options["seed"] = self.seed
+        return options
+
+
+class LiveBody(_Request):
+    """POST /paceline/generate: one text, continued as a stream with all that happens behind it."""
+
+    prompt: str
+    max_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
+    seed: int | None = Field(None, ge=0, lt=1 << 53)
+    stream: _only(True) = True  # type: ignore[valid-type]
+
+    def options(self) -> GenerateOptions:
+        """Return what the client library is told."""
+        options = super().options()
+        options["stream_timeline"] = True
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
         if self.seed is not None:
             options["seed"] = self.seed
         return options

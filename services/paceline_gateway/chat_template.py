@@ -30,23 +30,33 @@ class ChatTemplates:
         self._compiled: tuple[str, Template] | None = None
 
     async def render(
-        self, template: ChatTemplate, messages: Sequence[Message], *, param: str = "messages"
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        *,
+        param: str = "messages",
+        first: str = "",
     ) -> str:
         """Write a conversation as a prompt that the assistant's next turn continues.
 
         A message with the text of a special token is refused: parsed with the rest, it would be
         one, and end its own turn.
 
+        Args:
+            param: Which parameter the messages are.
+            first: Which one the first of them is, if that is another.
+
         Raises:
             RequestError: The template refuses the conversation, or a message could forge one.
         """
         for index, message in enumerate(messages):
+            place = f"{param}[{index - bool(first)}].content" if index or not first else first
             for special in template.special_tokens:
                 if special in message.content:
                     raise RequestError(
-                        f"{param}[{index}].content: has {special!r} in it, which is a special token"
+                        f"{place}: has {special!r} in it, which is a special token"
                         " of the model: what is said cannot hold one",
-                        param=f"{param}[{index}].content",
+                        param=place,
                     )
         try:
             return await asyncio.to_thread(self._render, template, messages)

@@ -1,88 +1,75 @@
-"""Generations that outlive their orchestrator, one or several for a request, as one stream."""
+"""The generations of a request, one or several, as one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline.errors import OverloadedError, TryAgainError
+from paceline import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from paceline import AsyncGeneration, Chunk, Finished, GenerateOptions, Started
-    from paceline_gateway.bodies import Prompt
-    from paceline_gateway.orchestrators import Orchestrator, Orchestrators
+    from paceline import AsyncGeneration, Finished, Started, TimelineEvent
 
-__all__ = ["Choice", "Take", "deliver"]
+__all__ = ["Choice", "Event", "Take", "deliver"]
 
 Take: TypeAlias = "Callable[[Choice, Chunk | None], Awaitable[None]]"
+Event: TypeAlias = "Chunk | TimelineEvent"
 
 _log = logging.getLogger(__name__)
 
-# After all orchestrators were asked in vain they get so long to come back, each time longer.
-_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.1, 2.0
-# Before anything was sent, a client is better told to come back than left waiting.
-_MOST_ROUNDS_UNHEARD = 2
-_MOST_ROUNDS = 30
-
 
 class Choice:
-    """One generation, begun at one orchestrator and gone on with at others.
-
-    Invariants:
-        Under EXACT the chunks' text is that of one orchestrator that never failed: what was
-        received, and the seed, go along.
+    """One generation of a request; the client goes on with it where an orchestrator ends.
 
     Args:
         index: Its number in the request.
+        generation: What is read.
         prompt_index: Whose continuation it is.
-        seconds: The time for all of it.
-        resumed: Called each time it goes on elsewhere.
+        resumed: Called each time it went on elsewhere.
         charge: Called with numbers of tokens: the prompt's, and those of each chunk.
     """
 
     def __init__(
         self,
         index: int,
-        prompt: Prompt,
+        generation: AsyncGeneration,
         *,
         prompt_index: int,
-        options: GenerateOptions,
-        orchestrators: Orchestrators,
-        seconds: float,
         resumed: Callable[[], None] = lambda: None,
         charge: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.index = index
         self.prompt_index = prompt_index
-        self._prompt = prompt
-        self._options = options
-        self._orchestrators = orchestrators
-        self._ends = time.monotonic() + seconds
+        self._generation = generation
         self._resumed = resumed
+        self._resumption_count = 0
         self._charge = charge
-        self._generation: AsyncGeneration | None = None
 
     @property
     def started(self) -> Started:
-        """What it is; known with its first chunk."""
-        assert self._generation is not None
+        """What it is; known with its first event. Where it goes on elsewhere it is told anew."""
         assert self._generation.started is not None
         return self._generation.started
 
     @property
     def finished(self) -> Finished:
         """How it ended."""
-        assert self._generation is not None
         assert self._generation.finished is not None
         return self._generation.finished
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
-        """Yield the text as it becomes final.
+        """Yield the text as it becomes final; see `events`."""
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, Chunk):
+                    yield event
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """Yield the text as it becomes final and, with `stream_timeline`, what happens behind it.
 
         Cancellation:
             Closing the generator cancels what the servers do for it.
@@ -90,62 +77,25 @@ class Choice:
         Raises:
             PacelineError: It cannot go on.
         """
-        asked: set[Orchestrator] = set()
-        rounds = 0
-        while True:
-            orchestrator = self._orchestrators.choose(asked)
-            received = self._received
-            try:
-                async with aclosing(self._part(orchestrator)) as chunks:
-                    async for chunk in chunks:
-                        if self._received == 1:
+        is_first = True
+        try:
+            async with self._generation, aclosing(self._generation.events()) as events:
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        if is_first:
                             self._charge(self.started.prompt_token_count)
-                        self._charge(len(chunk.token_ids))
-                        yield chunk
-            except TryAgainError as error:
-                if self._received > received:
-                    asked.clear()
-                    rounds = 0
-                asked.add(orchestrator)
-                if len(asked) >= self._orchestrators.count:
-                    asked.clear()
-                    rounds += 1
-                    await self._rest(error, rounds)
-                _log.info("a generation goes on elsewhere: %s", error.message)
-                self._resumed()
-            else:
-                return
+                        is_first = False
+                        self._charge(len(event.token_ids))
+                    self._count_resumptions()
+                    yield event
+        finally:
+            self._count_resumptions()
 
-    @property
-    def _received(self) -> int:
-        return len(self._generation.transcript.chunks) if self._generation else 0
-
-    async def _part(self, orchestrator: Orchestrator) -> AsyncGenerator[Chunk]:
-        """Let one orchestrator go on, as far as it comes."""
-        seconds = max(0.0, self._ends - time.monotonic())
-        with orchestrator.counted() as client:
-            if self._generation is None:
-                self._generation = client.generate(self._prompt, timeout=seconds, **self._options)
-            else:
-                self._generation = client.resume(self._generation, timeout=seconds)
-            async with self._generation, aclosing(aiter(self._generation)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
-    async def _rest(self, error: TryAgainError, rounds: int) -> None:
-        """Wait before the next round, if there is one.
-
-        Raises:
-            TryAgainError: There is none.
-        """
-        heard = self._received > 0
-        most = _MOST_ROUNDS if heard else _MOST_ROUNDS_UNHEARD
-        if rounds >= most or (isinstance(error, OverloadedError) and not heard):
-            raise error
-        seconds = min(_FIRST_REST_SECONDS * 2**rounds, _LONGEST_REST_SECONDS)
-        if time.monotonic() + seconds >= self._ends:
-            raise error
-        await asyncio.sleep(seconds)
+    def _count_resumptions(self) -> None:
+        while self._resumption_count < self._generation.resumption_count:
+            self._resumption_count += 1
+            _log.info("a generation went on elsewhere")
+            self._resumed()
 
 
 async def deliver(choices: Sequence[Choice], take: Take) -> None:

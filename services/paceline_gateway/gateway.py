@@ -175,13 +175,12 @@ class Gateway:
         return [
             Choice(
                 prompt_index * count + number,
-                prompt,
-                prompt_index=prompt_index,
-                options=_own(
-                    options, number=number, request_id=names[prompt_index * count + number]
+                self.orchestrators.client.generate(
+                    prompt,
+                    timeout=self.settings.call_limit_seconds,
+                    **_own(options, number=number, request_id=names[prompt_index * count + number]),
                 ),
-                orchestrators=self.orchestrators,
-                seconds=self.settings.call_limit_seconds,
+                prompt_index=prompt_index,
                 resumed=self.metrics.resumed,
                 charge=charge,
             )

@@ -25,7 +25,8 @@ async def respond(
     body = parse(ResponseBody, content)
     model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
-    prompt = await gateway.templates.render(template, body.messages, param="input")
+    first = "instructions" if body.instructions else ""
+    prompt = await gateway.templates.render(template, body.messages, param="input", first=first)
     options = body.options()
     written: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
     options.update(written)

@@ -79,6 +79,11 @@ class HttpSettings(Settings):
         description="YAML file with the hashes of the keys that may call, read again when it"
         " changes. Needed on an address that other machines can reach",
     )
+    page: bool = Field(
+        True,
+        description="show a page at / on which strategies race; it asks for a key where one is"
+        " demanded",
+    )
     insecure: bool = Field(
         False,
         description="allow plaintext, and callers without a key, on an address that other machines"

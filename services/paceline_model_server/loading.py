@@ -36,6 +36,8 @@ def new_host(
         row_seconds=settings.simulated_row_seconds,
         acceptance_rate=settings.simulated_acceptance_rate if role == "drafter" else 1.0,
         rank_decay=settings.simulated_rank_decay,
+        self_rates=settings.simulated_self_rates if role == "target" else (),
+        self_nodes=settings.simulated_self_nodes,
         vocabulary_size=settings.simulated_vocabulary_size,
         context_length=settings.simulated_context_length,
         salt=settings.simulated_salt,
@@ -49,6 +51,7 @@ def new_host(
         threads=settings.threads,
         capture=settings.capture,
         invariant=settings.invariant,
+        adapter=settings.adapter,
         simulated=simulated,
     )
 
@@ -63,6 +66,8 @@ def new_host(
     def load() -> Backend:
         if stack.then and role != "drafter":
             raise ModelLoadError("--then: only a drafter drafts with a stack")
+        if model.adapter and role != "target":
+            raise ModelLoadError("--adapter: only a target drafts for itself")
         backend = load_stack(model, stack) if stack.then else load_backend(model)
         if settings.model_name:
             backend.description = replace(backend.description, name=settings.model_name)

@@ -52,6 +52,8 @@ class CallRecord:
         forward_ns: How long its forwards took; known of answered calls.
         outcome: "running", "ok", "cancelled", "superseded" or "failed".
         accepted: Draft tokens accepted.
+        is_tree: Whether a tree was judged.
+        runners_up: Of the accepted tokens those that were not the first of their siblings.
     """
 
     method: str
@@ -65,6 +67,8 @@ class CallRecord:
     forward_ns: int = 0
     outcome: str = "running"
     accepted: int = 0
+    is_tree: bool = False
+    runners_up: int = 0
 
 
 _RECORDED = tuple(field.name for field in fields(CallRecord))

@@ -10,7 +10,7 @@ from paceline.channel import is_loopback
 from paceline_engine.cascade import MatrixError, parse_matrix
 from paceline_engine.stacks import MAX_GRAM
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import OneOrMore, Settings, option
+from paceline_serving.settings import OneOrMore, RateList, Settings, option
 
 __all__ = [
     "MOST_DERIVED_TOKENS",
@@ -52,6 +52,11 @@ class ModelSettings(Settings):
         False,
         description="let what is computed for a text follow from the text alone, bit by bit,"
         " whatever else a forward computes: on a CPU, with one thread",
+    )
+    adapter: str = Field(
+        "",
+        description="directory with an adapter, with which a target drafts for itself; paceline"
+        " train makes them",
     )
 
 
@@ -123,6 +128,16 @@ class SimulatedSettings(Settings):
         description="q of a drafter that disagrees: its n-th runner-up is the target's token with"
         " probability q (1 - q)^(n - 1)",
     )
+    simulated_self_rates: RateList = Field(
+        (),
+        max_length=16,
+        description="let a target draft for itself: how often its guess for the token after its own"
+        ' next one is right, for the one after that, and so on: "0.8,0.6,0.4". Runners-up as of'
+        " drafters",
+    )
+    simulated_self_nodes: int = Field(
+        16, ge=1, le=256, description="how many tokens such a target proposes at most"
+    )
     simulated_salt: int = Field(
         0, ge=0, lt=1 << 53, description="which text; the same for drafter and targets"
     )
@@ -151,6 +166,8 @@ class ModelServerSettings(
     def _has_model(self) -> Self:
         if self.backend == "transformers" and not self.model:
             raise ValueError("--model is needed: a directory, or a hub id")
+        if self.adapter and self.backend != "transformers":
+            raise ValueError("--adapter needs --backend transformers")
         return self
 
     @model_validator(mode="after")

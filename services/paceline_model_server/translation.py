@@ -125,11 +125,13 @@ def verify_request(
     call = _prefix_call(message.call, model=model, caller=caller)
     given = message.proposal
     proposal = Proposal(given.token_ids, given.parents, _Distributions(given.distributions))
-    return (
-        call,
-        proposal,
-        VerifyOptions(message.speculation_depth, message.logprobs, message.anticipate),
+    options = VerifyOptions(
+        depth=message.speculation_depth,
+        logprobs=message.logprobs,
+        anticipate=message.anticipate,
+        propose=message.propose,
     )
+    return call, proposal, options
 
 
 def draft_request(
@@ -163,6 +165,7 @@ def session_grant(grant: SessionGrant) -> session_service_pb2.SessionGrant:
 
 def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.VerifyResponse:
     """Translate a verdict, with the sequence that it answers."""
+    proposal = verdict.proposal
     return target_service_pb2.VerifyResponse(
         sequence=sequence,
         prefix_length=verdict.prefix_length,
@@ -171,6 +174,8 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
         logprobs=verdict.logprobs,
         held_length=verdict.held_length,
         timing=_timing(verdict.timing),
+        # Else the message would be there, though it is empty.
+        proposal=_proposal(proposal) if len(proposal) else None,
     )
 
 
@@ -216,6 +221,8 @@ def model_info(
         tree_token_limit=MOST_TREE_TOKENS if model.takes_trees else 0,
         tree_depth_limit=MOST_TREE_DEPTH if model.takes_trees else 0,
         is_invariant=model.is_invariant,
+        self_draft_depth=model.self_draft_depth,
+        self_draft_kind=model.self_draft_kind,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
         forward_latencies=[
             model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)

@@ -33,6 +33,7 @@ __all__ = [
     "Address",
     "OneOrMore",
     "OptionKind",
+    "RateList",
     "Settings",
     "SettingsError",
     "StringList",
@@ -88,6 +89,7 @@ def _wrap(value: object) -> object:
 Address = Annotated[str, AfterValidator(_check_address)]
 StringList = Annotated[tuple[str, ...], BeforeValidator(_split)]
 OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_wrap)]
+RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_split)]
 
 OptionKind = Literal["option", "argument", "arguments", "repeated"]
 

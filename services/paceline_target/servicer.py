@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from paceline_engine.calls import PrefixCall, Verdict
+    from paceline_engine.proposal import Proposal
     from paceline_model_server.host import Host
     from paceline_model_server.records import CallRecord, CallRecorder
 
@@ -42,7 +43,7 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
         with self._recorder.record("Verify", call, depth=options.depth, rows=rows) as record:
             verdict = await self._host.verify(call, proposal, options=options)
         # Counted when the answer is on its way.
-        asyncio.get_running_loop().call_soon(self._count, record, call, len(proposal), verdict)
+        asyncio.get_running_loop().call_soon(self._count, record, call, proposal, verdict)
         return translation.verify_response(call.sequence, verdict)
 
     async def Decode(  # noqa: N802 - gRPC's name
@@ -67,13 +68,18 @@ class TargetServicer(target_service_pb2_grpc.TargetServiceServicer):
                     phase = "decode"
 
     def _count(
-        self, record: CallRecord, call: PrefixCall, drafted_count: int, verdict: Verdict
+        self, record: CallRecord, call: PrefixCall, proposal: Proposal, verdict: Verdict
     ) -> None:
         phase = "verify" if call.base_length else "prefill"
         self._recorder.count_answer(record, verdict.timing, phase=phase)
         self._recorder.count_verdict(
-            record, drafted_count=drafted_count, accepted_count=len(verdict.accepted_path)
+            record, drafted_count=len(proposal), accepted_count=len(verdict.accepted_path)
         )
+        if parents := tuple(proposal.parents):
+            record.is_tree = True
+            record.runners_up = sum(
+                parents.index(parents[index]) != index for index in verdict.accepted_path
+            )
 
 
 ROLE = ModelRole(

@@ -21,6 +21,8 @@ PEERS = {
 }
 SCALING = {"autoscaling": {"mode": "keda"}}
 PEER_CALLS = {("orchestrator", "orchestrator", "scaler")}
+HTTP = {"gateway": {"enabled": True}}
+HTTP_CALLS = {("gateway", "orchestrator", "grpc")}
 LOADING = {"target": {"model": {"source": "download", "download": {"repository": "a/b"}}}}
 
 
@@ -56,8 +58,9 @@ def edges(release, direction):
         (SCALING, {("keda", "orchestrator", "scaler")} | PEER_CALLS),
         ({"autoscaling": {"mode": "hpa"}}, PEER_CALLS),
         (LOADING, set()),
+        (HTTP, HTTP_CALLS | {("clients", "gateway", "http"), ("metrics", "gateway", "metrics")}),
     ],
-    ids=["default", "keda", "hpa", "download"],
+    ids=["default", "keda", "hpa", "download", "http"],
 )
 def test_pods_are_reached_by_whoever_calls_them_and_nobody_else(values, more):
     assert edges(install(values), "ingress") == CALLS | METRICS | more
@@ -70,8 +73,9 @@ def test_pods_are_reached_by_whoever_calls_them_and_nobody_else(values, more):
         (SCALING, API | PEER_CALLS),
         ({"orchestrator": {"discovery": "dns"}}, set()),
         (LOADING, API | {("target", "addresses", 443), ("target", "dns", 53)}),
+        (HTTP, API | HTTP_CALLS | {("gateway", "dns", 53)}),
     ],
-    ids=["default", "keda", "dns", "download"],
+    ids=["default", "keda", "dns", "download", "http"],
 )
 def test_pods_reach_whom_they_call_and_nobody_else(values, more):
     calls = CALLS - {("clients", "orchestrator", "grpc")}
@@ -108,6 +112,12 @@ def test_an_empty_list_of_peers_means_nobody():
     release = install({"networkPolicy": nobody, **SCALING})
     ours = CALLS - {("clients", "orchestrator", "grpc")} | PEER_CALLS
     assert edges(release, "ingress") == edges(release, "egress") == ours
+
+
+def test_a_gateways_clients_are_its_own_and_it_reaches_orchestrators_that_let_no_other_in():
+    policy = {"clients": [], "gatewayClients": [], "metrics": []}
+    release = install({**HTTP, "networkPolicy": policy})
+    assert edges(release, "ingress") == CALLS - {("clients", "orchestrator", "grpc")} | HTTP_CALLS
 
 
 def test_what_a_load_balancer_lets_in_the_policy_lets_in_and_nothing_else():

@@ -120,8 +120,13 @@ def test_pods_start_what_the_images_would_start_by_themselves():
 def test_the_bundled_models_are_where_the_chart_looks_for_them():
     (folder,) = instructions("runtime", "WORKDIR")
     copied = [rest.split() for rest in instructions("model-server", "COPY") if "--from" not in rest]
-    assert all((ROOT / source / "model.safetensors").exists() for source, _ in copied)
-    models = {f"{folder}/{target}" for _, target in copied}
+    weights = [next((ROOT / source).glob("*.safetensors")).name for source, _ in copied]
+    assert set(weights) == {"model.safetensors", "adapter.safetensors"}
+    models = {
+        f"{folder}/{target}"
+        for (_, target), name in zip(copied, weights, strict=True)
+        if name == "model.safetensors"
+    }
     assert models == {pod.flag("model") for pod in install().pods if "default" in pod.name}
 
 
@@ -179,6 +184,13 @@ def test_the_orchestrators_image_starts_and_names_what_is_wrong(orchestrator):
     wrong = run_image(orchestrator, "orchestrator", "--insecure", "--listen=0.0.0.0:0")
     assert wrong.returncode == 2
     assert "--targets is needed" in wrong.stderr
+
+
+def test_the_orchestrators_image_serves_gateways_too(orchestrator):
+    assert "OpenAI's HTTP interface" in run_image(orchestrator, "gateway", "--help").stdout
+    wrong = run_image(orchestrator, "gateway", "--insecure", "--listen=0.0.0.0:0")
+    assert wrong.returncode == 2
+    assert "--orchestrators is needed" in wrong.stderr
 
 
 def test_the_command_line_works_in_the_orchestrators_image(orchestrator):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from paceline_cli.generate import GenerateSettings
+from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
@@ -15,6 +16,7 @@ from support.manifests import VALUES_FILES, install, values_of
 
 SETTINGS = {
     "orchestrator": OrchestratorSettings,
+    "gateway": GatewaySettings,
     "drafter": ModelServerSettings,
     "target": ModelServerSettings,
 }
@@ -24,6 +26,7 @@ STRICT = {
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
 }
+EVERYTHING = "everything-else-values.yaml"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -49,8 +52,8 @@ def test_every_server_takes_its_command_line_and_environment():
         assert pod.server["command"] == ["paceline", "serve", pod.role]
         ports = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
         addresses = {
-            "grpc": settings.listen,
-            "health": settings.health_listen,
+            "http" if pod.role == "gateway" else "grpc": settings.listen,
+            "health": getattr(settings, "health_listen", ""),
             "metrics": settings.metrics_listen,
             "scaler": getattr(settings, "scaler_listen", ""),
         }
@@ -150,12 +153,74 @@ def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest(
 
 def test_every_server_has_native_probes_of_its_plaintext_health_port():
     for pod in servers():
+        if pod.role == "gateway":
+            continue
         ports = {port["name"]: port["containerPort"] for port in pod.server["ports"]}
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert pod.server[kind]["grpc"]["port"] == ports["health"]
         # Only this one outlives a lost target.
         assert pod.server["livenessProbe"]["grpc"]["service"] == "liveness"
         assert "service" not in pod.server["readinessProbe"]["grpc"]
+
+
+@pytest.mark.parametrize(("values", "scheme"), [("http.yaml", "HTTP"), (EVERYTHING, "HTTPS")])
+def test_a_gateway_has_probes_of_its_own_port_and_waits_for_no_orchestrator(values, scheme):
+    server = install(values_of(values)).pod("-gateway").server
+    probes = {
+        kind: server[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")
+    }
+    paths = {kind: probe["path"] for kind, probe in probes.items()}
+    ready, live = "/health/ready", "/health/live"
+    assert paths == {"startup": live, "readiness": ready, "liveness": live}
+    assert all((it["port"], it["scheme"]) == ("http", scheme) for it in probes.values())
+
+
+def test_a_gateway_calls_the_orchestrators_service_and_is_behind_one_of_its_own():
+    release = install({"gateway": {"enabled": True, "service": {"port": 81}}}, release="a")
+    pod = release.pod("-gateway")
+    assert pod.flag("orchestrators") == "a-orchestrator.serving.svc.cluster.local:50050"
+    assert pod.spec["automountServiceAccountToken"] is False
+    service = release.one("Service", "-gateway")["spec"]
+    assert service["selector"].items() <= pod.labels.items()
+    assert [(port["port"], port["targetPort"]) for port in service["ports"]] == [(81, "http")]
+    budget = release.one("PodDisruptionBudget", "-gateway")["spec"]
+    assert budget["selector"]["matchLabels"] == service["selector"]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("keys", ["", "keys"])
+def test_a_gateway_without_keys_or_without_tls_is_told_so_and_no_other(tls, keys):
+    secrets = dict.fromkeys(("orchestrator", "gateway", "target", "drafter"), "s")
+    values = {
+        "gateway": {"enabled": True, "keysSecret": keys},
+        "tls": {"enabled": tls, "secrets": secrets},
+    }
+    pod = install(values).pod("-gateway")
+    settings = settings_of(pod)  # which refuses what is exposed unasked
+    assert settings.insecure == (not tls or not keys)
+    assert str(settings.api_keys) == ("/keys/keys" if keys else "None")
+    assert (settings.orchestrator_tls is not None) == tls
+    mounted = {mount["name"]: mount["readOnly"] for mount in pod.server["volumeMounts"][1:]}
+    assert mounted == {**({"tls": True} if tls else {}), **({"keys": True} if keys else {})}
+
+
+def test_what_only_grpc_servers_know_does_not_reach_a_gateway():
+    common = {"settings": {"reflection": True, "log_level": "debug"}}
+    pod = install({"common": common, "gateway": {"enabled": True}}).pod("-gateway")
+    assert settings_of(pod).log_level == "debug"
+    assert not any("reflection" in flag for flag in pod.flags)
+
+
+def test_an_ingress_is_there_if_it_has_a_name():
+    release = install(values_of("http.yaml"))
+    spec = release.one("Ingress", "-gateway")["spec"]
+    (rule,) = spec["rules"]
+    (path,) = rule["http"]["paths"]
+    assert rule["host"] == "paceline.example.org"
+    assert spec["tls"] == [{"hosts": [rule["host"]], "secretName": "paceline-http-tls"}]
+    assert path["backend"]["service"] == {"name": "demo-gateway", "port": {"name": "http"}}
+    assert "ingressClassName" not in spec
+    assert install({"gateway": {"enabled": True}}).of("Ingress") == []
 
 
 def test_a_model_server_has_its_start_up_time_and_an_orchestrator_waits_for_no_target():
@@ -434,7 +499,7 @@ def test_single_calls_are_shown_with_tls_too():
 
 def test_mutual_tls_gives_each_role_its_own_secret_and_demands_certificates_everywhere():
     release = install(values_of("tls.yaml"))
-    for role in SETTINGS:
+    for role in ("orchestrator", "target", "drafter"):
         pod = next(pod for pod in release.pods if pod.role == role)
         settings = settings_of(pod)
         assert not settings.insecure
@@ -445,6 +510,21 @@ def test_mutual_tls_gives_each_role_its_own_secret_and_demands_certificates_ever
     orchestrator = settings_of(release.pod("-orchestrator"))
     assert orchestrator.pool_tls is not None
     assert orchestrator.pool_tls.certificate is not None
+
+
+def test_a_gateway_shows_orchestrators_its_own_certificate_where_they_demand_one():
+    tls = values_of("tls.yaml")["tls"]
+    tls["secrets"]["gateway"] = "paceline-gateway-tls"
+    pod = install({"tls": tls, "gateway": {"enabled": True}}).pod("-gateway")
+    settings = settings_of(pod)
+    assert str(settings.tls_certificate) == "/tls/tls.crt"
+    assert str(settings.orchestrator_tls.ca_file) == "/tls/ca.crt"
+    assert str(settings.orchestrator_tls.certificate_file) == "/tls/tls.crt"
+    (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "tls")
+    assert volume["secret"]["secretName"] == "paceline-gateway-tls"
+    del tls["secrets"]["gateway"]
+    with pytest.raises(RefusedError, match=r"tls\.secrets\.gateway is empty"):
+        install({"tls": tls, "gateway": {"enabled": True}})
 
 
 def test_one_sided_tls_gives_the_test_nobody_elses_key():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from support.certificates import Certificates
-from support.conformance.drivers import LANGUAGES, ROOT, Driver
+from support.conformance.drivers import LANGUAGES, ROOT, Driver, Language
 from support.conformance.report import Matrix
 from support.conformance.stage import LiveStage, LoopThread, ScriptedStage, refusing_address
 from support.conformance.toolchains import missing
@@ -15,7 +17,35 @@ REPORT = ROOT / "build" / "clients.md"
 MATRIX = pytest.StashKey[Matrix]()
 
 
-@pytest.fixture(scope="session", params=LANGUAGES, ids=lambda language: language.name)
+def pytest_addoption(parser):
+    parser.addoption(
+        "--driver",
+        metavar="COMMAND",
+        help="test the client that this command drives, as tests/contract/vectors/clients/README.md"
+        " says, instead of ours",
+    )
+
+
+def languages(config):
+    """Whose clients are tested: ours, or a stranger's."""
+    command = config.getoption("--driver")
+    if command is None:
+        return LANGUAGES
+    return (Language("driver", tuple(shlex.split(command)), built=".", make=""),)
+
+
+def pytest_generate_tests(metafunc):
+    if "driver" in metafunc.fixturenames:
+        metafunc.parametrize(
+            "driver",
+            languages(metafunc.config),
+            ids=lambda language: language.name,
+            indirect=True,
+            scope="session",
+        )
+
+
+@pytest.fixture(scope="session")
 def driver(request):
     """A language's driver."""
     language = request.param
@@ -102,7 +132,7 @@ def stage(request, loop_thread, server_files):
 
 
 def pytest_configure(config):
-    config.stash[MATRIX] = Matrix([language.name for language in LANGUAGES])
+    config.stash[MATRIX] = Matrix([language.name for language in languages(config)])
 
 
 @pytest.hookimpl(wrapper=True)

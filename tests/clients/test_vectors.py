@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from paceline.v1 import error_reason_pb2
 from support.conformance.cases import all_cases
+from support.conformance.drivers import ROOT
 from support.conformance.matching import differences
 
 REASONS = error_reason_pb2.ErrorReason.DESCRIPTOR.values_by_name
@@ -17,6 +20,31 @@ def test_every_reason_has_a_case():
     reasons = {name.removeprefix("ERROR_REASON_") for name in REASONS}
     named = {case.name for case in all_cases() if case.group == "errors"}
     assert reasons - {"UNSPECIFIED"} <= named
+
+
+def test_a_strangers_client_is_tested_by_its_drivers_command():
+    command = f"{sys.executable} tests/clients/drivers/python_driver.py"
+    case = ("tests/clients/test_conformance.py", "-k", "described and field")
+    ran = subprocess.run(
+        (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--driver",
+            command,
+            *case,
+        ),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stdout
+    (header,) = [line for line in ran.stdout.splitlines() if line.startswith("cases")]
+    assert header.split() == ["cases", "driver"]
 
 
 def test_names_are_unique_within_a_group():

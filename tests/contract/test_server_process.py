@@ -213,7 +213,7 @@ async def test_the_last_calls_are_shown_only_when_asked_for_and_without_content(
     assert session not in text
     assert set(record) == {
         *("method", "session", "sequence", "depth", "start_ns", "end_ns", "queue_ns"),
-        *("forward_ns", "outcome", "rows", "accepted"),
+        *("forward_ns", "outcome", "rows", "accepted", "is_tree", "runners_up"),
     }
     with running("target", flags[0]) as server:
         metrics_address = server.event("ready")["metrics_address"]

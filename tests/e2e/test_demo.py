@@ -18,7 +18,7 @@ def test_the_demo_streams_compares_and_draws(tmp_path):
     )
     assert shown.returncode == 0, shown.stderr
     assert "Every output was identical to plain decoding." in shown.stdout
-    for part in ("1. Real models", "2. SIMULATED"):
+    for part in ("1. Real models", "2. SIMULATED", "up --http 127.0.0.1:8000"):
         assert part in shown.stdout
     for name in ("timeline.svg", "timeline-simulated.svg"):
         assert ET.parse(tmp_path / name).getroot().tag.endswith("svg")

@@ -44,11 +44,17 @@ def run(bundled):
 
 
 def test_the_python_example_streams_text_and_prints_the_acceptance_rate(run):
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     assert PRINTED_ADDRESS in example
     text, rate = run(sys.executable, "-c", example).stdout.rsplit("\n", 2)[:2]
     assert text.strip()
     assert re.fullmatch(r"acceptance \d+%", rate)
+
+
+def test_the_example_with_two_orchestrators_prints_the_whole_text(run):
+    # One of the two is not there: its requests go to the other.
+    _, example = blocks("python")
+    assert run(sys.executable, "-c", example).stdout.strip()
 
 
 def test_generate_streams_the_same_text_with_each_strategy(run):

@@ -24,7 +24,7 @@ TOKENS, STREAMS = 400, 4
 LATE_REQUESTS, LATE_SECONDS = 20, 60
 LONG = 1200  # six seconds at least
 # A fallback that a server's end causes comes each time; one by slowness, on a busy machine, not.
-ATTEMPTS = 4
+ATTEMPTS = 8
 BEGUN_WITHIN_SECONDS = 120
 
 

@@ -47,6 +47,8 @@ class Cell:
     lookahead: int
     target_count: int
     sampling: str
+    width: int = 1
+    branches: int = 0
 
 
 @dataclass
@@ -68,6 +70,10 @@ class Outcome:
     servers_overlaps: int = 0
     servers_withdrawn: int = 0
     servers_targets: int = 0
+    corrections_ahead: int = 0
+    branch_tokens: int = 0
+    servers_trees: int = 0
+    servers_runners_up: int = 0
 
     def add(self, completion: Completion, evidence: Evidence) -> None:
         """Add one run, and what was gathered of it alone."""
@@ -77,6 +83,8 @@ class Outcome:
         self.accepted += statistics.accepted_token_count
         self.rejected += statistics.rejected_token_count
         self.cancelled_rpcs += statistics.cancelled_rpc_count
+        self.corrections_ahead += statistics.corrections_ahead_count
+        self.branch_tokens += statistics.branch_token_count
         if not statistics.fallbacks:
             self._add_evidence(evidence)
 
@@ -87,6 +95,8 @@ class Outcome:
         self.servers_overlaps += evidence.overlap_count
         self.servers_withdrawn += evidence.withdrawn.total()
         self.servers_targets = max(self.servers_targets, evidence.targets_used)
+        self.servers_trees += evidence.tree_count
+        self.servers_runners_up += evidence.runner_up_count
 
 
 class EqualityProof:
@@ -127,9 +137,12 @@ class EqualityProof:
                     strategy=cell.strategy,
                     lookahead=cell.lookahead,
                     targets=cell.target_count,
+                    width=cell.width,
+                    branches=cell.branches,
                 )
             used = done.started.strategy, done.finished.lookahead
             assert used == (cell.strategy, cell.lookahead)
+            assert (done.started.width, done.started.branches) == (cell.width, cell.branches)
             assert not mishaps(done)
             if done.finished.statistics.fallbacks:
                 self._system.wait_until_whole()
@@ -173,4 +186,13 @@ def missing_evidence(cell: Cell, outcome: Outcome, *, undisturbed_runs: int = 4)
         or not outcome.rejected
         or (outcome.cancelled_rpcs > 0 and outcome.servers_withdrawn > 0),
     }
+    if cell.width > 1:
+        expected |= {
+            "branches judged": outcome.branch_tokens > 0,
+            "trees at the targets": outcome.servers_trees > 0,
+            "corrections found ahead": outcome.corrections_ahead > 0,
+            "runners-up that a target accepted": outcome.servers_runners_up > 0,
+        }
+    else:
+        expected["no trees"] = not (outcome.servers_trees or outcome.branch_tokens)
     return [what for what, seen in expected.items() if not seen]

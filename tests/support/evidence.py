@@ -25,6 +25,8 @@ class Evidence:
         draft_count: Draft calls.
         drafters_used: The most drafters that were asked for drafts of one request.
         accepted_count: Draft tokens that targets accepted.
+        tree_count: Answered verifications of trees.
+        runner_up_count: Tokens that targets accepted beside a drafter's first choice.
         overlap_count: Pairs of answered verifications that different processes computed at once.
         targets_used: The most targets that answered verifications of one request.
         withdrawn: Calls that servers saw end before their answer, by method.
@@ -38,6 +40,8 @@ class Evidence:
         self.draft_count = 0
         self.drafters_used = 0
         self.accepted_count = 0
+        self.tree_count = 0
+        self.runner_up_count = 0
         self.overlap_count = 0
         self.targets_used = 0
         self.withdrawn: Counter[str] = Counter()
@@ -59,6 +63,9 @@ class Evidence:
         self.draft_count += sum(map(len, drafts))
         self.drafters_used = max(self.drafters_used, sum(map(bool, drafts)))
         self.accepted_count += sum(call["accepted"] for calls in verifications for call in calls)
+        judged = [call for calls in verifications for call in calls]
+        self.tree_count += sum(call["is_tree"] for call in judged)
+        self.runner_up_count += sum(call["runners_up"] for call in judged)
         self.targets_used = max(self.targets_used, sum(map(bool, answered)))
         self.withdrawn += Counter(
             call["method"] for call in everything if call["outcome"] in _WITHDRAWN

@@ -134,6 +134,8 @@ class FakeHost:
             takes_trees=True,
             is_invariant=False,
             verification_rules=(VerificationRule.EXACT,),
+            self_draft_depth=2,
+            self_draft_kind="simulated",
         )
 
     def tokenizer_bytes(self) -> bytes | None:
@@ -208,6 +210,7 @@ class FakeHost:
 
         path, next_token = proposal.follow(choose)
         session.held = held
+        proposes = options.propose and spec.rule is VerificationRule.EXACT
         return Verdict(
             prefix_length=len(prefix),
             accepted_path=path,
@@ -215,6 +218,7 @@ class FakeHost:
             held_length=len(held),
             logprobs=self._logprobs(held, len(path) + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
+            proposal=self._proposal([*held, next_token]) if proposes else Proposal(),
         )
 
     async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
@@ -333,6 +337,12 @@ class FakeHost:
         if not self._tokens.allows(share, token_count):
             raise CacheExhaustedError("full", retry_after_seconds=1.0)
         self._tokens.take(share, token_count)
+
+    def _proposal(self, text: Sequence[int]) -> Proposal:
+        """Propose two tokens after a text, which are right, and one beside them."""
+        first = self._next(text)
+        beside = (first + 1) % self.description.vocabulary_size
+        return Proposal((first, beside, self._next([*text, first])), (0, 0, 1))
 
     def _logprobs(self, held: Sequence[int], count: int) -> tuple[float, ...]:
         """Return another number for each of the last held tokens, and for the one after them."""

@@ -86,9 +86,12 @@ class FakeModelServer:
         latency_seconds: What a forward takes.
         agrees: Whether a drafter finds the right token at a position.
         token_after: The model.
+        self_draft_depth: How many tokens ahead a target proposes with its verdicts: chains of what
+            it agrees with, and a wrong token beside each of theirs.
         stalls: Whether it never answers about a prefix; of a drafter, about a text so far.
         eos_ids: Tokens that end a text.
         rules: The verification rules that it says it knows; it decides by equality all the same.
+        takes_trees: Whether it judges, or drafts, trees.
         fingerprint: The model's.
         tokenizer: What GetTokenizer streams; None for a model without one.
         chat_template: What GetChatTemplate answers; None for a model without one.
@@ -117,9 +120,11 @@ class FakeModelServer:
     latency_seconds: float = 0.0
     agrees: Callable[[int], bool] = lambda _: True
     token_after: Callable[[Sequence[int]], int] = next_token
+    self_draft_depth: int = 0
     stalls: Callable[[Sequence[int]], bool] = lambda _: False
     eos_ids: tuple[int, ...] = (EOS,)
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
+    takes_trees: bool = True
     fingerprint: str = ""
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     chat_template: model_service_pb2.ChatTemplate | None = None
@@ -201,9 +206,11 @@ class FakeModelServer:
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
-            takes_trees=True,
+            takes_trees=self.takes_trees,
             is_invariant=False,
             verification_rules=self.rules,
+            self_draft_depth=self.self_draft_depth,
+            self_draft_kind="fake" if self.self_draft_depth else "",
         )
 
     def info(self) -> model_service_pb2.GetModelInfoResponse:
@@ -368,6 +375,15 @@ class FakeModelServer:
         token_id = self.token_after(text)
         return token_id if self.agrees(len(text)) else (token_id + 1) % EOS
 
+    def guess_after(self, text: Sequence[int]) -> proposal_pb2.Proposal:
+        """Return what a target proposes after a text, root first, two tokens at a place."""
+        guessed, said = proposal_pb2.Proposal(), list(text)
+        for depth in range(self.self_draft_depth):
+            said.append(self.draft_after(said))
+            guessed.token_ids.extend((said[-1], (said[-1] + 2) % EOS))
+            guessed.parents.extend([2 * depth - 1 if depth else 0] * 2)
+        return guessed
+
     def _fence(self, session: _Session, call: session_service_pb2.SessionCall) -> None:
         if call.sequence <= session.sequence:
             raise errors.StaleCallError("a newer call came first")
@@ -474,6 +490,8 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             held_length=len(decided),
             timing=timing,
         )
+        if request.propose and session.spec.rule is VerificationRule.EXACT:
+            response.proposal.CopyFrom(fake.guess_after([*decided, next_token]))
         if request.logprobs:
             said = [*decided, response.next_token_id]
             ends = range(len(prefix) + 1, len(said) + 1)

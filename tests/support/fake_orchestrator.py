@@ -53,6 +53,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     peers: list[str] = field(default_factory=list)  # the connection that each request came by
     seconds: list[float] = field(default_factory=list)  # that each request had left
+    metadata: list[dict[str, str | bytes]] = field(default_factory=list)  # of each call
     info_hangs: bool = False
     chat_template: ChatTemplate | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,6 +62,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     async def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
         self.peers.append(context.peer())
+        self.metadata.append(dict(context.invocation_metadata()))
         self.seconds.append(context.time_remaining())
         leg = self.script.pop(0) if self.script else Leg()
         try:
@@ -91,6 +93,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             yield pb.GenerateResponse(finished=_finished(total))
 
     async def GetSystemInfo(self, request, context):  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
         self.info_asked.set()
         if self.info_hangs:
             await asyncio.Event().wait()

@@ -83,7 +83,7 @@ async def gateway_over(
         await process.begin()
         stack.push_async_callback(process.finish)
         await until(
-            lambda: all(each.serves for each in process.orchestrators),
+            lambda: all(each.serves for each in process.orchestrators.client.endpoints),
             what="all orchestrators are known",
         )
         url = f"http://{process.addresses['address']}"

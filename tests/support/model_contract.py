@@ -42,7 +42,10 @@ def _fake(*, stalls: bool = False, **limits: Any) -> Host:
 
 def _simulated(*, stalls: bool = False, **limits: Any) -> Host:
     model = SimulatedModel(
-        ttft_seconds=0, tpot_seconds=NEVER_SECONDS if stalls else 0, vocabulary_size=300
+        ttft_seconds=0,
+        tpot_seconds=NEVER_SECONDS if stalls else 0,
+        vocabulary_size=300,
+        self_rates=(0.8, 0.6, 0.4),
     )
     return ModelHost(lambda: SimulatedBackend(model), limits=HostLimits(warm_up_rounds=0, **limits))
 

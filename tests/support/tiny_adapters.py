@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from paceline_engine.adapters.files import build_adapter
+from paceline_engine.adapters.card import AdapterCard, model_fingerprint
+from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
+from paceline_engine.backends.model_files import find_model_files
 
-__all__ = ["random_adapter", "tiny_model"]
+__all__ = ["random_adapter", "tiny_model", "write_adapter"]
 
 
 def tiny_model(*, dtype=torch.float64, **settings):
@@ -38,3 +40,27 @@ def random_adapter(kind, model, *, reach=3, layers=2, rank=4, exit_rank=2):
         noise = torch.empty_like(parameter).normal_(std=0.3, generator=generator)
         parameter.data.add_(noise)
     return adapter.requires_grad_(False)
+
+
+def write_adapter(directory, model_directory, *, kind, tree, reach=3, **card):
+    """Write a random adapter for a model on disk, and return its directory."""
+    model = AutoModelForCausalLM.from_pretrained(model_directory)
+    adapter = random_adapter(kind, model, reach=reach)
+    packed, checksum = pack_weights(adapter, dtype=torch.float32)
+    directory.mkdir()
+    (directory / WEIGHTS_FILE).write_bytes(packed)
+    has_streams = kind == "streams"
+    said = {
+        "kind": kind,
+        "model": "tiny",
+        "fingerprint": model_fingerprint(find_model_files(str(model_directory), revision=None)),
+        "reach": reach,
+        "layers": adapter.upper_layers,
+        "rank": 4 * has_streams,
+        "exit_rank": 2 * has_streams,
+        "tree": tree,
+        "weights_sha256": checksum,
+        "training": {},
+    }
+    AdapterCard(**{**said, **card}).write(directory)
+    return directory

@@ -7,12 +7,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from card import replace_tables
+from card import replace_adapters, replace_tables
 from corpus import is_held_out
 from growth import build_model, grow
+from paceline_engine.adapters.card import model_fingerprint
+from paceline_engine.adapters.files import load_adapter
+from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.model_loading import load_model
 
 MODELS = Path(__file__).parents[2] / "models"
+ADAPTERS = sorted(MODELS.glob("python-target-*"))
 SIZE_LIMIT_BYTES = 25_000_000
+SIZE_LIMIT_WITH_ADAPTERS_BYTES = 35_000_000
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +29,21 @@ def training():
 def test_the_cards_tables_are_those_of_its_measurements():
     text = (MODELS / "README.md").read_text()
     assert replace_tables(text, json.loads((MODELS / "card.json").read_text())) == text
+
+
+def test_the_adapters_table_is_that_of_their_cards():
+    text = (MODELS / "README.md").read_text()
+    assert replace_adapters(text, MODELS) == text
+
+
+def test_the_adapters_are_for_the_bundled_target():
+    files = find_model_files(str(MODELS / "python-target"))
+    model = load_model(files, dtype="float32")
+    for folder in ADAPTERS:
+        load_adapter(folder, model=model, fingerprint=model_fingerprint(files))
+    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) < (
+        SIZE_LIMIT_WITH_ADAPTERS_BYTES
+    )
 
 
 def test_what_was_held_out_is_what_the_rule_holds_out(training):

@@ -17,7 +17,8 @@ from paceline_orchestrator.planning.rehearsal import (
 )
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
-from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 

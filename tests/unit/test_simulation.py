@@ -24,8 +24,8 @@ from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
+from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.simulation import (
-    AgreementOracle,
     ServerLatency,
     SimulationResult,
     SpanKind,

@@ -82,14 +82,32 @@ _COST: Columns = {
 }
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """Lay the rows out as two tables: what streams get, and what that costs."""
+def tables(rows: Sequence[Row], *, servers: tuple[int, int] | None = None) -> str:
+    """Lay the rows out as two tables: what streams get, and what that costs.
+
+    Args:
+        rows: Of loads.
+        servers: How many targets and drafters there are, to say also what each one's GPU makes.
+    """
     parts = []
+    latency = _LATENCY if servers is None else _LATENCY | _per_gpu(*servers)
     for count, each in groupby(sorted(rows, key=_COUNT), _COUNT):
         own = list(each)
         parts += [f"{_orchestrators(count)}; times in ms\n"]
-        parts += [table(own, columns) for columns in (_LATENCY, _COST)]
+        parts += [table(own, columns) for columns in (latency, _COST)]
     return "\n".join([*parts, _LEGEND])
+
+
+def _per_gpu(target_count: int, drafter_count: int) -> Columns:
+    """With many streams all servers are at work at once, but for the drafters in plain decoding."""
+
+    def gpus(row: Row) -> int:
+        return target_count + (drafter_count if row["strategy"] != "non-SI" else 0)
+
+    return {
+        "GPUs": lambda row: str(gpus(row)),
+        "tokens/s per GPU": lambda row: f"{row['tokens_per_second'] / gpus(row):.1f}",
+    }
 
 
 def findings(rows: Sequence[Row], memory: Iterable[Row]) -> list[str]:

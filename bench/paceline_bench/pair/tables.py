@@ -32,19 +32,32 @@ __all__ = [
 _PLAIN = Method.PLAIN.value
 
 
-def report(content: Content) -> str:
-    """Lay everything out in Markdown; parts may be missing."""
+def report(content: Content, *, per_gpu_targets: int | None = None) -> str:
+    """Lay everything out in Markdown; parts may be missing.
+
+    Args:
+        content: See results.py.
+        per_gpu_targets: To say also what each device would make of it: the targets of DSI where it
+            was not asked for fewer.
+    """
+    per_gpu = {} if per_gpu_targets is None else _per_gpu(per_gpu_targets)
     sections = [_latencies(content["models"]), _rows(content["models"])]
     if "acceptance" in content:
         sections.append(_acceptance(content["acceptance"]))
     if rows := content["rows"]:
-        sections += [_contest(rows), _split(rows)]
+        sections += [_contest(rows, per_gpu), _split(rows)]
     if content["sharing"]:
         sections.append(_sharing(content["sharing"]))
     if strategies := content["sharing_strategies"]:
         words = "One text at a time, drafter and targets on that hardware:\n\n"
         over_plain: Columns = {"÷ non-SI": lambda row: _times_as_fast(row, strategies[0])}
-        columns = {"": _NAME, **_SPEED, "tokens/forward": _tokens_per_forward, **over_plain}
+        columns = {
+            "": _NAME,
+            **_SPEED,
+            **per_gpu,
+            "tokens/forward": _tokens_per_forward,
+            **over_plain,
+        }
         sections.append(words + table(strategies, {**columns, "text": _verdict}))
     return "\n".join(sections)
 
@@ -110,10 +123,11 @@ def _acceptance(found: Row) -> str:
     return f"{estimates}\n{positions}"
 
 
-def _contest(every: Sequence[Row]) -> str:
+def _contest(every: Sequence[Row], per_gpu: Columns) -> str:
     bare, plain = every[0], {row["group"]: row for row in every if row["method"] == _PLAIN}
     columns: Columns = {
         **_SPEED,
+        **per_gpu,
         "TTFT ms": _first_token,
         "tokens/forward": _tokens_per_forward,
         "acceptance": lambda row: _told(row["acceptance_rate"], ".3f"),
@@ -204,6 +218,22 @@ _SPEED: Columns = {
     "ms/token": _if_identical(lambda row: f"{row['ms_per_token']:.2f}"),
     "repeats": _if_identical(_range_ms),
 }
+
+
+def _per_gpu(target_count: int) -> Columns:
+    """Say how many devices a way would have if each server had one, and what each makes."""
+
+    def gpus(row: Row) -> int:
+        if row["method"] != Method.DISTRIBUTED.value:
+            return 1
+        return (row["targets"] or target_count) + 1
+
+    return {
+        "GPUs": lambda row: str(gpus(row)),
+        "tokens/s per GPU": _if_identical(
+            lambda row: f"{row['tokens_per_second'] / gpus(row):.1f}"
+        ),
+    }
 
 
 def pair_summary(results: Results) -> str:

@@ -23,8 +23,10 @@ import numpy as np
 
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.protocol_runs import (
+    CHAIN,
     Batch,
     Setup,
+    Shape,
     draw_agreements,
     mean_and_error,
     total_times,
@@ -65,12 +67,14 @@ class Forecast:
         target_count: Targets at work.
         lookahead: The best one; 0 for plain decoding.
         times_ns: Of each generation, without its luck; those of equal place have equal draws.
+        shape: How wide drafts are.
     """
 
     strategy: Strategy
     target_count: int
     lookahead: int
     times_ns: tuple[float, ...]
+    shape: Shape = CHAIN
 
     @property
     def gpu_count(self) -> int:
@@ -104,6 +108,8 @@ class ForecastJob:
         target_count: See Forecast.
         token_count: Tokens of a generation.
         repeats: Simulated generations.
+        shape: How wide drafts are.
+        shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
     """
 
     node: SimulatedNode
@@ -111,10 +117,23 @@ class ForecastJob:
     target_count: int
     token_count: int
     repeats: int
+    shape: Shape = CHAIN
+    shares: tuple[float, ...] = ()
 
 
-def forecast_jobs(node: SimulatedNode, *, token_count: int, repeats: int) -> list[ForecastJob]:
-    """List what is worth a forecast: every method, and those that overlap on 1, 2, ... targets.
+def forecast_jobs(
+    node: SimulatedNode,
+    *,
+    token_count: int,
+    repeats: int,
+    shape: Shape = CHAIN,
+    shares: tuple[float, ...] = (),
+) -> list[ForecastJob]:
+    """List what is worth a forecast: every method that such a node has what it needs for.
+
+    Those that overlap come on 1, 2, ... targets.
+
+    With a shape of trees all methods that draft come once more, with these.
 
     Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
     has nothing to do.
@@ -122,11 +141,15 @@ def forecast_jobs(node: SimulatedNode, *, token_count: int, repeats: int) -> lis
     useful = needed_target_count(_verification_ns(node), int(node.drafter.step), lookahead=1)
     most = min(node.target_count, useful)
     counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
-    return [
+    chains = [
         ForecastJob(node, strategy, count, token_count, repeats)
         for strategy, method in METHODS.items()
+        if not method.self_drafts
         for count in (counts if method.overlaps else (1,))
     ]
+    drafting = (job for job in chains if METHODS[job.strategy].drafts)
+    trees = (replace(job, shape=shape, shares=shares) for job in drafting)
+    return [*chains, *(trees if shape.width > 1 else ())]
 
 
 def forecast(job: ForecastJob) -> Forecast:
@@ -135,10 +158,27 @@ def forecast(job: ForecastJob) -> Forecast:
         # It takes the same time whatever is drawn.
         single = _simulate(replace(job, repeats=1), lookahead=1)
         return Forecast(job.strategy, 1, 0, single * job.repeats)
+    if job.shape.width > 1:
+        return _tree_forecast(job)
     lookahead = _best_lookahead(job)
     pairs = zip(_simulate(job, lookahead=lookahead), _luck_ns(job, lookahead), strict=True)
     times = tuple(time - luck for time, luck in pairs)
     return Forecast(job.strategy, job.target_count, lookahead, times)
+
+
+def _tree_forecast(job: ForecastJob) -> Forecast:
+    """Simulate a tree beside its chain, whose luck is in its draws as well, in proportion."""
+    chain_job = replace(job, shape=CHAIN)
+    best = _best_lookahead(chain_job)
+    times, lookahead = min(
+        ((_simulate(job, lookahead=each), each) for each in sorted({1, (best + 1) // 2, best})),
+        key=lambda timed: sum(timed[0]),
+    )
+    chain = _simulate(chain_job, lookahead=best)
+    part = sum(times) / sum(chain)
+    pairs = zip(times, _luck_ns(chain_job, best), strict=True)
+    own = tuple(time - part * luck for time, luck in pairs)
+    return Forecast(job.strategy, job.target_count, lookahead, own, job.shape)
 
 
 def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
@@ -150,6 +190,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
         lookahead=lookahead,
         target_count=job.target_count,
         keep_prefill=target.first > target.step,
+        shape=job.shape,
     )
     both = [setup]
     if job.target_count > 1 and target.first > target.step:
@@ -157,7 +198,11 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
     seeds = range(job.repeats)
     return min(
         (
-            tuple(total_times(Batch(each, job.node.acceptance_rate, job.token_count, seeds)))
+            tuple(
+                total_times(
+                    Batch(each, job.node.acceptance_rate, job.token_count, seeds, job.shares)
+                )
+            )
             for each in both
         ),
         key=sum,

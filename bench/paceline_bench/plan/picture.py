@@ -25,7 +25,7 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
     """Draw a line for each method, over the number of targets where it can use several."""
     figure = new_figure(width=7.5, height=4.5)
     axes = figure.subplots()
-    for strategy, own in groupby(rows, key=lambda row: row.strategy):
+    for (strategy, _), own in groupby(rows, key=lambda row: (row.strategy, row.shape)):
         if METHODS[strategy].overlaps:
             _draw_over_targets(axes, list(own))
         else:
@@ -41,8 +41,9 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
 
 def _draw_level(axes: Axes, row: Forecast) -> None:
     name = METHODS[row.strategy].label
-    label = f"{name}, lookahead {row.lookahead}" if row.lookahead else name
-    axes.axhline(row.mean_ns / 1e6, color=COLOURS.get(name), label=label)
+    words = name + _tree_words(row)
+    label = f"{words}, lookahead {row.lookahead}" if row.lookahead else words
+    axes.axhline(row.mean_ns / 1e6, color=COLOURS.get(name), label=label, linestyle=_line(row))
 
 
 def _draw_over_targets(axes: Axes, rows: Sequence[Forecast]) -> None:
@@ -54,8 +55,17 @@ def _draw_over_targets(axes: Axes, rows: Sequence[Forecast]) -> None:
         color=COLOURS.get(name),
         marker="o",
         capsize=3,
-        label=f"{name}; the numbers are its lookahead",
+        linestyle=_line(rows[0]),
+        label=f"{name}{_tree_words(rows[0])}; the numbers are its lookahead",
     )
     for row in rows:
         place = (row.target_count, row.mean_ns / 1e6)
         axes.annotate(str(row.lookahead), place, (0, -18), textcoords="offset points", ha="center")
+
+
+def _line(row: Forecast) -> str:
+    return "--" if row.shape.width > 1 else "-"
+
+
+def _tree_words(row: Forecast) -> str:
+    return f", width {row.shape.width}" if row.shape.width > 1 else ""

@@ -68,6 +68,8 @@ def json_rows(rows: Sequence[Forecast]) -> list[Row]:
             "gpu_count": row.gpu_count,
             "target_count": row.target_count,
             "lookahead": row.lookahead,
+            "width": row.shape.width,
+            "branches": row.shape.branches,
             "mean_ms": row.mean_ns / 1e6,
             "error_ms": row.error_ns / 1e6,
             "speed_up": rows[0].mean_ns / row.mean_ns,
@@ -99,7 +101,7 @@ def plan(results: Results) -> str:
 def _name(row: Forecast) -> str:
     method = METHODS[row.strategy]
     targets = f" on {counted(row.target_count, 'target')}" if method.overlaps else ""
-    return method.label + targets
+    return method.label + targets + (f", width {row.shape.width}" if row.shape.width > 1 else "")
 
 
 def _description(row: Forecast) -> str:
@@ -139,7 +141,7 @@ def _marginal_gain(rows: Sequence[Forecast], index: int) -> tuple[float, float] 
     It is the part of that row's time by which this one is shorter, over the added targets.
     """
     row, above = rows[index], rows[index - 1]
-    if index == 0 or above.strategy is not row.strategy:
+    if index == 0 or (above.strategy, above.shape) != (row.strategy, row.shape):
         return None
     gain, error = row.gain_over(above)
     added = row.target_count - above.target_count

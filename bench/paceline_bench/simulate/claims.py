@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
     from paceline_bench.simulate.heatmaps import Cell
 
-__all__ = ["RATIOS", "Comparison", "Summary", "check_claims", "summarise", "write_cells"]
+__all__ = [
+    "RATIOS",
+    "Comparison",
+    "Summary",
+    "check_claims",
+    "per_gpu_claim",
+    "summarise",
+    "write_cells",
+]
 
 Times: TypeAlias = tuple[float, float, float]  # of non-SI, SI and DSI
 
@@ -137,6 +145,16 @@ def check_claims(summary: Summary) -> list[str]:
             " cells"
         ),
     ]
+
+
+def per_gpu_claim(cells: Sequence[Cell], *, target_count: int) -> str:
+    """Say what each device makes of it: SI's drafter and target can share one."""
+    gain, gpu_count = _compare(cells, "SI / DSI"), target_count + 1
+    return (
+        f"Per GPU, where SI has 1 and DSI {gpu_count}: DSI makes up to"
+        f" {gain.best_ratio / gpu_count:.2f} of SI's tokens ({_words(gain.best_place)}),"
+        f" {gain.mean_ratio / gpu_count:.2f} on average"
+    )
 
 
 def write_cells(path: Path, cells: Iterable[Cell]) -> None:

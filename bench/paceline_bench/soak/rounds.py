@@ -39,7 +39,11 @@ __all__ = [
     "soak",
 ]
 
-_STRATEGIES = (*(Strategy(strategy.value) for strategy in METHODS), Strategy.AUTO)
+# Its targets do not draft for themselves.
+_STRATEGIES = (
+    *(Strategy(strategy.value) for strategy, row in METHODS.items() if not row.self_drafts),
+    Strategy.AUTO,
+)
 _TEMPERATURE = 0.8
 _SAMPLED_SHARE = 0.3
 _PROMPTS = tuple(f"Request {index}:" for index in range(16))

@@ -8,7 +8,7 @@ and rejects the same tokens. A session's first forward takes TTFT and every othe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
@@ -26,6 +26,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_protocol.simulation import Span, SpanKind, simulate
 from paceline_protocol.task import DecodingTask
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_bench.node import SimulatedNode
+    from paceline_engine.draft_tree import Ranked
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod
@@ -50,12 +52,16 @@ class Plan:
         lookahead: Draft tokens in a verification; 0 for plain decoding.
         target_count: Targets in use.
         broadcast_prefill: Whether all of them got the prompt at the start.
+        width: How many tokens were drafted at a place.
+        branches: How many tokens beside the chain's a drafter's forward followed.
     """
 
     strategy: Strategy
     lookahead: int
     target_count: int
     broadcast_prefill: bool = False
+    width: int = 1
+    branches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +105,19 @@ class Schedule:
 class BackendOracle:
     """What simulated models say; see TokenOracle. They are asked, and do not wait."""
 
-    def __init__(self, acceptance_rate: float, *, length: int) -> None:
+    def __init__(
+        self, acceptance_rate: float, *, length: int, rank_decay: float = DEFAULT_RANK_DECAY
+    ) -> None:
         """Build it.
 
         Args:
             acceptance_rate: The drafter's.
+            rank_decay: The drafter's.
             length: Tokens of the longest text, the prompt counted.
         """
         spec = SessionSpec(reserve_length=length)
         target = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
-        drafter = SimulatedModel(ttft_seconds=0, tpot_seconds=0, acceptance_rate=acceptance_rate)
+        drafter = replace(target, acceptance_rate=acceptance_rate, rank_decay=rank_decay)
         self._target = ModelText(SimulatedBackend(target), spec)
         self._drafter = ModelText(SimulatedBackend(drafter), spec)
 
@@ -116,6 +125,11 @@ class BackendOracle:
         """Ask the drafter; there is one."""
         assert drafter == 0
         return self._drafter.draft(text).token_ids[0]
+
+    def rank(self, drafter: int, text: Sequence[int], *, width: int) -> Ranked:
+        """Ask the drafter; there is one."""
+        assert drafter == 0
+        return self._drafter.rank(text, width=width)
 
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Ask the target."""
@@ -133,13 +147,17 @@ def ideal_schedule(
         lookahead=max(1, plan.lookahead),
         broadcast_prefill=plan.broadcast_prefill,
         keep_prefill=node.target.first > node.target.step,
+        width=plan.width,
+        branches=plan.branches,
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),
         drafters=(0,) if METHODS[plan.strategy].drafts else (),
     )
     method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
-    oracle = BackendOracle(node.acceptance_rate, length=len(prompt) + max_tokens)
+    oracle = BackendOracle(
+        node.acceptance_rate, length=len(prompt) + max_tokens, rank_decay=node.rank_decay
+    )
     result = simulate(
         method, oracle, targets=[node.target] * plan.target_count, drafters=[node.drafter]
     )
@@ -162,7 +180,7 @@ class _CauseKeeper:
 
     def __init__(self, method: DecodingMethod) -> None:
         self._method = method
-        self._found: Counter[tuple[SpanKind, int]] = Counter()
+        self._answered: Counter[tuple[SpanKind, int]] = Counter()
         self.cause: dict[tuple[SpanKind, int], _Moment | None] = {}  # by call; None: the start
         self.last: _Moment | None = None
 
@@ -181,19 +199,20 @@ class _CauseKeeper:
 
     def _moment(self, event: Event) -> _Moment:
         match event:
-            case TokensDrafted(draft_id=draft_id, proposal=proposal):
-                return self._stream_moment(SpanKind.DRAFT, draft_id, found_count=len(proposal))
+            case TokensDrafted(draft_id=draft_id):
+                # What one forward found: a token, or of a tree several.
+                return self._stream_moment(SpanKind.DRAFT, draft_id, forward_count=1)
             case DraftEnded(draft_id=draft_id):
                 return self._stream_moment(SpanKind.DRAFT, draft_id)
-            case TokensDecoded(decode_id=decode_id, token_ids=token_ids):
-                return self._stream_moment(SpanKind.DECODE, decode_id, found_count=len(token_ids))
+            case TokensDecoded(decode_id=decode_id):
+                return self._stream_moment(SpanKind.DECODE, decode_id, forward_count=1)
             case BlockVerified(verify_id=verify_id):
                 return _Moment(SpanKind.VERIFY, verify_id, 1)
         raise AssertionError(f"a simulation has no {event}")
 
-    def _stream_moment(self, kind: SpanKind, call_id: int, *, found_count: int = 0) -> _Moment:
-        self._found[kind, call_id] += found_count
-        return _Moment(kind, call_id, self._found[kind, call_id])
+    def _stream_moment(self, kind: SpanKind, call_id: int, *, forward_count: int = 0) -> _Moment:
+        self._answered[kind, call_id] += forward_count
+        return _Moment(kind, call_id, self._answered[kind, call_id])
 
     def _note(self, commands: list[Command], *, cause: _Moment | None) -> list[Command]:
         for command in commands:

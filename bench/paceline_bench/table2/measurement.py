@@ -20,6 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
+from paceline_bench.protocol_runs import CHAIN, Shape
 from paceline_bench.table2.ideal import ideal_schedule
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical, make_prompt
 from paceline_bench.table2.trace import mean_breakdown
@@ -60,12 +61,12 @@ class RowRuns:
     by_way: dict[Way, list[Run]] = field(default_factory=dict)
     traces: dict[Way, list[tuple[Run, Trace]]] = field(default_factory=dict)
 
-    def best(self, strategy: Strategy) -> Way:
+    def best(self, strategy: Strategy, *, shape: Shape = CHAIN) -> Way:
         """Return a strategy's fastest way: the median over the prompts, in units of non-SI's time.
 
         A prompt that takes long, or a run that was disturbed, so counts no more than another.
         """
-        own = (way for way in self.by_way if way.strategy is strategy)
+        own = (way for way in self.by_way if (way.strategy, way.shape) == (strategy, shape))
         return min(own, key=lambda way: statistics.median(self._over_plain(way)))
 
     def is_identical(self, way: Way) -> bool:
@@ -152,6 +153,7 @@ class RowResult:
         planned: DSI as the planner chose.
         distributed: DSI at its best lookahead, the planner's included.
         swept: Every lookahead that was tried, of SI and DSI.
+        trees: SI and DSI with trees, each at its best lookahead; none if that was not asked for.
     """
 
     row: PaperRow
@@ -161,6 +163,7 @@ class RowResult:
     planned: Measured
     distributed: Measured
     swept: tuple[Measured, ...]
+    trees: tuple[Measured, ...] = ()
 
     def __str__(self) -> str:
         times = (
@@ -190,14 +193,14 @@ class RowResult:
         return self.echoes[int(self.row.node.target.step)].one_way_ns
 
 
-def ways(si_lookaheads: Iterable[int], dsi_lookaheads: Iterable[int]) -> list[Way]:
-    """List what is measured on a row, in the order of a repeat."""
-    return [
-        PLAIN,
-        *(Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads),
-        PLANNED,
-        *(Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads),
-    ]
+def ways(
+    si_lookaheads: Iterable[int], dsi_lookaheads: Iterable[int], *, shape: Shape = CHAIN
+) -> list[Way]:
+    """List what is measured on a row, in the order of a repeat; SI and DSI with trees come last."""
+    si = [Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads]
+    dsi = [Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads]
+    trees = [replace(way, shape=shape) for way in (*si, *dsi)] if shape.width > 1 else []
+    return [PLAIN, *si, PLANNED, *dsi, *trees]
 
 
 def sleeps_ns(node: SimulatedNode) -> set[int]:
@@ -228,6 +231,7 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
     """
     measured = _Evaluation(row.node, runs, echoes).measured
     by_way = {way: measured(way) for way in runs.by_way}
+    shapes = {way.shape for way in by_way} - {CHAIN}
     return RowResult(
         row=row,
         echoes=echoes,
@@ -236,6 +240,11 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
         planned=by_way[PLANNED],
         distributed=by_way[runs.best(Strategy.DISTRIBUTED)],
         swept=tuple(each for way, each in by_way.items() if way.lookahead is not None),
+        trees=tuple(
+            by_way[runs.best(strategy, shape=shape)]
+            for shape in shapes
+            for strategy in (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
+        ),
     )
 
 

@@ -15,6 +15,7 @@ import psutil
 from paceline import Strategy
 from paceline.request import GenerateOptions
 from paceline_bench.processes import quiet
+from paceline_bench.protocol_runs import CHAIN, Shape
 from paceline_bench.table2.ideal import Plan
 from paceline_bench.table2.trace import Trace
 from paceline_protocol import methods as protocol
@@ -44,10 +45,17 @@ _PAGE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to ask for a generation: the strategy, and the lookahead unless the planner chooses."""
+    """How to ask for a generation.
+
+    Attributes:
+        strategy: The method.
+        lookahead: None if the planner chooses.
+        shape: How wide drafts are.
+    """
 
     strategy: Strategy
     lookahead: int | None = None
+    shape: Shape = CHAIN
 
     @property
     def strategy_name(self) -> str:
@@ -55,9 +63,10 @@ class Way:
         return self.strategy.abbreviation
 
     def __str__(self) -> str:
+        trees = f", width {self.shape.width}" if self.shape.width > 1 else ""
         if self.lookahead is None:
-            return self.strategy_name
-        return f"{self.strategy_name}, lookahead {self.lookahead}"
+            return self.strategy_name + trees
+        return f"{self.strategy_name}, lookahead {self.lookahead}{trees}"
 
 
 PLAIN = Way(Strategy.AUTOREGRESSIVE)
@@ -158,6 +167,8 @@ class OnlineSystem:
         )
         if way.lookahead is not None:
             options["lookahead"] = way.lookahead
+        if way.shape.width > 1:
+            options["width"], options["branches"] = way.shape.width, way.shape.branches
         generation = self._client.generate(prompt, **options)
         cpu_seconds = self._cpu_seconds()
         started_ns = time.perf_counter_ns()
@@ -183,6 +194,8 @@ class OnlineSystem:
             lookahead=started.lookahead,
             target_count=started.target_count,
             broadcast_prefill=self._broadcasts.get(way, False),
+            width=started.width,
+            branches=started.branches,
         )
 
     def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:

@@ -22,6 +22,7 @@ def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     return {
         "rows": [line for result in results for line in _rows(result)],
         "sweeps": [_json(result, each) for result in results for each in result.swept],
+        "trees": [_tree_json(result, each) for result in results for each in result.trees],
         "echoes": [
             {"name": result.row.name, **asdict(echo)}
             for result in results
@@ -51,6 +52,20 @@ def _rows(result: RowResult) -> list[Row]:
     return [plain, speculative, planned, best]
 
 
+def _tree_json(result: RowResult, each: Measured) -> Row:
+    """Describe a way with trees beside SI and its own method with chains, at their best."""
+    is_si = each.way.strategy is result.speculative.way.strategy
+    chain = result.speculative if is_si else result.distributed
+    described = _json(result, each)
+    if result.identical:
+        described |= {
+            "speed_up_over_si": each.speed_over(result.speculative),
+            "ideal_speed_up_over_si": each.ideal_speed_over(result.speculative),
+            "speed_up_over_chain": each.speed_over(chain),
+        }
+    return described
+
+
 def _json(result: RowResult, each: Measured) -> Row:
     times, over_floor = spread(each.times), spread(each.over_floor)
     return {
@@ -58,6 +73,8 @@ def _json(result: RowResult, each: Measured) -> Row:
         "strategy": each.way.strategy_name,
         "lookaheads": each.lookaheads,
         "target_counts": each.target_counts,
+        "width": each.way.shape.width,
+        "branches": each.way.shape.branches,
         "repeats": times.count,
         "median_ms": times.median,
         "low_ms": times.low,

@@ -6,6 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from paceline_bench.gpus import GPU_WORDS, gpu_count
 from paceline_bench.report import (
     circumstances_line,
     goal_line,
@@ -69,9 +70,15 @@ _DIFFERENT = (
 )
 
 
-def report(content: Content, *, max_tokens: int) -> str:
-    """Say everything in Markdown: times, speed-ups, restarts, and where the time went."""
-    rows = list(_table2_rows(content))
+def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
+    """Say everything in Markdown: times, speed-ups, restarts, and where the time went.
+
+    Args:
+        content: See results.py.
+        max_tokens: Tokens of each run.
+        per_gpu: Whether to say also what each device makes of it.
+    """
+    rows, trees = list(_table2_rows(content)), content.get("trees", [])
     main = [by_strategy[strategy] for _, by_strategy in rows for strategy in _STRATEGIES]
     parts = [
         f"### Medians for {max_tokens} tokens, prefill included\n",
@@ -80,6 +87,8 @@ def report(content: Content, *, max_tokens: int) -> str:
         "### DSI over SI\n",
         table([by_strategy for _, by_strategy in rows], _SPEED_UPS),
         _DIFFERENCE + "\n",
+        *([f"### With trees\n\n{table(trees, _TREES)}"] if trees else []),
+        *([_per_gpu([*main, *trees], max_tokens)] if per_gpu else []),
         "### From a rejecting verdict's arrival to the new calls' arrival, medians\n",
         _restarts(content),
         "### Where the time of the critical path went, ms, means\n",
@@ -90,6 +99,23 @@ def report(content: Content, *, max_tokens: int) -> str:
     if not all("speed_up_over_si" in by_strategy["DSI"] for _, by_strategy in rows):
         parts.append(_DIFFERENT + "\n")
     return "\n".join(parts)
+
+
+def _per_gpu(rows: Sequence[Row], max_tokens: int) -> str:
+    def tokens_per_second(row: Row) -> float:
+        return max_tokens * 1e3 / float(row["median_ms"])
+
+    def gpus(row: Row) -> int:
+        return gpu_count(row["strategy"], max(row["target_counts"]))
+
+    columns: dict[str, Callable[[Row], str]] = {
+        "row": lambda row: row["name"],
+        "strategy": lambda row: row["strategy"] + (", trees" if row.get("width", 1) > 1 else ""),
+        "GPUs": lambda row: str(gpus(row)),
+        "tokens/s": lambda row: f"{tokens_per_second(row):.1f}",
+        "per GPU": lambda row: f"{tokens_per_second(row) / gpus(row):.1f}",
+    }
+    return f"### Tokens/s of each GPU\n\n{table(rows, columns)}\n{GPU_WORDS}\n"
 
 
 def _over_floor(row: Row) -> str:
@@ -131,6 +157,20 @@ _SPEED_UPS: dict[str, Callable[[Mapping[str, Row]], str]] = {
     ),
     "reference's SI, DSI": lambda rows: _reference(rows, "si", "dsi"),
     "repaired SI, DSI": lambda rows: _reference(rows, "repaired_si", "repaired_dsi"),
+}
+
+
+_TREES: dict[str, Callable[[Row], str]] = {
+    "row": lambda row: row["name"],
+    "strategy": lambda row: row["strategy"],
+    "width, branches": lambda row: f"{row['width']}, {row['branches']}",
+    "lookahead": _lookaheads,
+    "median ms": lambda row: f"{row['median_ms']:.0f}",
+    "ideal ms": lambda row: f"{row['ideal_ms']:.0f}",
+    "over SI": lambda row: times(row.get("speed_up_over_si")),
+    "ideal": lambda row: times(row.get("ideal_speed_up_over_si")),
+    "over chains": lambda row: times(row.get("speed_up_over_chain")),
+    "output": lambda row: "identical" if row["identical"] else "DIFFERENT",
 }
 
 

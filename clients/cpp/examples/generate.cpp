@@ -29,7 +29,8 @@ Streams the continuation to standard output; the last line, on standard error, s
   --max-tokens N           tokens to generate at most (the server's default: 256)
   --temperature T          0 is greedy (the server's default)
   --seed S                 the same seed gives the same text; else chosen
-  --strategy NAME          auto, autoregressive, speculative or distributed (auto)
+  --strategy NAME          auto, autoregressive, speculative, distributed or
+                           self_speculative (auto)
   --stop TEXT              end before this text; can be given again
   --ca FILE                connect with TLS and trust this authority
   --certificate FILE --key FILE      the client's own certificate
@@ -74,7 +75,7 @@ paceline::Strategy strategy(const std::string& text) {
   const auto value = paceline::from_string<paceline::Strategy>(text);
   if (value == paceline::Strategy::Unknown) {
     throw UsageError{"--strategy: '" + text +
-                     "' must be auto, autoregressive, speculative or distributed"};
+                     "' must be auto, autoregressive, speculative, distributed or self_speculative"};
   }
   return value;
 }

@@ -10,7 +10,8 @@
 namespace paceline::detail {
 namespace {
 
-static_assert(int{v1::STRATEGY_DISTRIBUTED} == static_cast<int>(Strategy::Distributed));
+static_assert(int{v1::STRATEGY_SELF_SPECULATIVE} ==
+              static_cast<int>(Strategy::SelfSpeculative));
 static_assert(int{v1::VERIFICATION_RULE_REJECTION} ==
               static_cast<int>(VerificationRule::Rejection));
 static_assert(int{v1::DISPATCH_POLICY_BLOCKS} == static_cast<int>(DispatchPolicy::Blocks));

@@ -7,7 +7,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from paceline.errors import DrainingError, InvalidFieldError, PacelineError, TryAgainError
+from paceline.errors import (
+    DrainingError,
+    InvalidFieldError,
+    OverloadedError,
+    PacelineError,
+    TryAgainError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +32,10 @@ _LONGEST_TIMEOUT_SECONDS = 7 * 86400.0
 # An orchestrator that drains answers so for moments, until its name leads elsewhere.
 _REFUSALS = 3
 
+# Where a stream goes on at others by itself, all of them are asked so often without any text: from
+# one that has begun more is lost with it, and one that nobody has heard of is better told.
+_ROUNDS, _ROUNDS_UNHEARD = 30, 2
+
 # As many streams as one connection carries can break at once and all go on at once. After that a
 # client knocks at most ten times a second, however many of its generations want to.
 _RETRIES_AT_ONCE, _RETRIES_PER_SECOND = 100, 10.0
@@ -42,12 +52,14 @@ def timeout_seconds(timeout: float) -> float:
     return float(min(timeout, _LONGEST_TIMEOUT_SECONDS))
 
 
-def attempt_count(resume_attempts: int) -> int:
-    """Check a number of attempts.
+def attempt_count(resume_attempts: int | None) -> int | None:
+    """Check a number of attempts, or None: as many as make sense.
 
     Raises:
         InvalidFieldError: It is no whole number from 0 on.
     """
+    if resume_attempts is None:
+        return None
     if not (isinstance(resume_attempts, int) and resume_attempts >= 0):
         raise InvalidFieldError.of(
             "resume_attempts", f"must be a whole number >= 0, not {resume_attempts!r}"
@@ -87,18 +99,24 @@ class CallPlan:
 
     Args:
         timeout_seconds: The time for all of it.
-        resume_attempts: How often to go on after an error that may pass.
+        resume_attempts: How often to go on after an error that may pass. None: until all
+            orchestrators have been asked 30 times and sent no text, or 2 times before any.
         budget: The client's.
+        endpoint_count: How many there are to ask. Where one is left, nothing is waited for.
         clock: A monotonic clock, in seconds.
         chance: Draws from [0, 1).
+
+    Attributes:
+        asked: Who has failed since the last text; the others come first.
     """
 
     def __init__(
         self,
         timeout_seconds: float,
         *,
-        resume_attempts: int = 0,
+        resume_attempts: int | None = 0,
         budget: RetryBudget,
+        endpoint_count: int = 1,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -109,41 +127,69 @@ class CallPlan:
         self._resumptions_left = resume_attempts
         self._refusals_left = _REFUSALS
         self._delay_seconds = _FIRST_DELAY_SECONDS
+        self._endpoint_count = endpoint_count
+        self._rounds = 0
+        self._is_heard = False
+        self.asked: set[object] = set()
 
     @property
     def remaining_seconds(self) -> float:
         """The time left for the next call."""
         return max(0.0, self._deadline - self._clock())
 
-    def delay_seconds(self, error: PacelineError, *, was_refused: bool) -> float:
+    def hear(self) -> None:
+        """Text has come: whoever failed before may do better now."""
+        self._is_heard, self._rounds = True, 0
+        self.asked.clear()
+        if self._resumptions_left is None:
+            self._delay_seconds = _FIRST_DELAY_SECONDS
+
+    def delay_seconds(
+        self, error: PacelineError, *, was_refused: bool, endpoint: object = None
+    ) -> float:
         """How long to wait before going on after an error.
 
         Args:
             error: Why the call ended.
             was_refused: Nothing had come. If the orchestrator is shutting down, asking another one
                 is then no resumption, and not counted as one.
+            endpoint: Who was asked.
 
         Raises:
             PacelineError: The same error, if going on makes no sense.
         """
-        if not self._may_go_on(error, was_refused=was_refused):
+        self.asked.add(endpoint)
+        another_is_left = len(self.asked) < self._endpoint_count
+        if not self._may_go_on(error, was_refused=was_refused, another_is_left=another_is_left):
             raise error
-        delay = self._next_delay(error)
-        delay += self._chance() * min(delay / 2, _LONGEST_JITTER_SECONDS)
+        delay = 0.0
+        if not another_is_left:
+            self.asked.clear()
+            delay = self._next_delay(error)
+            delay += self._chance() * min(delay / 2, _LONGEST_JITTER_SECONDS)
         remaining = self.remaining_seconds
         wait = self._budget.take(within_seconds=remaining) if delay < remaining else None
         if wait is None:
             raise error
         return max(delay, wait)
 
-    def _may_go_on(self, error: PacelineError, *, was_refused: bool) -> bool:
+    def _may_go_on(self, error: PacelineError, *, was_refused: bool, another_is_left: bool) -> bool:
         if isinstance(error, DrainingError) and was_refused and self._refusals_left > 0:
             self._refusals_left -= 1
             return True
-        if isinstance(error, TryAgainError) and self._resumptions_left > 0:
-            self._resumptions_left -= 1
-            return True
-        return False
+        if not isinstance(error, TryAgainError):
+            return False
+        if self._resumptions_left is None:
+            return another_is_left or self._begin_round(error)
+        self._resumptions_left -= 1
+        return self._resumptions_left >= 0
+
+    def _begin_round(self, error: PacelineError) -> bool:
+        """Say whether all are to be asked once more."""
+        self._rounds += 1
+        if self._is_heard:
+            return self._rounds < _ROUNDS
+        return self._rounds < _ROUNDS_UNHEARD and not isinstance(error, OverloadedError)
 
     def _next_delay(self, error: PacelineError) -> float:
         """As long as the server says; else longer each time."""

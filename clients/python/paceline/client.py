@@ -7,27 +7,36 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from paceline.call_plan import RetryBudget, timeout_seconds
+from paceline.call_metadata import CallMetadata, Metadata, checked_metadata
+from paceline.call_plan import CallPlan, RetryBudget, timeout_seconds
 from paceline.channel import Route, Tls
 from paceline.connection import AsyncConnection
-from paceline.errors import ClientCancelledError, InternalError
+from paceline.endpoints import Endpoint, Endpoints, listed
+from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
-from paceline.responses import read_chat_template, read_system_info
+from paceline.responses import parsed, read_chat_template, read_system_info
 from paceline.stream_state import StreamState
 from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Sequence,
+    )
     from types import TracebackType
     from typing import Unpack
 
     from grpc.aio import UnaryStreamCall
 
-    from paceline.call_plan import CallPlan
+    from paceline.call_metadata import AsyncToken, MetadataSource
+    from paceline.channel import ChannelOptions
     from paceline.connection import AsyncWire
     from paceline.generation import ChatTemplate
 
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
         orchestrator_pb.GenerateRequest, orchestrator_pb.GenerateResponse
     ]
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration", "parsed"]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "AsyncClient", "AsyncGeneration"]
 
 _Message = TypeVar("_Message")
 
@@ -82,14 +91,16 @@ class AsyncGeneration(StreamState[AsyncConnection]):
 
     async def _stream(self, plan: CallPlan) -> AsyncGenerator[Chunk | TimelineEvent, None]:
         """Read one stream to its end, and wait until it is time for the next one."""
-        async with self._connection.wire() as wire:
+        async with _wire(self._endpoints, plan.asked) as (endpoint, wire):
+            metadata = await self._metadata.pairs_async(self._own_metadata)
+            self._check_wanted()  # the token may have taken a while
             request = self._transcript.next_request()
-            call = wire.stub.Generate(request, timeout=plan.remaining_seconds)
+            call = wire.stub.Generate(request, timeout=plan.remaining_seconds, metadata=metadata)
             self._call, was_refused = call, True
             try:
                 async for response in call:
                     was_refused = False
-                    event = self._transcript.add(parsed(response))
+                    event = self._take(response, plan=plan, endpoint=endpoint)
                     if event is not None:
                         yield event
                 self._transcript.completion()
@@ -97,7 +108,10 @@ class AsyncGeneration(StreamState[AsyncConnection]):
                 if self.finished is None:
                     self._check_wanted()
                     error = wire.decoded(broken)
-                    await self._rest(plan.delay_seconds(error, was_refused=was_refused))
+                    delay_seconds = self._delay_seconds(
+                        error, plan=plan, endpoint=endpoint, was_refused=was_refused
+                    )
+                    await self._rest(delay_seconds)
             except asyncio.CancelledError as cancelled:
                 _check_cancelled(cancelled, closed="the generation or its client")
                 raise
@@ -144,21 +158,32 @@ class AsyncGeneration(StreamState[AsyncConnection]):
 
 
 class AsyncClient:
-    """A client of one orchestrator; any number of generations can run at once.
+    """A client of one or several orchestrators; any number of generations can run at once.
 
         async with AsyncClient("127.0.0.1:50050") as client:
             async for chunk in client.generate("def fib(n):", max_tokens=64):
                 print(chunk.text, end="")
 
+    Where there are several, requests are spread over those that serve, and what one of them leaves
+    unfinished goes on at another: under EXACT with the text that it would have had there.
+
     Args:
-        address: HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT.
+        address: HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT; or several of them,
+            as a list or between commas. A name can lead to several, too.
         tls: How to trust the server. Without it the connection is plaintext.
         insecure: Allow plaintext to another machine.
         timeout: The default deadline of a call, in seconds; more than a week is a week.
+        metadata: What goes along with every call, such as {"x-tenant": "blue"}; or what is called
+            for each call and returns that, such as the current trace's `traceparent`.
+        token: Called for each call, resumptions included; what it returns, or what its awaitable
+            yields, goes along as `authorization: Bearer ...`. What it raises, the call raises.
+        channel_options: gRPC's own options for channels, where they have to differ from ours.
+            There is no way to give interceptors: those of grpc.aio can swallow a cancel, and the
+            servers would work on.
 
     Raises:
         InvalidFieldError: The address is malformed, a TLS file is unusable, the timeout is
-            negative, or plaintext would leave this machine unasked.
+            negative, metadata cannot be sent, or plaintext would leave this machine unasked.
 
     Concurrency:
         It can be made anywhere, and used by one event loop after another or by several at once;
@@ -167,13 +192,26 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         tls: Tls | None = None,
         insecure: bool = False,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        metadata: MetadataSource | None = None,
+        token: AsyncToken | None = None,
+        channel_options: ChannelOptions = (),
     ) -> None:
-        self._connection = AsyncConnection(Route.to(address, tls=tls, insecure=insecure))
+        self._metadata = CallMetadata.of(metadata, token=token)
+        routes = [
+            Route.to(each, tls=tls, insecure=insecure, channel_options=channel_options)
+            for each in listed(address)
+        ]
+        self._endpoints = Endpoints(
+            [
+                Endpoint(it.address, AsyncConnection(it), leads_to_one=it.leads_to_one)
+                for it in routes
+            ]
+        )
         self._timeout = timeout_seconds(timeout)
         self._budget = RetryBudget()
 
@@ -182,7 +220,8 @@ class AsyncClient:
         prompt: Prompt,
         *,
         timeout: float | None = None,
-        resume_attempts: int = 0,
+        resume_attempts: int | None = None,
+        metadata: Metadata | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGeneration:
         """Continue a prompt. Nothing is sent before the result is iterated over or awaited.
@@ -191,8 +230,11 @@ class AsyncClient:
             prompt: Text, or token ids.
             timeout: The deadline for all of it, in seconds. Default: the client's.
             resume_attempts: How often to go on by itself after a `TryAgainError`, such as a broken
-                connection. The text has no gap and no duplicate. A request that is refused because
-                the orchestrator is shutting down goes to the next one in any case.
+                connection. The text has no gap and no duplicate. Default: with one orchestrator
+                never, with several until all of them have been asked in vain, again and again. 0
+                leaves it to the caller. A request that is refused because the orchestrator is
+                shutting down goes to the next one in any case.
+            metadata: What goes along with its calls, beside the client's.
             options: See `GenerateOptions`.
 
         Raises:
@@ -200,46 +242,65 @@ class AsyncClient:
                 attempts is negative.
         """
         transcript = Transcript(build_request(prompt, options))
-        return self._generation(transcript, timeout=timeout, resume_attempts=resume_attempts)
+        return self._generation(
+            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
+        )
 
     def resume(
         self,
         generation: AsyncGeneration,
         *,
         timeout: float | None = None,
-        resume_attempts: int = 0,
+        resume_attempts: int | None = None,
+        metadata: Metadata | None = None,
     ) -> AsyncGeneration:
         """Go on with a generation that was left or broken, here or at another orchestrator.
 
         Iterating gives what is missing; `collect` and `text` give the whole.
         """
         transcript = generation.transcript.branch()
-        return self._generation(transcript, timeout=timeout, resume_attempts=resume_attempts)
+        return self._generation(
+            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
+        )
 
-    async def info(self, *, timeout: float | None = None) -> SystemInfo:
+    async def info(
+        self, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        async with self._asking() as wire:
-            response = await wire.stub.GetSystemInfo(
-                orchestrator_pb.GetSystemInfoRequest(), timeout=self._seconds(timeout)
-            )
-        return read_system_info(parsed(response))
+        request = orchestrator_pb.GetSystemInfoRequest()
+        response = await self._ask(
+            lambda stub, **call: stub.GetSystemInfo(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        return read_system_info(response)
 
-    async def chat_template(self, *, timeout: float | None = None) -> ChatTemplate:
+    async def chat_template(
+        self, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> ChatTemplate:
         """Ask how the model wants a conversation written as a prompt.
 
         Raises:
             UnsupportedError: The model has no chat template: it continues text.
             PacelineError: What else the orchestrator or the transport said.
         """
-        async with self._asking() as wire:
-            response = await wire.stub.GetSystemChatTemplate(
-                orchestrator_pb.GetSystemChatTemplateRequest(), timeout=self._seconds(timeout)
-            )
-        return read_chat_template(parsed(response))
+        request = orchestrator_pb.GetSystemChatTemplateRequest()
+        response = await self._ask(
+            lambda stub, **call: stub.GetSystemChatTemplate(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
+        return read_chat_template(response)
+
+    @property
+    def endpoints(self) -> Endpoints[AsyncConnection]:
+        """The orchestrators, and what is known of each."""
+        return self._endpoints
 
     async def close(self) -> None:
-        """Close the connection, and cancel what runs on it."""
-        await self._connection.close()
+        """Close the connections, and cancel what runs on them."""
+        for each in self._endpoints:
+            await each.connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -252,32 +313,64 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[AsyncWire]:
-        """Lend the wire for a call with one answer, whose failures become our errors."""
-        async with self._connection.wire() as wire:
-            try:
-                yield wire
-            except grpc.RpcError as broken:
-                self._connection.check_open()
-                raise wire.decoded(broken) from broken
-            except asyncio.CancelledError as cancelled:
-                _check_cancelled(cancelled, closed="the client")
-                raise
+    async def _ask(
+        self,
+        question: Callable[..., Awaitable[_Message]],
+        *,
+        timeout: float | None,
+        metadata: Metadata | None,
+    ) -> _Message:
+        """Ask one orchestrator after the other until one answers."""
+        plan, own = (
+            CallPlan(self._seconds(timeout), budget=self._budget),
+            checked_metadata(metadata),
+        )
+        while True:
+            async with _wire(self._endpoints, plan.asked) as (endpoint, wire):
+                pairs = await self._metadata.pairs_async(own)
+                self._endpoints.check_open()  # again: the token may have taken a while
+                seconds = plan.remaining_seconds
+                try:
+                    return parsed(await question(wire.stub, timeout=seconds, metadata=pairs))
+                except grpc.RpcError as broken:
+                    self._endpoints.check_open()
+                    error = wire.decoded(broken)
+                    if not self._endpoints.is_another_left(error, endpoint, plan.asked):
+                        raise error from broken
+                except asyncio.CancelledError as cancelled:
+                    _check_cancelled(cancelled, closed="the client")
+                    raise
 
     def _generation(
-        self, transcript: Transcript, *, timeout: float | None, resume_attempts: int
+        self,
+        transcript: Transcript,
+        *,
+        timeout: float | None,
+        resume_attempts: int | None,
+        metadata: Metadata | None,
     ) -> AsyncGeneration:
         return AsyncGeneration(
-            self._connection,
+            self._endpoints,
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
             budget=self._budget,
+            metadata=self._metadata,
+            own_metadata=checked_metadata(metadata),
         )
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout_seconds(timeout)
+
+
+@asynccontextmanager
+async def _wire(
+    endpoints: Endpoints[AsyncConnection], asked: Collection[object]
+) -> AsyncIterator[tuple[Endpoint[AsyncConnection], AsyncWire]]:
+    """Lend the best orchestrator's wire for a call."""
+    with endpoints.lent(asked) as endpoint:
+        async with endpoint.connection.wire() as wire:
+            yield endpoint, wire
 
 
 def _check_cancelled(cancelled: asyncio.CancelledError, *, closed: str) -> None:
@@ -289,14 +382,3 @@ def _check_cancelled(cancelled: asyncio.CancelledError, *, closed: str) -> None:
     task = asyncio.current_task()
     if task is None or not task.cancelling():
         raise ClientCancelledError(f"{closed} was closed") from cancelled
-
-
-def parsed(message: _Message | DecodeError | None) -> _Message:
-    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None.
-
-    Raises:
-        InternalError: It is no message.
-    """
-    if message is None or isinstance(message, DecodeError):
-        raise InternalError("the server sent bytes that are not the answer's message")
-    return message

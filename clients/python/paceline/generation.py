@@ -14,6 +14,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "DispatchPolicy",
+    "DrafterKind",
     "FinishReason",
     "Finished",
     "ServerInfo",
@@ -38,11 +39,12 @@ class Strategy(StrEnum):
     AUTOREGRESSIVE = "autoregressive"
     SPECULATIVE = "speculative"
     DISTRIBUTED = "distributed"
+    SELF_SPECULATIVE = "self_speculative"
     UNKNOWN = "unknown"
 
     @property
     def abbreviation(self) -> str:
-        """Its name in papers and tables: non-SI, SI or DSI; AUTO, or "unknown"."""
+        """Its name in papers and tables: non-SI, SI, DSI or self-SI; AUTO, or "unknown"."""
         return _ABBREVIATIONS.get(self, str(self))
 
 
@@ -51,7 +53,17 @@ _ABBREVIATIONS = {
     Strategy.AUTOREGRESSIVE: "non-SI",
     Strategy.SPECULATIVE: "SI",
     Strategy.DISTRIBUTED: "DSI",
+    Strategy.SELF_SPECULATIVE: "self-SI",
 }
+
+
+class DrafterKind(StrEnum):
+    """Who drafts: servers, Max-Gram (the text itself, without a model), or both."""
+
+    SERVER = "server"
+    MAX_GRAM = "max_gram"
+    SERVER_AND_MAX_GRAM = "server_and_max_gram"
+    UNKNOWN = "unknown"
 
 
 class VerificationRule(StrEnum):
@@ -111,6 +123,8 @@ class Started:
         strategy: The strategy in use; never AUTO.
         promise: What the output promises.
         plan_note: Why AUTO chose so, in one line; else empty.
+        width: How many tokens drafters find at a place; 1: chains.
+        branches: How many tokens beside the likeliest ones each drafter forward follows.
     """
 
     request_id: str
@@ -122,6 +136,8 @@ class Started:
     lookahead: int
     target_count: int
     plan_note: str
+    width: int = 1
+    branches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +180,11 @@ class Statistics:
     Attributes:
         fallbacks: What went otherwise than planned, such as "target_lost", and how often. A kind
             that this client does not know is "fallback 12".
+        corrections_ahead_count: Corrections that a drafter had found beside its chain.
+        branch_token_count: Tokens beside the chains that targets judged: a row each.
+        branch_accepted_count: Those of them that became output.
+        max_gram_drafted_token_count: Of the draft tokens, those that Max-Gram found in the text.
+        max_gram_accepted_token_count: Of those, how many are what became output.
     """
 
     target_forward_count: int
@@ -180,6 +201,11 @@ class Statistics:
     network_ns: int
     time_to_first_token_ns: int
     total_ns: int
+    corrections_ahead_count: int = 0
+    branch_token_count: int = 0
+    branch_accepted_count: int = 0
+    max_gram_drafted_token_count: int = 0
+    max_gram_accepted_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +252,8 @@ class ServerInfo:
 
     Attributes:
         role: "drafter" or "target". A role that this client does not know is "role 12".
+        self_draft_kind: What it drafts for itself with, such as "medusa"; empty if it does not.
+        is_invariant: Whether its choices are the same bit by bit, whatever it computes beside.
     """
 
     name: str
@@ -235,6 +263,8 @@ class ServerInfo:
     status: str
     model_fingerprint: str
     decode_step_ns: int
+    self_draft_kind: str = ""
+    is_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_CHUNK_TOKENS", "MOST_DRAFTERS", "MOST_LOOKAHEAD", "MOST_TARGETS"]
+__all__ = [
+    "MOST_BRANCHES",
+    "MOST_CHUNK_TOKENS",
+    "MOST_DRAFTERS",
+    "MOST_LOOKAHEAD",
+    "MOST_TARGETS",
+    "MOST_WIDTH",
+]
 
 MOST_LOOKAHEAD = 64
 """GenerateRequest.lookahead."""
@@ -12,6 +19,12 @@ MOST_TARGETS = 64
 
 MOST_DRAFTERS = 8
 """GenerateRequest.drafter_count."""
+
+MOST_WIDTH = 16
+"""GenerateRequest.width, DraftRequest.width."""
+
+MOST_BRANCHES = 64
+"""GenerateRequest.branches, DraftRequest.branch_count."""
 
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""

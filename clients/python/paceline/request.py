@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from paceline.errors import InvalidFieldError
-from paceline.generation import DispatchPolicy, Strategy, VerificationRule
+from paceline.generation import DispatchPolicy, DrafterKind, Strategy, VerificationRule
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 
-__all__ = ["GenerateOptions", "Prompt", "build_request"]
+__all__ = [
+    "DispatchName",
+    "DrafterName",
+    "GenerateOptions",
+    "Prompt",
+    "RuleName",
+    "StrategyName",
+    "build_request",
+]
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids
+# What type checkers and editors know of the words; the enums have them, too.
+StrategyName: TypeAlias = Literal[
+    "auto", "autoregressive", "speculative", "distributed", "self_speculative"
+]
+DrafterName: TypeAlias = Literal["server", "max_gram", "server_and_max_gram"]
+RuleName: TypeAlias = Literal["exact", "rejection"]
+DispatchName: TypeAlias = Literal["work_conserving", "blocks"]
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -34,6 +49,10 @@ class GenerateOptions(TypedDict, total=False):
         lookahead: Draft tokens in a verification. Default: the planner's choice.
         targets: Targets to use at most. Default: the planner's choice.
         drafters: Drafters to use at most. Default 1.
+        width: How many tokens drafters find at a place; with 2 or more targets judge trees, and
+            corrections are found ahead. Default 1.
+        branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
+        drafter: Who drafts. Default: servers, and Max-Gram while there is none.
         rule: What the output promises. Default EXACT.
         dispatch: When blocks are sent to targets. Default WORK_CONSERVING.
         ignore_eos: Go on after an end-of-text token.
@@ -53,12 +72,15 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int
-    strategy: Strategy | str
+    strategy: Strategy | StrategyName
     lookahead: int
     targets: int
     drafters: int
-    rule: VerificationRule | str
-    dispatch: DispatchPolicy | str
+    width: int
+    branches: int
+    drafter: DrafterKind | DrafterName
+    rule: VerificationRule | RuleName
+    dispatch: DispatchPolicy | DispatchName
     ignore_eos: bool
     logprobs: bool
     add_special_tokens: bool
@@ -80,6 +102,7 @@ _LISTS: Final = frozenset({"ids", "stop", "resume_token_ids"})
 _SAMPLING: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
 _ENUMS: Final = {
     "strategy": (Strategy, orchestrator_pb.Strategy, "STRATEGY_"),
+    "drafter": (DrafterKind, orchestrator_pb.DrafterKind, "DRAFTER_KIND_"),
     "rule": (VerificationRule, sampling_pb2.VerificationRule, "VERIFICATION_RULE_"),
     "dispatch": (DispatchPolicy, orchestrator_pb.DispatchPolicy, "DISPATCH_POLICY_"),
 }

@@ -6,6 +6,9 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from google.protobuf.message import DecodeError
+
+from paceline.errors import InternalError
 from paceline.generation import (
     ChatTemplate,
     Chunk,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
 __all__ = [
+    "parsed",
     "read_chat_template",
     "read_chunk",
     "read_finished",
@@ -39,6 +43,18 @@ __all__ = [
 
 _Record = TypeVar("_Record")
 _Word = TypeVar("_Word", bound=StrEnum)
+_Message = TypeVar("_Message")
+
+
+def parsed(message: _Message | DecodeError | None) -> _Message:
+    """Refuse what could not be parsed: grpc.aio logs that, and goes on with None.
+
+    Raises:
+        InternalError: It is no message.
+    """
+    if message is None or isinstance(message, DecodeError):
+        raise InternalError("the server sent bytes that are not the answer's message")
+    return message
 
 
 def read_started(message: orchestrator_pb.GenerationStarted) -> Started:

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from paceline.call_plan import CallPlan, RetryBudget, attempt_count
 from paceline.connection import AsyncConnection, Connection
-from paceline.errors import ClientCancelledError, InvalidFieldError
+from paceline.errors import ClientCancelledError, InvalidFieldError, TryAgainError
+from paceline.generation import Chunk
+from paceline.responses import parsed
 
 if TYPE_CHECKING:
-    from paceline.generation import Finished, Started
+    from google.protobuf.message import DecodeError
+
+    from paceline.call_metadata import CallMetadata
+    from paceline.endpoints import Endpoint, Endpoints
+    from paceline.errors import PacelineError
+    from paceline.generation import Finished, Started, TimelineEvent
     from paceline.transcript import Transcript
+    from paceline.v1.orchestrator_service_pb2 import GenerateResponse
 
 __all__ = ["StreamState"]
 
@@ -20,7 +28,7 @@ _Link = TypeVar("_Link", Connection, AsyncConnection)
 
 
 class StreamState(Generic[_Link]):
-    """A generation's transcript, its connection, and who reads it.
+    """A generation's transcript, where it can be had, and who reads it.
 
     Invariants:
         There is one reader at a time. Who begins to read while another waits for a message is
@@ -30,18 +38,25 @@ class StreamState(Generic[_Link]):
 
     def __init__(
         self,
-        connection: _Link,
+        endpoints: Endpoints[_Link],
         transcript: Transcript,
         *,
         timeout: float,
-        resume_attempts: int,
+        resume_attempts: int | None,
         budget: RetryBudget,
+        metadata: CallMetadata,
+        own_metadata: tuple[tuple[str, str | bytes], ...],
     ) -> None:
-        self._connection: _Link = connection
+        self._endpoints: Endpoints[_Link] = endpoints
         self._transcript = transcript
         self._timeout = timeout
+        if resume_attempts is None and not endpoints.may_be_several:
+            resume_attempts = 0
         self._resume_attempts = attempt_count(resume_attempts)
+        self._resumption_count = 0
         self._budget = budget
+        self._metadata = metadata
+        self._own_metadata = own_metadata
         self._closed = threading.Event()
         self._reading = threading.Lock()  # guards the two that follow
         self._reader: object | None = None
@@ -62,8 +77,42 @@ class StreamState(Generic[_Link]):
         """Everything received so far."""
         return self._transcript
 
+    @property
+    def resumption_count(self) -> int:
+        """How often it went on by itself, at another orchestrator if there is one."""
+        return self._resumption_count
+
     def _plan(self) -> CallPlan:
-        return CallPlan(self._timeout, resume_attempts=self._resume_attempts, budget=self._budget)
+        return CallPlan(
+            self._timeout,
+            resume_attempts=self._resume_attempts,
+            budget=self._budget,
+            endpoint_count=len(self._endpoints),
+        )
+
+    def _take(
+        self,
+        response: GenerateResponse | DecodeError | None,
+        *,
+        plan: CallPlan,
+        endpoint: Endpoint[_Link],
+    ) -> Chunk | TimelineEvent | None:
+        """Take in one message, and return what the reader is to see of it."""
+        event = self._transcript.add(parsed(response))
+        if isinstance(event, Chunk):
+            plan.hear()
+            self._endpoints.answered(endpoint)
+        return event
+
+    def _delay_seconds(
+        self, error: PacelineError, *, plan: CallPlan, endpoint: Endpoint[_Link], was_refused: bool
+    ) -> float:
+        """How long to wait before going on after an error; see `CallPlan.delay_seconds`."""
+        if isinstance(error, TryAgainError):
+            self._endpoints.failed(endpoint)
+        seconds = plan.delay_seconds(error, was_refused=was_refused, endpoint=endpoint)
+        self._resumption_count += 1
+        return seconds
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -72,7 +121,7 @@ class StreamState(Generic[_Link]):
     def _check_wanted(self) -> None:
         """Tell the caller's own cancel from that of a server, which gRPC calls by the same name."""
         self._check_open()
-        self._connection.check_open()
+        self._endpoints.check_open()
 
     def _begin_reading(self) -> object:
         """Become the reader."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
-from paceline.call_plan import RetryBudget, timeout_seconds
+from paceline.call_metadata import CallMetadata, Metadata, checked_metadata
+from paceline.call_plan import CallPlan, RetryBudget, timeout_seconds
 from paceline.channel import Route, Tls
-from paceline.client import DEFAULT_TIMEOUT_SECONDS, parsed
+from paceline.client import DEFAULT_TIMEOUT_SECONDS
 from paceline.connection import Connection
+from paceline.endpoints import Endpoint, Endpoints, listed
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import read_chat_template, read_system_info
@@ -19,15 +21,18 @@ from paceline.transcript import Transcript
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
     from types import TracebackType
     from typing import Unpack
 
-    from paceline.call_plan import CallPlan
+    from paceline.call_metadata import MetadataSource, Token
+    from paceline.channel import ChannelOptions
     from paceline.connection import BlockingWire
     from paceline.generation import ChatTemplate
 
 __all__ = ["Client", "Generation"]
+
+_Message = TypeVar("_Message")
 
 
 class Generation(StreamState[Connection]):
@@ -59,15 +64,16 @@ class Generation(StreamState[Connection]):
 
     def _stream(self, plan: CallPlan) -> Generator[Chunk | TimelineEvent, None, None]:
         """Read one stream to its end, and wait until it is time for the next one."""
-        with self._connection.wire() as wire:
+        with _wire(self._endpoints, plan.asked) as (endpoint, wire):
+            metadata = self._metadata.pairs(self._own_metadata)
             request = self._transcript.next_request()
-            call = wire.stub.Generate(request, timeout=plan.remaining_seconds)
+            call = wire.stub.Generate(request, timeout=plan.remaining_seconds, metadata=metadata)
             self._call, was_refused = call, True
             try:
                 self._check_open()  # again: another thread's close() may not have seen this call
                 for response in call:
                     was_refused = False
-                    event = self._transcript.add(parsed(response))
+                    event = self._take(response, plan=plan, endpoint=endpoint)
                     if event is not None:
                         yield event
                 self._transcript.completion()
@@ -75,7 +81,10 @@ class Generation(StreamState[Connection]):
                 if self.finished is None:
                     self._check_wanted()
                     error = wire.decoded(broken)
-                    self._closed.wait(plan.delay_seconds(error, was_refused=was_refused))
+                    delay_seconds = self._delay_seconds(
+                        error, plan=plan, endpoint=endpoint, was_refused=was_refused
+                    )
+                    self._closed.wait(delay_seconds)
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]
 
@@ -108,7 +117,7 @@ class Generation(StreamState[Connection]):
 
 
 class Client:
-    """A client of one orchestrator without asyncio; arguments and errors as of `AsyncClient`.
+    """A client of orchestrators without asyncio; arguments and errors as of `AsyncClient`.
 
     with Client("127.0.0.1:50050") as client:
         for chunk in client.generate("def fib(n):", max_tokens=64):
@@ -117,13 +126,23 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         tls: Tls | None = None,
         insecure: bool = False,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        metadata: MetadataSource | None = None,
+        token: Token | None = None,
+        channel_options: ChannelOptions = (),
     ) -> None:
-        self._connection = Connection(Route.to(address, tls=tls, insecure=insecure))
+        self._metadata = CallMetadata.of(metadata, token=token)
+        routes = [
+            Route.to(each, tls=tls, insecure=insecure, channel_options=channel_options)
+            for each in listed(address)
+        ]
+        self._endpoints = Endpoints(
+            [Endpoint(it.address, Connection(it), leads_to_one=it.leads_to_one) for it in routes]
+        )
         self._timeout = timeout_seconds(timeout)
         self._budget = RetryBudget()
 
@@ -132,39 +151,61 @@ class Client:
         prompt: Prompt,
         *,
         timeout: float | None = None,
-        resume_attempts: int = 0,
+        resume_attempts: int | None = None,
+        metadata: Metadata | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Continue a prompt; see `AsyncClient.generate`."""
         transcript = Transcript(build_request(prompt, options))
-        return self._generation(transcript, timeout=timeout, resume_attempts=resume_attempts)
+        return self._generation(
+            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
+        )
 
     def resume(
-        self, generation: Generation, *, timeout: float | None = None, resume_attempts: int = 0
+        self,
+        generation: Generation,
+        *,
+        timeout: float | None = None,
+        resume_attempts: int | None = None,
+        metadata: Metadata | None = None,
     ) -> Generation:
         """Go on with a generation that was left or broken; see `AsyncClient.resume`."""
         transcript = generation.transcript.branch()
-        return self._generation(transcript, timeout=timeout, resume_attempts=resume_attempts)
+        return self._generation(
+            transcript, timeout=timeout, resume_attempts=resume_attempts, metadata=metadata
+        )
 
-    def info(self, *, timeout: float | None = None) -> SystemInfo:
+    def info(self, *, timeout: float | None = None, metadata: Metadata | None = None) -> SystemInfo:
         """Describe the models and servers the orchestrator works with now."""
-        with self._asking() as wire:
-            response = wire.stub.GetSystemInfo(
-                orchestrator_pb.GetSystemInfoRequest(), timeout=self._seconds(timeout)
-            )
+        request = orchestrator_pb.GetSystemInfoRequest()
+        response = self._ask(
+            lambda stub, **call: stub.GetSystemInfo(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
         return read_system_info(response)
 
-    def chat_template(self, *, timeout: float | None = None) -> ChatTemplate:
+    def chat_template(
+        self, *, timeout: float | None = None, metadata: Metadata | None = None
+    ) -> ChatTemplate:
         """Ask how the model wants conversations; see `AsyncClient.chat_template`."""
-        with self._asking() as wire:
-            response = wire.stub.GetSystemChatTemplate(
-                orchestrator_pb.GetSystemChatTemplateRequest(), timeout=self._seconds(timeout)
-            )
+        request = orchestrator_pb.GetSystemChatTemplateRequest()
+        response = self._ask(
+            lambda stub, **call: stub.GetSystemChatTemplate(request, **call),
+            timeout=timeout,
+            metadata=metadata,
+        )
         return read_chat_template(response)
 
+    @property
+    def endpoints(self) -> Endpoints[Connection]:
+        """The orchestrators, and what is known of each."""
+        return self._endpoints
+
     def close(self) -> None:
-        """Close the connection, and cancel what runs on it."""
-        self._connection.close()
+        """Close the connections, and cancel what runs on them."""
+        for each in self._endpoints:
+            each.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,26 +218,56 @@ class Client:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _asking(self) -> Iterator[BlockingWire]:
-        """Lend the wire for a call with one answer, whose failures become our errors."""
-        with self._connection.wire() as wire:
-            try:
-                yield wire
-            except grpc.RpcError as broken:
-                self._connection.check_open()
-                raise wire.decoded(broken) from broken
+    def _ask(
+        self,
+        question: Callable[..., _Message],
+        *,
+        timeout: float | None,
+        metadata: Metadata | None,
+    ) -> _Message:
+        """Ask one orchestrator after the other until one answers."""
+        plan, own = (
+            CallPlan(self._seconds(timeout), budget=self._budget),
+            checked_metadata(metadata),
+        )
+        while True:
+            with _wire(self._endpoints, plan.asked) as (endpoint, wire):
+                pairs = self._metadata.pairs(own)
+                seconds = plan.remaining_seconds
+                try:
+                    return question(wire.stub, timeout=seconds, metadata=pairs)
+                except grpc.RpcError as broken:
+                    self._endpoints.check_open()
+                    error = wire.decoded(broken)
+                    if not self._endpoints.is_another_left(error, endpoint, plan.asked):
+                        raise error from broken
 
     def _generation(
-        self, transcript: Transcript, *, timeout: float | None, resume_attempts: int
+        self,
+        transcript: Transcript,
+        *,
+        timeout: float | None,
+        resume_attempts: int | None,
+        metadata: Metadata | None,
     ) -> Generation:
         return Generation(
-            self._connection,
+            self._endpoints,
             transcript,
             timeout=self._seconds(timeout),
             resume_attempts=resume_attempts,
             budget=self._budget,
+            metadata=self._metadata,
+            own_metadata=checked_metadata(metadata),
         )
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout_seconds(timeout)
+
+
+@contextmanager
+def _wire(
+    endpoints: Endpoints[Connection], asked: Collection[object]
+) -> Iterator[tuple[Endpoint[Connection], BlockingWire]]:
+    """Lend the best orchestrator's wire for a call."""
+    with endpoints.lent(asked) as endpoint, endpoint.connection.wire() as wire:
+        yield endpoint, wire

@@ -15,6 +15,8 @@ _BENCHMARKS = {
     "table2": "Table 2 of the DSI paper, online, beside what theory allows",
     "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",
     "load": "many streams at once on a fixed set of targets",
+    "gateway": "what HTTP takes beyond gRPC, through a gateway",
+    "self": "targets that draft for themselves, beside plain decoding and SI",
     "soak": "very many requests, and what the processes keep of them",
 }
 

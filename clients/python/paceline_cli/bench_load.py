@@ -127,6 +127,7 @@ class _Simulated(Settings):
         0, ge=0, le=10_000, description="more for each row of a drafter's forward beyond its first"
     )
     acceptance: float = Field(0.8, ge=0, le=1, description="how often a draft token is right")
+    per_gpu: bool = Field(False, description="also tokens/s over the GPUs, one for each server")
 
 
 class _Real(Settings):
@@ -224,12 +225,18 @@ def main(arguments: Sequence[str]) -> int:
     scaling, rows = (measured.get(name, []) for name in _PARTS)
     scaling_records, records = ([row.record() for row in each] for each in (scaling, rows))
     memory = [asdict(each) for each in stream_memories(rows)]
+    servers = (settings.targets, settings.drafters) if settings.per_gpu else None
     if scaling:
         print(f"# Scaling: {_scaling_title(settings)}\n")
-        print(tables(scaling_records), *scaling_findings(scaling_records), "", sep="\n")
+        print(
+            tables(scaling_records, servers=servers),
+            *scaling_findings(scaling_records),
+            "",
+            sep="\n",
+        )
     if rows:
         print(f"# Strategies: {_title(settings)}\n")
-        print(tables(records), *findings(records, memory), sep="\n")
+        print(tables(records, servers=servers), *findings(records, memory), sep="\n")
     if settings.json_file is not None:
         write_json(
             settings.json_file,

@@ -136,6 +136,9 @@ class PairSettings(_Models):
         "2,4,8", validate_default=True, description="lookaheads to compare with"
     )
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="target processes of the services")
+    per_gpu: bool = Field(
+        False, description="also tokens/s over the GPUs in use if each server had one"
+    )
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
@@ -158,7 +161,8 @@ def main(arguments: Sequence[str]) -> int:
         content = _random(settings) if settings.random_target else _Bench(settings).run()
     except ModelLoadError as error:
         raise InvalidFieldError.of("model", str(error)) from error
-    print(report(content), end="")
+    per_gpu_targets = settings.targets if settings.per_gpu else None
+    print(report(content, per_gpu_targets=per_gpu_targets), end="")
     if settings.json_file is not None:
         write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:

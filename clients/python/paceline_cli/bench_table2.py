@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from paceline import AsyncClient
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.node import TABLE2
+from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
@@ -27,6 +28,7 @@ from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
+from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:
@@ -41,13 +43,14 @@ __all__ = ["Table2Settings", "main"]
 
 _EXAMPLES = """
 paceline bench table2
-paceline bench table2 --rows 2 --repeats 3
+paceline bench table2 --rows 2 --repeats 3 --per-gpu
 paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
+paceline bench table2 --rows 4 --width 4 --branches 3 --rank-decay 0.3
 paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5 --json grid.json --chart grid.svg
 """
 _ROWS = {row.name: row for row in TABLE2}
-_NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads")
+_NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu", "width")
 
 
 def _check_rows(rows: str) -> str:
@@ -100,6 +103,19 @@ class Table2Settings(Settings):
         description="instead of the rows, a grid of so many drafter latencies and as many"
         " acceptance rates, SI with the lookahead that is best in expectation, DSI as planned",
     )
+    width: int = Field(
+        1, ge=1, le=MOST_WIDTH, description="SI and DSI also with trees, so many tokens at a place"
+    )
+    branches: int = Field(
+        0, ge=0, le=64, description="tokens that a draft forward follows beside the chain's"
+    )
+    rank_decay: float = Field(
+        DEFAULT_RANK_DECAY,
+        gt=0,
+        le=1,
+        description="how likely the drafters' next runner-up is right where they are wrong",
+    )
+    per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
@@ -109,6 +125,10 @@ class Table2Settings(Settings):
             if self.grid and name in self.model_fields_set:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--grid has cells of its own, so --{flag} does not go with it")
+        for name in ("branches", "rank_decay"):
+            if self.width == 1 and name in self.model_fields_set:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} goes with a --width of 2 or more")
         return self
 
 
@@ -127,7 +147,8 @@ async def _table2(settings: Table2Settings) -> int:
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
         _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
-    print(report(kept(results), max_tokens=settings.max_tokens), end="")
+    said = report(kept(results), max_tokens=settings.max_tokens, per_gpu=settings.per_gpu)
+    print(said, end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
         from paceline_bench.table2.chart import draw_table2
@@ -141,11 +162,18 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
         rows = TABLE2[: int(settings.rows)]
     else:
         rows = tuple(_ROWS[name] for name in dict.fromkeys(settings.rows.split(",")))
-    return [replace(row, node=replace(row.node, target_count=settings.targets)) for row in rows]
+    return [
+        replace(
+            row,
+            node=replace(row.node, target_count=settings.targets, rank_decay=settings.rank_decay),
+        )
+        for row in rows
+    ]
 
 
 async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
-    ways = table2.ways(settings.si_lookaheads, settings.dsi_lookaheads)
+    shape = Shape(settings.width, settings.branches)
+    ways = table2.ways(settings.si_lookaheads, settings.dsi_lookaheads, shape=shape)
     sleeps = table2.sleeps_ns(row.node)
     bare_calls = await time_echoes(sleeps)
     async with running_system(_config(row.node)) as system:
@@ -215,6 +243,7 @@ def _config(node: SimulatedNode, *, more_targets: tuple[str, ...] = ()) -> Local
         drafter_arguments=(
             *_flags(node.drafter),
             f"--simulated-acceptance-rate={node.acceptance_rate}",
+            f"--simulated-rank-decay={node.rank_decay}",
         ),
     )
 

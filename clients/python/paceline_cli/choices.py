@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import AfterValidator, BeforeValidator
 
+from paceline_protocol.ranks import LLAMA_SHARES, runner_up_shares
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["names_of", "numbers_to"]
+__all__ = ["check_rank_decay", "names_of", "numbers_to", "shares_of"]
+
+_LLAMA = "llama"
 
 
 def numbers_to(most: int) -> BeforeValidator:
@@ -49,3 +53,21 @@ def names_of(known: Iterable[str], *, kind: str, needed: bool = False) -> AfterV
         return words
 
     return AfterValidator(check)
+
+
+def check_rank_decay(decay: object) -> str:
+    """Check that a rank decay is a number in (0, 1], or the name of a published vector."""
+    words = str(decay)
+    if words != _LLAMA:
+        try:
+            number = float(words)
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= 1:
+            raise ValueError(f"{words!r} is neither above 0 and at most 1 nor {_LLAMA!r}")
+    return words
+
+
+def shares_of(decay: str) -> tuple[float, ...]:
+    """Return how likely each runner-up is right where the first token is wrong."""
+    return LLAMA_SHARES if decay == _LLAMA else runner_up_shares(float(decay))

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["STRATEGIES", "Comparison", "compare"]
 
-STRATEGIES = tuple(Strategy(strategy.value) for strategy in METHODS)
+# Those that need nothing but targets and a drafter.
+STRATEGIES = tuple(
+    Strategy(strategy.value) for strategy, method in METHODS.items() if not method.self_drafts
+)
 _HEADINGS = ("", "TTFT ms", "tokens/s", "forwards", "acceptance", "speed-up", "output")
 
 

@@ -62,6 +62,7 @@ _PAPER_SPEED_UP = 1.47  # of DSI over SI, in that row
 _REAL_NOTE, _SIMULATED_NOTE = "bundled models on this machine", "SIMULATED node with 8 GPUs"
 _PROCESSES = 3  # with a model, in the real part
 _PICTURE_TOKENS = 48
+_PAGE = "127.0.0.1:8000"
 # A model this small repeats itself where it is greedy; a seed makes sampling as repeatable.
 _STREAMED: GenerateOptions = {
     "strategy": Strategy.DISTRIBUTED,
@@ -191,7 +192,17 @@ def _conclude(real: Comparison, simulated: Comparison) -> int:
         " is slower than ours:\nit pays one more target forward at each rejection"
         " (docs/performance.md)."
     )
+    print(
+        "\nTo watch them race in a browser, with prompts of your own:\n"
+        f"  {_program()} up --http {_PAGE}\n"
+        f"and open http://{_PAGE}/"
+    )
     return 0 if identical else 1
+
+
+def _program() -> str:
+    """Return how this command line is called from here, also where it is on no path."""
+    return os.path.relpath(Path(sys.executable).with_name("paceline"))
 
 
 def _judge(where: str, comparison: Comparison, *, reason: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline import Chunk, Finished, Started, Strategy
+from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_cli.connection import open_client
 from paceline_cli.options import ConnectionSettings, read_options
@@ -32,6 +32,12 @@ STRATEGIES = {
     for strategy in Strategy
     if strategy is not Strategy.UNKNOWN
     for word in (strategy.value, strategy.abbreviation.lower())
+} | {"self": Strategy.SELF_SPECULATIVE}
+
+_DRAFTERS = {
+    "server": DrafterKind.SERVER,
+    "max-gram": DrafterKind.MAX_GRAM,
+    "both": DrafterKind.SERVER_AND_MAX_GRAM,
 }
 
 _EXAMPLES = """
@@ -40,6 +46,8 @@ cat module.py | paceline generate -                     the prompt from standard
 paceline generate --file module.py --stop "class "
 paceline generate "import " --temperature 0.8 --top-p 0.9 --seed 7
 paceline generate "x = [" --strategy dsi --lookahead 5 --targets 2 --show-origins
+paceline generate "x = [" --strategy dsi --width 4 --branches 4     corrections found ahead
+paceline generate "x = [" --strategy si --drafter max-gram    without any drafter
 paceline generate "x = [" --timeline request.svg        a picture of who did what, when
 paceline generate "x = [" --json | jq .text             one JSON object a line
 """
@@ -61,10 +69,30 @@ class _Decoding(_Sampling):
     """Decoding; the text is the same with every strategy."""
 
     strategy: Literal[
-        "auto", "autoregressive", "non-si", "speculative", "si", "distributed", "dsi"
+        "auto",
+        "autoregressive",
+        "non-si",
+        "speculative",
+        "si",
+        "distributed",
+        "dsi",
+        "self_speculative",
+        "self-si",
+        "self",
     ] = Field("auto", description="how to decode")
     lookahead: int | None = Field(None, description="draft tokens in a verification; else planned")
     targets: int | None = Field(None, description="targets to use at most; else planned")
+    width: int | None = Field(
+        None, description="tokens drafted at a place: 2 or more make trees (server: 1)"
+    )
+    branches: int | None = Field(
+        None, description="runners-up that each drafter forward follows, too (server: 0)"
+    )
+    drafter: Literal["server", "max-gram", "both"] | None = Field(
+        None,
+        description="who drafts: servers, the text itself, both; else servers, and the text while"
+        " there is none",
+    )
     rule: Literal["exact", "rejection"] = Field(
         "exact", description="what is promised: the target's tokens, or its distribution"
     )
@@ -160,7 +188,9 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     chosen = {
         name: getattr(settings, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
-                     "targets")
+                     "targets", "width", "branches")
     }  # fmt: skip
+    if settings.drafter is not None:
+        options["drafter"] = _DRAFTERS[settings.drafter]
     options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
     return options

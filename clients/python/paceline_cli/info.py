@@ -17,9 +17,9 @@ from paceline_cli.server_kind import kind_of_server
 from paceline_serving.settings import option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from paceline import SystemInfo
+    from paceline import ServerInfo, SystemInfo
 
 __all__ = ["InfoSettings", "main"]
 
@@ -76,8 +76,16 @@ def _print(info: SystemInfo) -> None:
             server.address,
             "ready" if server.ready else server.status or "not ready",
             f"{server.decode_step_ns / 1e6:.2f}" if server.decode_step_ns else "",
+            ", ".join(_abilities(server)),
         )
         for server in info.servers
     ]
     console.print()
-    print_whole(table(("server", "role", "address", "state", "ms per token"), rows), console)
+    print_whole(table(("server", "role", "address", "state", "ms per token", ""), rows), console)
+
+
+def _abilities(server: ServerInfo) -> Iterator[str]:
+    if server.self_draft_kind:
+        yield f"drafts for itself ({server.self_draft_kind})"
+    if server.is_invariant:
+        yield "invariant"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
+from paceline_cli.choices import check_rank_decay, shares_of
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
+from paceline_protocol.ranks import MOST_WIDTH
 from paceline_protocol.simulation import ServerLatency
 from paceline_serving.settings import Settings, option
 
@@ -31,6 +34,7 @@ paceline plan --target-ms 30 --drafter-ms 12 --acceptance 0.9 --gpus 4 --target-
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 4 --call-ms 1
 paceline plan --target-ms 9 --target-row-ms 0.5 --drafter-ms 2 --acceptance 0.7 --gpus 3
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --chart plan.svg
+paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 3 --width 4 --branches 3
 """
 _NS_PER_MS = 1_000_000
 
@@ -40,7 +44,8 @@ class PlanSettings(Settings):
 
     The decoding methods that serve users run on a virtual clock with your latencies. `paceline
     check-pair` measures latencies and acceptance rate. One GPU is the drafter's, the others have a
-    target each. What is not there: the orchestrator's own time, other requests, and batching.
+    target each. With a width SI and DSI come once more, with token trees. What is not there: the
+    orchestrator's own time, other requests, and batching.
     """
 
     target_ms: float = Field(gt=0, le=1e6, description="a decoding step of the target, in ms")
@@ -65,9 +70,28 @@ class PlanSettings(Settings):
     call_ms: float = Field(
         0, ge=0, le=1e6, description="what a call to a server takes besides its forward"
     )
+    width: int = Field(
+        1, ge=1, le=MOST_WIDTH, description="also with trees of so many draft tokens at a place"
+    )
+    branches: int = Field(
+        0, ge=0, le=64, description="tokens that a draft forward follows beside the chain's"
+    )
+    rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
+        "0.4",
+        description="how likely the next runner-up is right where the drafter is wrong, or"
+        " 'llama' for a published vector",
+    )
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
     json_file: Path | None = option(None, description="where to keep the rows", flag="json")
+
+    @model_validator(mode="after")
+    def _has_a_width(self) -> Self:
+        for name in ("branches", "rank_decay"):
+            if self.width == 1 and name in self.model_fields_set:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} goes with a --width of 2 or more")
+        return self
 
     @property
     def node(self) -> SimulatedNode:
@@ -91,7 +115,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(PlanSettings, arguments, program="paceline plan", examples=_EXAMPLES)
     node = settings.node
-    jobs = forecast_jobs(node, token_count=settings.tokens, repeats=settings.repeats)
+    jobs = forecast_jobs(
+        node,
+        token_count=settings.tokens,
+        repeats=settings.repeats,
+        shape=Shape(settings.width, settings.branches),
+        shares=shares_of(settings.rank_decay),
+    )
     with progress("simulating", total=len(jobs)) as step:
         rows = compute_all(forecast, jobs, on_done=lambda job: step(_label(job)))
     print(_conditions(settings))
@@ -117,12 +147,19 @@ def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:
 
 
 def _conditions(settings: PlanSettings) -> str:
+    trees = ""
+    if settings.width > 1:
+        trees = (
+            f"; trees of width {settings.width}, {settings.branches} branches, rank decay"
+            f" {settings.rank_decay}"
+        )
     return (
         f"target {settings.target_ms:g} ms, drafter {settings.drafter_ms:g} ms,"
         f" acceptance {settings.acceptance:.0%}; {settings.tokens} tokens,"
-        f" mean of {settings.repeats} simulated generations"
+        f" mean of {settings.repeats} simulated generations{trees}"
     )
 
 
 def _label(job: ForecastJob) -> str:
-    return f"{job.strategy.value}, {job.target_count} target(s)"
+    trees = f", width {job.shape.width}" if job.shape.width > 1 else ""
+    return f"{job.strategy.value}, {job.target_count} target(s){trees}"

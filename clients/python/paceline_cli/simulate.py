@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
 from paceline.limits import MOST_TARGETS
 from paceline_bench.parallel import compute_all
+from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
-from paceline_bench.simulate.claims import RATIOS, check_claims, summarise, write_cells
+from paceline_bench.simulate.claims import (
+    RATIOS,
+    check_claims,
+    per_gpu_claim,
+    summarise,
+    write_cells,
+)
 from paceline_bench.simulate.ewif_table import ewif_table
 from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.simulate.table1 import MOMENTS, table1
+from paceline_cli.choices import check_rank_decay, numbers_to
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
+from paceline_cli.simulate_trees import TreeOptions, show_trees
+from paceline_protocol.ranks import MOST_WIDTH
 from paceline_protocol.task import DispatchPolicy
 from paceline_serving.settings import Settings, option
 
@@ -36,7 +46,11 @@ paceline simulate figure2 --grid full             the paper's grid: a minute or 
 paceline simulate --grid full --json all.json     both figures, and the findings as JSON
 paceline simulate figure2 --dispatch work_conserving --targets 3
 paceline simulate figure7 --repeats 50 --image svg
+paceline simulate trees --widths 2,4              what trees are worth: some minutes
+paceline simulate trees --sp 7 --target-row 0.02  where each row more takes 2 % of a forward
+paceline simulate table2 --rank-decay 0.3         trees on the rows of the paper's Table 2
 """
+_OF_TREES = ("widths", "branches", "rank_decay", "sp", "target_row", "drafter_row")
 _FIGURES = {"figure2": ("Figure 2", None), "figure7": ("Figure 7", 5)}  # title and lookahead
 _PANELS = {"figure2": tuple(RATIOS), "figure7": tuple(RATIOS)[:3]}
 
@@ -50,10 +64,12 @@ class SimulateSettings(Settings):
     ceil(target latency / (lookahead * drafter latency)) <= targets. Figure 7 does so with a
     lookahead of 5. Pictures and tables (CSV) go into a folder; the paper's claims are checked, and
     the exit code is 1 if Table 1 is not reproduced exactly. `ewif` is Table 1 of the paper on
-    cascades: expected walltime improvement factors, by its formula.
+    cascades: expected walltime improvement factors, by its formula. Not part of `all`: `trees`,
+    heat maps of what token trees add to SI and DSI, and `table2`, the same for the rows of Table 2,
+    ideal and without the prompt.
     """
 
-    what: Literal["all", "table1", "ewif", "figure2", "figure7"] = option(
+    what: Literal["all", "table1", "ewif", "figure2", "figure7", "trees", "table2"] = option(
         "all", kind="argument", description="what to reproduce"
     )
     grid: Literal["coarse", "full"] = Field(
@@ -63,6 +79,31 @@ class SimulateSettings(Settings):
         100, ge=2, le=1000, description="tokens of a generation; time grows with their square"
     )
     repeats: int = Field(5, ge=1, le=1000, description="generations in each cell")
+    widths: Annotated[tuple[int, ...], numbers_to(MOST_WIDTH)] = Field(
+        "4",
+        validate_default=True,
+        description="trees: tokens at a place, the chain's and its runners-up",
+    )
+    branches: int = Field(
+        3, ge=0, le=64, description="trees: tokens that a draft forward follows beside the chain's"
+    )
+    rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
+        "0.4",
+        description="trees: how likely the next runner-up is right where the drafter is wrong, or"
+        " 'llama' for a published vector",
+    )
+    sp: Annotated[tuple[int, ...], numbers_to(MOST_TARGETS)] = Field(
+        "1,2,7", validate_default=True, description="trees: SP degrees, targets of DSI"
+    )
+    target_row: float = Field(
+        0, ge=0, le=10, description="trees: price of each further row, in the target's forwards"
+    )
+    drafter_row: float = Field(
+        0, ge=0, le=10, description="trees: the same in the drafter's forwards"
+    )
+    per_gpu: bool = Field(
+        False, description="also tokens in a target forward's time over the GPUs in use"
+    )
     targets: int = Field(7, ge=1, le=MOST_TARGETS, description="targets of DSI: its SP degree")
     dispatch: Literal["blocks", "work_conserving"] = Field(
         "blocks",
@@ -75,6 +116,17 @@ class SimulateSettings(Settings):
         None, description="where to keep what the figures show", flag="json"
     )
 
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.what not in {"trees", "table2"}:
+            for name in _OF_TREES:
+                if name in self.model_fields_set:
+                    flag = name.replace("_", "-")
+                    raise ValueError(f"--{flag} goes with trees and table2, not {self.what}")
+        if self.per_gpu and self.what in {"table1", "ewif"}:
+            raise ValueError(f"--per-gpu goes with pictures and rows, not {self.what}")
+        return self
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
@@ -82,6 +134,9 @@ def main(arguments: Sequence[str]) -> int:
         SimulateSettings, arguments, program="paceline simulate", examples=_EXAMPLES
     )
     settings.output_directory.mkdir(parents=True, exist_ok=True)
+    if settings.what in {"trees", "table2"}:
+        show_trees(_tree_options(settings))
+        return 0
     is_exact = settings.what not in {"all", "table1"} or _show_table1()
     is_exact = (settings.what not in {"all", "ewif"} or _show_ewif()) and is_exact
     figures = [figure for figure in _FIGURES if settings.what in {"all", figure}]
@@ -147,12 +202,33 @@ def _show_figure(name: str, settings: SimulateSettings) -> dict[str, Any]:
     summary = summarise(cells)
     for claim in check_claims(summary):
         print(f"- {claim}")
+    if settings.per_gpu:
+        print(f"- {per_gpu_claim(cells, target_count=experiment.target_count)}")
     picture = settings.output_directory / f"{name}.{settings.image}"
     heading = f"{title} of the DSI paper, by the protocol on a virtual clock\n"
     _draw(cells, picture, panels=_PANELS[name], title=heading + _conditions(experiment))
     write_cells(picture.with_suffix(".csv"), cells)
     print(f"{picture} and {picture.with_suffix('.csv').name} have them all.\n")
     return {"figure": name, **asdict(experiment), "dispatch": settings.dispatch} | asdict(summary)
+
+
+def _tree_options(settings: SimulateSettings) -> TreeOptions:
+    return TreeOptions(
+        is_grid=settings.what == "trees",
+        is_full=settings.grid == "full",
+        shapes=tuple(
+            Shape(width, settings.branches) if width > 1 else Shape() for width in settings.widths
+        ),
+        rank_decay=settings.rank_decay,
+        target_counts=settings.sp,
+        rows=(settings.target_row, settings.drafter_row),
+        token_count=settings.tokens,
+        repeats=settings.repeats,
+        per_gpu=settings.per_gpu,
+        directory=settings.output_directory,
+        image=settings.image,
+        json_file=settings.json_file,
+    )
 
 
 def _draw(cells: Sequence[Cell], picture: Path, *, panels: Sequence[str], title: str) -> None:

@@ -89,6 +89,9 @@ def statistics_line(completion: Completion) -> str:
         _strategy_used(completion),
         counted(statistics.target_forward_count, "target forward"),
         f"acceptance {statistics.acceptance_rate:.0%}" if statistics.drafted_token_count else "",
+        f"{counted(statistics.corrections_ahead_count, 'correction')} found ahead"
+        if started.width > 1
+        else "",
         f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
         f"seed {started.seed}",
         f"ended by {finished.finish_reason}",

@@ -52,6 +52,10 @@ class UpSettings(LocalModelSettings):
     drafter_model: str | None = Field(
         None, description="directory or hub id of the small model; else the bundled one"
     )
+    adapter: str = Field(
+        "",
+        description="directory with an adapter for the large model, which then drafts for itself",
+    )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
     http: Address | Literal[""] = Field(
@@ -138,7 +142,8 @@ def _print_system(system: LocalSystem, address: str) -> None:
     print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
     print(f"  paceline top{elsewhere}")
     if system.gateway is not None:
-        print(f"  curl http://{reachable(system.gateway.address)}/v1/models")
+        url = f"http://{reachable(system.gateway.address)}"
+        print(f"  curl {url}/v1/models\nand in a browser, to watch strategies race: {url}/")
     print("\nCtrl-C stops everything.", flush=True)
 
 
@@ -151,7 +156,10 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
     return LocalSystemConfig(
         targets=settings.targets,
         drafters=settings.drafters,
-        target_arguments=settings.target_arguments(target),
+        target_arguments=(
+            *settings.target_arguments(target),
+            *([f"--adapter={settings.adapter}"] if settings.adapter else []),
+        ),
         drafter_arguments=settings.drafter_arguments(drafter),
         orchestrator_arguments=(
             *(["--insecure"] if settings.insecure else []),

@@ -1,6 +1,6 @@
 /** When to give up and when to try again: times, delays and their budget, without I/O. */
 
-import { DrainingError, InvalidFieldError, TryAgainError } from "./errors.js";
+import { DrainingError, InvalidFieldError, OverloadedError, TryAgainError } from "./errors.js";
 
 const FIRST_DELAY_SECONDS = 0.1;
 const LONGEST_DELAY_SECONDS = 2;
@@ -16,6 +16,13 @@ const LONGEST_TIMEOUT_SECONDS = 7 * 86_400;
 
 /** An orchestrator that drains answers so for moments, until its name leads elsewhere. */
 const REFUSALS = 3;
+
+/**
+ * Where a stream goes on at others by itself, all of them are asked so often without any text: from
+ * one that has begun more is lost with it, and one that nobody has heard of is better told.
+ */
+const ROUNDS = 30;
+const ROUNDS_UNHEARD = 2;
 
 /**
  * As many streams as one connection carries can break at once and all go on at once. After that a
@@ -86,16 +93,23 @@ export class CallPlan {
   readonly #chance: () => number;
   readonly #budget: RetryBudget;
   readonly #deadline: number;
-  #resumptionsLeft: number;
+  readonly #endpointCount: number;
+  /** Who has failed since the last text; the others come first. */
+  readonly asked = new Set<unknown>();
+  /** Undefined: as many as make sense. */
+  #resumptionsLeft: number | undefined;
   #refusalsLeft = REFUSALS;
   #delaySeconds = FIRST_DELAY_SECONDS;
+  #rounds = 0;
+  #mostRounds = ROUNDS_UNHEARD;
 
   constructor(timeoutSeconds: number, options: CallPlanOptions = {}) {
     this.#clock = options.clock ?? (() => performance.now());
     this.#chance = options.chance ?? Math.random;
     this.#budget = options.budget ?? new RetryBudget(this.#clock);
     this.#deadline = this.#clock() + 1000 * timeoutSeconds;
-    this.#resumptionsLeft = options.resumeAttempts ?? 0;
+    this.#endpointCount = options.endpointCount ?? 1;
+    this.#resumptionsLeft = options.resumeAttempts;
   }
 
   /** The time left for the next call. */
@@ -103,19 +117,31 @@ export class CallPlan {
     return Math.max(0, (this.#deadline - this.#clock()) / 1000);
   }
 
+  /** Text has come: whoever failed before may do better now. */
+  hear(): void {
+    this.#mostRounds = ROUNDS;
+    this.#rounds = 0;
+    this.asked.clear();
+    if (this.#resumptionsLeft === undefined) {
+      this.#delaySeconds = FIRST_DELAY_SECONDS;
+    }
+  }
+
   /**
-   * How long to wait before going on after an error.
+   * How long to wait before going on after an error: not at all while another orchestrator is left.
    *
+   * @param endpoint Who was asked.
    * @param wasRefused Nothing had come. If the orchestrator is shutting down, asking another one is
    *   then no resumption, and not counted as one.
    * @throws The same error, if going on makes no sense.
    */
-  delaySeconds(error: unknown, { wasRefused }: { readonly wasRefused: boolean }): number {
-    if (!(error instanceof TryAgainError && this.#mayGoOn(error, wasRefused))) {
+  delaySeconds(error: unknown, { wasRefused, endpoint }: Failure): number {
+    this.asked.add(endpoint);
+    const isAnotherLeft = this.asked.size < this.#endpointCount;
+    if (!(error instanceof TryAgainError && this.#mayGoOn(error, wasRefused, isAnotherLeft))) {
       throw error;
     }
-    const own = this.#nextDelay(error);
-    const delay = own + this.#chance() * Math.min(own / 2, LONGEST_JITTER_SECONDS);
+    const delay = isAnotherLeft ? 0 : this.#roundDelay(error);
     const remaining = this.remainingSeconds;
     const wait = delay < remaining ? this.#budget.take(remaining) : undefined;
     if (wait === undefined) {
@@ -124,16 +150,29 @@ export class CallPlan {
     return Math.max(delay, wait);
   }
 
-  #mayGoOn(error: TryAgainError, wasRefused: boolean): boolean {
+  #mayGoOn(error: TryAgainError, wasRefused: boolean, isAnotherLeft: boolean): boolean {
     if (error instanceof DrainingError && wasRefused && this.#refusalsLeft > 0) {
       this.#refusalsLeft -= 1;
       return true;
     }
-    if (this.#resumptionsLeft > 0) {
-      this.#resumptionsLeft -= 1;
-      return true;
+    if (this.#resumptionsLeft === undefined) {
+      return isAnotherLeft || this.#beginRound(error);
     }
-    return false;
+    this.#resumptionsLeft -= 1;
+    return this.#resumptionsLeft >= 0;
+  }
+
+  /** Say whether all are to be asked once more. */
+  #beginRound(error: TryAgainError): boolean {
+    this.#rounds += 1;
+    const isUnheard = this.#mostRounds === ROUNDS_UNHEARD;
+    return this.#rounds < this.#mostRounds && !(isUnheard && error instanceof OverloadedError);
+  }
+
+  #roundDelay(error: TryAgainError): number {
+    this.asked.clear();
+    const own = this.#nextDelay(error);
+    return own + this.#chance() * Math.min(own / 2, LONGEST_JITTER_SECONDS);
   }
 
   /** As long as the server says; else longer each time. */
@@ -144,8 +183,16 @@ export class CallPlan {
   }
 }
 
+interface Failure {
+  readonly wasRefused: boolean;
+  readonly endpoint?: unknown;
+}
+
 interface CallPlanOptions {
-  readonly resumeAttempts?: number;
+  /** Left out: until all orchestrators have been asked in vain, again and again. */
+  readonly resumeAttempts?: number | undefined;
+  /** How many there are to ask. Default 1. */
+  readonly endpointCount?: number;
   /** The client's. */
   readonly budget?: RetryBudget;
   readonly clock?: Clock;

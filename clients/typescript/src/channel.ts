@@ -23,7 +23,7 @@ const OPTIONS: ChannelOptions = {
   "grpc.use_local_subchannel_pool": 1,
 };
 
-/** How to trust the server, and how to be trusted by it (mTLS); the files are PEM. */
+/** How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as it is. */
 export interface Tls {
   /** Whom to trust. Default: the certificate authorities that come with Node. */
   readonly caFile?: string | undefined;
@@ -33,6 +33,12 @@ export interface Tls {
   readonly keyFile?: string | undefined;
   /** The name in the server's certificate, where it is not the address's. */
   readonly serverName?: string | undefined;
+  /** What a caFile would hold. */
+  readonly ca?: string | Uint8Array | undefined;
+  /** What a certificateFile would hold. */
+  readonly certificate?: string | Uint8Array | undefined;
+  /** What a keyFile would hold. */
+  readonly key?: string | Uint8Array | undefined;
 }
 
 /** How to connect. */
@@ -41,7 +47,21 @@ export interface ChannelSettings {
   readonly tls?: Tls | undefined;
   /** Allow plaintext to another machine. Default false. */
   readonly insecure?: boolean | undefined;
+  /** @grpc/grpc-js's own options for channels, where they have to differ from this client's. */
+  readonly channelOptions?: ChannelOptions | undefined;
 }
+
+/** A checked way to a server. */
+export interface Route {
+  readonly address: string;
+  /** Opens a channel. */
+  readonly open: () => OrchestratorServiceClient;
+}
+
+/** All that a name leads to are connected to, and take turns. */
+const SPREAD: ChannelOptions = {
+  "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] }),
+};
 
 /**
  * Check everything that can be checked without connecting, and return what opens channels.
@@ -51,8 +71,8 @@ export interface ChannelSettings {
  */
 export function routeTo(
   address: string,
-  { tls, insecure = false }: ChannelSettings,
-): () => OrchestratorServiceClient {
+  { tls, insecure = false, channelOptions = {} }: ChannelSettings,
+): Route {
   const local = isLoopback(address);
   if (!(tls || local || insecure)) {
     throw InvalidFieldError.of(
@@ -65,9 +85,11 @@ export function routeTo(
   const options = {
     ...OPTIONS,
     ...(local && { "grpc.enable_http_proxy": 0 }),
+    ...(!leadsToOne(address) && SPREAD),
     ...(tls?.serverName && { "grpc.ssl_target_name_override": tls.serverName }),
+    ...channelOptions,
   };
-  return () => new OrchestratorServiceClient(address, trust, options);
+  return { address, open: () => new OrchestratorServiceClient(address, trust, options) };
 }
 
 /**
@@ -76,33 +98,50 @@ export function routeTo(
  * @throws InvalidFieldError An endpoint has no port, or there is none.
  */
 export function isLoopback(address: string): boolean {
-  const [, scheme, rest] =
-    /^(unix|unix-abstract|dns|ipv4|ipv6|passthrough):(.*)$/.exec(address) ?? [];
-  if (scheme?.startsWith("unix")) {
+  return isSocket(address) || hostsOf(address).every(isLoopbackHost);
+}
+
+/** Say whether a gRPC target is one server: a socket, or one IP address. */
+export function leadsToOne(address: string): boolean {
+  if (isSocket(address)) {
     return true;
   }
+  const [host, ...others] = hostsOf(address);
+  return others.length === 0 && (host === "localhost" || isIP(host ?? "") !== 0);
+}
+
+function isSocket(address: string): boolean {
+  return /^unix(-abstract)?:/.test(address);
+}
+
+function hostsOf(address: string): string[] {
+  const [, rest] = /^(?:dns|ipv4|ipv6|passthrough):(.*)$/.exec(address) ?? [];
   const endpoints = rest === undefined ? address : rest.slice(rest.lastIndexOf("/") + 1);
-  return endpoints.split(",").map(hostOf).every(isLoopbackHost);
+  return endpoints.split(",").map(hostOf);
 }
 
 function credentialsOf(tls: Tls | undefined): ChannelCredentials {
   if (tls === undefined) {
     return credentials.createInsecure();
   }
-  if ((tls.certificateFile === undefined) !== (tls.keyFile === undefined)) {
-    throw InvalidFieldError.of("tls", "certificateFile and keyFile belong together");
+  const isMissing = (path: unknown, content: unknown) =>
+    path === undefined && content === undefined;
+  if (isMissing(tls.certificateFile, tls.certificate) !== isMissing(tls.keyFile, tls.key)) {
+    throw InvalidFieldError.of("tls", "a certificate and its key belong together");
   }
-  const authorities = read("tls.caFile", tls.caFile);
-  const key = read("tls.keyFile", tls.keyFile);
-  const certificate = read("tls.certificateFile", tls.certificateFile);
+  const authorities = contentOf("ca", tls.caFile, tls.ca);
+  const key = contentOf("key", tls.keyFile, tls.key);
+  const certificate = contentOf("certificate", tls.certificateFile, tls.certificate);
   checkAuthorities(tls, authorities);
   try {
     return credentials.createSsl(authorities, key, certificate);
   } catch (error) {
-    const description = `${tls.certificateFile} and ${tls.keyFile}: are no usable certificate and key`;
+    const isFile = tls.certificateFile !== undefined;
+    const files = isFile ? `${tls.certificateFile} and ${tls.keyFile}: ` : "";
+    const why = (error as Error).message;
     throw InvalidFieldError.of(
-      "tls.certificateFile",
-      `${description}: ${(error as Error).message}`,
+      isFile ? "tls.certificateFile" : "tls.certificate",
+      `${files}are no usable certificate and key: ${why}`,
     );
   }
 }
@@ -120,18 +159,26 @@ function checkAuthorities(tls: Tls, authorities: Buffer | null): void {
     found.length = 0;
   }
   if (found.length === 0) {
-    throw InvalidFieldError.of("tls.caFile", `${tls.caFile}: has no usable certificate`);
+    const [field, file] = tls.caFile === undefined ? ["tls.ca", ""] : ["tls.caFile", tls.caFile];
+    throw InvalidFieldError.of(field, `${file && `${file}: `}has no usable certificate`);
   }
 }
 
-function read(field: string, path: string | undefined): Buffer | null {
+function contentOf(
+  name: string,
+  path: string | undefined,
+  content: string | Uint8Array | undefined,
+): Buffer | null {
   if (path === undefined) {
-    return null;
+    return content === undefined ? null : Buffer.from(content);
+  }
+  if (content !== undefined) {
+    throw InvalidFieldError.of(`tls.${name}`, `is there, and ${name}File too: give one`);
   }
   try {
     return readFileSync(path);
   } catch (error) {
-    throw InvalidFieldError.of(field, `${path}: ${(error as Error).message}`);
+    throw InvalidFieldError.of(`tls.${name}File`, `${path}: ${(error as Error).message}`);
   }
 }
 

@@ -29,7 +29,8 @@ what it took. Ctrl-C cancels the work on all servers.
   --max-tokens N          tokens to generate at most (server: 256)
   --temperature T         0 is greedy (the server's default)
   --seed S                the same seed gives the same text; else chosen
-  --strategy WORD         auto, autoregressive, speculative or distributed; the text is the same
+  --strategy WORD         auto, autoregressive, speculative, distributed or self_speculative; the
+                          text is the same
   --stop TEXT             end before this string; can be given again
   --ca FILE               PEM file with the certificates to trust; turns TLS on
   --certificate FILE      PEM file: this client's, for mTLS

@@ -1,11 +1,18 @@
-/** The client of one orchestrator. */
+/** The client of one or several orchestrators. */
 
-import { Metadata } from "@grpc/grpc-js";
+import type { Metadata } from "@grpc/grpc-js";
+import {
+  type CallMetadata,
+  Credentials,
+  checkMetadata,
+  type MetadataSource,
+  type TokenSource,
+} from "./call_metadata.js";
 import { CallPlan, checkedAttempts, checkedTimeout, RetryBudget } from "./call_plan.js";
 import { Pass } from "./cancellation.js";
 import { type ChannelSettings, routeTo } from "./channel.js";
-import { Connection } from "./connection.js";
-import { ClientCancelledError } from "./errors.js";
+import { type Endpoint, Endpoints, listed } from "./endpoints.js";
+import { ClientCancelledError, TryAgainError } from "./errors.js";
 import type { GetSystemInfoResponse } from "./generated/paceline/v1/orchestrator_service.js";
 import type { SystemInfo } from "./generation.js";
 import { buildRequest, type GenerateOptions, type Prompt } from "./request.js";
@@ -20,6 +27,16 @@ export const DEFAULT_TIMEOUT_SECONDS = 120;
 export interface ClientSettings extends ChannelSettings {
   /** The default deadline of a call, in seconds; more than a week is a week. Default 120. */
   readonly timeoutSeconds?: number | undefined;
+  /**
+   * What goes along with every call; or what is called for each call and returns that, such as the
+   * current trace's `traceparent`.
+   */
+  readonly metadata?: MetadataSource | undefined;
+  /**
+   * Called for each call, resumptions included: what it returns goes along as
+   * `authorization: Bearer ...`. What it throws, the call throws.
+   */
+  readonly token?: TokenSource | undefined;
 }
 
 /** How long a call may take, and what ends it earlier. */
@@ -28,6 +45,8 @@ export interface CallSettings {
   readonly timeoutSeconds?: number | undefined;
   /** Cancels the call, and everything that the servers do for it, when it is aborted. */
   readonly signal?: AbortSignal | undefined;
+  /** What goes along with the call, beside the client's. */
+  readonly metadata?: CallMetadata | undefined;
 }
 
 /** How a generation is called. */
@@ -35,13 +54,17 @@ export interface GenerateSettings extends CallSettings {
   /**
    * How often to go on by itself after a `TryAgainError`, such as a broken connection. The text has
    * no gap and no duplicate. A request that is refused because the orchestrator is shutting down
-   * goes to the next one in any case. Default 0.
+   * goes to the next one in any case. Default: with one orchestrator never, with several until all
+   * of them have been asked in vain, again and again. 0 leaves it to the caller.
    */
   readonly resumeAttempts?: number | undefined;
 }
 
 /**
- * A client of one orchestrator; any number of generations can run at once.
+ * A client of one or several orchestrators; any number of generations can run at once.
+ *
+ * Where there are several, requests are spread over those that serve, and what one of them leaves
+ * unfinished goes on at another: under EXACT with the text that it would have had there.
  *
  *     const client = new Client("127.0.0.1:50050");
  *     for await (const chunk of client.generate("def fib(n):", { maxTokens: 64 })) {
@@ -50,19 +73,22 @@ export interface GenerateSettings extends CallSettings {
  *     client.close();
  */
 export class Client implements Disposable {
-  readonly #connection: Connection;
+  readonly #endpoints: Endpoints;
+  readonly #credentials: Credentials;
   readonly #timeoutSeconds: number;
   readonly #budget = new RetryBudget();
   readonly #closing = new AbortController();
 
   /**
-   * @param address HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT.
+   * @param address HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT; or several of them,
+   *   as a list or between commas. A name can lead to several, too.
    * @throws InvalidFieldError The address is malformed, a TLS file is unusable, the timeout is
-   *   negative, or plaintext would leave this machine unasked.
+   *   negative, metadata cannot be sent, or plaintext would leave this machine unasked.
    */
-  constructor(address: string, settings: ClientSettings = {}) {
+  constructor(address: string | readonly string[], settings: ClientSettings = {}) {
     this.#timeoutSeconds = checkedTimeout(settings.timeoutSeconds ?? DEFAULT_TIMEOUT_SECONDS);
-    this.#connection = new Connection(routeTo(address, settings));
+    this.#credentials = new Credentials(settings.metadata, settings.token);
+    this.#endpoints = new Endpoints(listed(address).map((each) => routeTo(each, settings)));
   }
 
   /**
@@ -73,9 +99,9 @@ export class Client implements Disposable {
    *   attempts is negative.
    */
   generate(prompt: Prompt, options: GenerateOptions & GenerateSettings = {}): Generation {
-    const { timeoutSeconds, resumeAttempts, signal, ...rest } = options;
+    const { timeoutSeconds, resumeAttempts, signal, metadata, ...rest } = options;
     const transcript = new Transcript(buildRequest(prompt, rest));
-    return this.#generation(transcript, { timeoutSeconds, resumeAttempts, signal });
+    return this.#generation(transcript, { timeoutSeconds, resumeAttempts, signal, metadata });
   }
 
   /**
@@ -91,18 +117,40 @@ export class Client implements Disposable {
   async systemInfo(settings: CallSettings = {}): Promise<SystemInfo> {
     const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds));
     const pass = new Pass([this.#closing.signal, settings.signal]);
+    checkMetadata(settings.metadata);
     try {
       pass.begin();
-      return readSystemInfo(await getSystemInfo(this.#connection, plan, pass.signal));
+      return readSystemInfo(await this.#ask(plan, { pass, metadata: settings.metadata }));
     } finally {
       pass.end();
     }
   }
 
-  /** Close the connection, and cancel what runs on it. */
+  /** Ask one orchestrator after the other until one answers. */
+  async #ask(
+    plan: CallPlan,
+    { pass, metadata }: { pass: Pass; metadata: CallMetadata | undefined },
+  ): Promise<GetSystemInfoResponse> {
+    const asked = new Set<Endpoint>();
+    for (;;) {
+      const along = await this.#credentials.metadata(metadata);
+      const endpoint = this.#endpoints.choose(asked);
+      try {
+        return await getSystemInfo(endpoint, { plan, along, signal: pass.signal });
+      } catch (error) {
+        asked.add(endpoint);
+        if (!(error instanceof TryAgainError) || asked.size === this.#endpoints.all.length) {
+          throw error;
+        }
+        this.#endpoints.failed(endpoint);
+      }
+    }
+  }
+
+  /** Close the connections, and cancel what runs on them. */
   close(): void {
     this.#closing.abort(new ClientCancelledError("the client was closed"));
-    this.#connection.close();
+    this.#endpoints.close();
   }
 
   [Symbol.dispose](): void {
@@ -110,25 +158,28 @@ export class Client implements Disposable {
   }
 
   #generation(transcript: Transcript, settings: GenerateSettings): Generation {
-    return new Generation(this.#connection, transcript, {
+    const { resumeAttempts, metadata } = settings;
+    checkMetadata(metadata);
+    return new Generation(this.#endpoints, transcript, {
       timeoutSeconds: checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds),
-      resumeAttempts: checkedAttempts(settings.resumeAttempts ?? 0),
+      resumeAttempts: resumeAttempts === undefined ? undefined : checkedAttempts(resumeAttempts),
       budget: this.#budget,
+      credentials: this.#credentials,
+      metadata,
       signals: [this.#closing.signal, settings.signal],
     });
   }
 }
 
 async function getSystemInfo(
-  connection: Connection,
-  plan: CallPlan,
-  signal: AbortSignal,
+  { connection }: Endpoint,
+  { plan, along, signal }: { plan: CallPlan; along: Metadata; signal: AbortSignal },
 ): Promise<GetSystemInfoResponse> {
   signal.throwIfAborted();
   const { stub } = connection;
   return await new Promise((resolve, reject) => {
     const options = { deadline: deadlineOf(plan) };
-    const call = stub.getSystemInfo({}, new Metadata(), options, (error, response) => {
+    const call = stub.getSystemInfo({}, along, options, (error, response) => {
       if (error === null) {
         resolve(response);
       } else {

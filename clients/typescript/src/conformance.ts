@@ -5,9 +5,12 @@
  * nothing. Not part of the published package.
  */
 
+import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import {
+  type CallMetadata,
+  type CallSettings,
   type Chunk,
   Client,
   ClientCancelledError,
@@ -15,6 +18,8 @@ import {
   type Generation,
   PacelineError,
   type TimelineEvent,
+  type Tls,
+  type TokenSource,
 } from "./index.js";
 
 type Json = Record<string, unknown>;
@@ -24,6 +29,11 @@ interface Request {
   readonly case?: string;
   readonly client: string;
   readonly address: string;
+  readonly addresses?: string[];
+  readonly tls_from_memory?: boolean;
+  readonly client_metadata?: Record<string, string>;
+  readonly metadata?: Record<string, string>;
+  readonly tokens?: string[];
   readonly tls?: { ca?: string; certificate?: string; key?: string } | null;
   readonly insecure?: boolean | null;
   readonly prompt: { text: string } | { token_ids: number[] };
@@ -50,6 +60,9 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["lookahead", "lookahead"],
   ["targets", "targets"],
   ["drafters", "drafters"],
+  ["width", "width"],
+  ["branches", "branches"],
+  ["drafter", "drafter"],
   ["rule", "rule"],
   ["dispatch", "dispatch"],
   ["ignore_eos", "ignoreEos"],
@@ -134,7 +147,7 @@ async function act(request: Request): Promise<Json> {
     case "generate":
       return await generate(request);
     case "system_info":
-      return { system: onWire(await clientOf(request).systemInfo(timeoutOf(request))) };
+      return { system: onWire(await clientOf(request).systemInfo(callOf(request))) };
     case "close":
       clients.get(request.client)?.close();
       clients.delete(request.client);
@@ -151,8 +164,10 @@ async function generate(request: Request): Promise<Json> {
   const stop = new AbortController();
   const generation = client.generate(promptOf(request), {
     ...options,
-    ...timeoutOf(request),
-    resumeAttempts: request.resume_attempts ?? 0,
+    ...callOf(request),
+    // The runner's null is the client's default; without a word it is none.
+    resumeAttempts:
+      request.resume_attempts === undefined ? 0 : (request.resume_attempts ?? undefined),
     signal: stop.signal,
   });
   held.add(generation);
@@ -207,13 +222,36 @@ function clientOf(request: Request): Client {
   const found = clients.get(request.client);
   const client =
     found ??
-    new Client(request.address, {
-      tls: tls ? { caFile: tls.ca, certificateFile: tls.certificate, keyFile: tls.key } : undefined,
+    new Client(request.addresses ?? request.address, {
+      tls: tls ? tlsOf(tls, request.tls_from_memory) : undefined,
+      metadata: metadataOf(request.client_metadata),
+      token: tokenOf(request.tokens),
       insecure: insecure ?? false,
       timeoutSeconds: secondsOf(request.client_timeout_seconds),
     });
   clients.set(request.client, client);
   return client;
+}
+
+function tlsOf(files: NonNullable<Request["tls"]>, fromMemory = false): Tls {
+  const { ca, certificate, key } = files;
+  if (!fromMemory) {
+    return { caFile: ca, certificateFile: certificate, keyFile: key };
+  }
+  const read = (path: string | undefined) => (path === undefined ? undefined : readFileSync(path));
+  return { ca: read(ca), certificate: read(certificate), key: read(key) };
+}
+
+/** Read metadata, in which bytes are hexadecimal digits. */
+function metadataOf(metadata: Record<string, string> = {}): CallMetadata {
+  const read = ([name, value]: [string, string]) =>
+    [name, name.endsWith("-bin") ? Buffer.from(value, "hex") : value] as const;
+  return Object.fromEntries(Object.entries(metadata).map(read));
+}
+
+/** Tell one token after the other, and the last one again and again. */
+function tokenOf(tokens: string[] | undefined): TokenSource | undefined {
+  return tokens && (() => (tokens.length > 1 ? tokens.shift() : tokens[0]) ?? "");
 }
 
 function promptOf({ prompt }: Request): string | number[] {
@@ -237,9 +275,9 @@ function optionsOf(request: Request): GenerateOptions {
   return options;
 }
 
-function timeoutOf(request: Request): { timeoutSeconds?: number } {
+function callOf(request: Request): CallSettings {
   const timeoutSeconds = secondsOf(request.timeout_seconds);
-  return timeoutSeconds === undefined ? {} : { timeoutSeconds };
+  return { metadata: metadataOf(request.metadata), timeoutSeconds };
 }
 
 /** Read a number, also "NaN" and "Infinity", which JSON has none for. */

@@ -5,9 +5,16 @@
  * count the prompt.
  */
 
-export const STRATEGIES = ["auto", "autoregressive", "speculative", "distributed"] as const;
+export const STRATEGIES = [
+  "auto",
+  "autoregressive",
+  "speculative",
+  "distributed",
+  "self_speculative",
+] as const;
 export const VERIFICATION_RULES = ["exact", "rejection"] as const;
 export const DISPATCH_POLICIES = ["work_conserving", "blocks"] as const;
+export const DRAFTER_KINDS = ["server", "max_gram", "server_and_max_gram"] as const;
 export const FINISH_REASONS = ["length", "eos", "stop_string"] as const;
 export const TOKEN_ORIGINS = ["accepted_draft", "target"] as const;
 export const TIMELINE_EVENT_KINDS = [
@@ -23,6 +30,8 @@ export const TIMELINE_EVENT_KINDS = [
 export type Strategy = (typeof STRATEGIES)[number];
 /** What the output promises: the target's own tokens for the seed, or its distribution. */
 export type VerificationRule = (typeof VERIFICATION_RULES)[number];
+/** Who drafts, where a strategy has work for a drafter. */
+export type DrafterKind = (typeof DRAFTER_KINDS)[number];
 /** When draft tokens are sent to targets. */
 export type DispatchPolicy = (typeof DISPATCH_POLICIES)[number];
 /** Why a generation ended. */

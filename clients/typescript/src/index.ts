@@ -1,5 +1,6 @@
 /** Paceline's client for Node: a large model's exact output, faster. */
 
+export type { CallMetadata, MetadataSource, TokenSource } from "./call_metadata.js";
 export type { ChannelSettings, Tls } from "./channel.js";
 export {
   type CallSettings,

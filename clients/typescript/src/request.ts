@@ -6,6 +6,8 @@ import { VerificationRule as VerificationRules } from "./generated/paceline/v1/s
 import {
   DISPATCH_POLICIES,
   type DispatchPolicy,
+  DRAFTER_KINDS,
+  type DrafterKind,
   STRATEGIES,
   type Strategy,
   VERIFICATION_RULES,
@@ -49,6 +51,15 @@ export interface GenerateOptions {
   targets?: number | undefined;
   /** Drafters to use at most. Default 1. */
   drafters?: number | undefined;
+  /**
+   * How many tokens drafters find at a place: with 2 or more targets judge trees, and corrections are
+   * found ahead. Default 1.
+   */
+  width?: number | undefined;
+  /** How many tokens beside the likeliest ones each drafter forward follows. Default 0. */
+  branches?: number | undefined;
+  /** Who drafts. Default: servers, and Max-Gram while there is none. */
+  drafter?: DrafterKind | undefined;
   /** What the output promises. Default "exact". */
   rule?: VerificationRule | undefined;
   /** When blocks are sent to targets. Default "work_conserving". */
@@ -86,6 +97,9 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   lookahead: uint32,
   targets: uint32,
   drafters: uint32,
+  width: uint32,
+  branches: uint32,
+  drafter: oneOf(DRAFTER_KINDS),
   rule: oneOf(VERIFICATION_RULES),
   dispatch: oneOf(DISPATCH_POLICIES),
   ignoreEos: flag,
@@ -125,6 +139,9 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     lookahead: options.lookahead,
     targetCount: options.targets,
     drafterCount: options.drafters,
+    width: options.width,
+    branches: options.branches,
+    drafter: wire.DrafterKind[`DRAFTER_KIND_${upper(options.drafter ?? "unspecified")}`],
     verificationRule:
       VerificationRules[`VERIFICATION_RULE_${upper(options.rule ?? "unspecified")}`],
     dispatchPolicy:

@@ -2,11 +2,12 @@
 
 import { on } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
-import { type ClientReadableStream, Metadata } from "@grpc/grpc-js";
+import type { ClientReadableStream, Metadata } from "@grpc/grpc-js";
+import type { CallMetadata, Credentials } from "./call_metadata.js";
 import { CallPlan, type RetryBudget } from "./call_plan.js";
 import { Pass } from "./cancellation.js";
-import type { Connection } from "./connection.js";
-import { ClientCancelledError, InvalidFieldError } from "./errors.js";
+import type { Endpoint, Endpoints } from "./endpoints.js";
+import { ClientCancelledError, InvalidFieldError, TryAgainError } from "./errors.js";
 import type { GenerateResponse } from "./generated/paceline/v1/orchestrator_service.js";
 import type { Chunk, Completion, Finished, Started, TimelineEvent } from "./generation.js";
 import type { Transcript } from "./transcript.js";
@@ -16,8 +17,11 @@ const READING = { close: ["end"], highWaterMark: BUFFERED_MESSAGES, lowWaterMark
 
 interface GenerationSettings {
   readonly timeoutSeconds: number;
-  readonly resumeAttempts: number;
+  /** Undefined: as often as makes sense, where there may be several orchestrators. */
+  readonly resumeAttempts: number | undefined;
   readonly budget: RetryBudget;
+  readonly credentials: Credentials;
+  readonly metadata: CallMetadata | undefined;
   readonly signals: readonly (AbortSignal | undefined)[];
 }
 
@@ -34,15 +38,16 @@ interface GenerationSettings {
  * the orchestrator.
  */
 export class Generation implements AsyncIterable<Chunk>, Disposable {
-  readonly #connection: Connection;
+  readonly #endpoints: Endpoints;
   readonly #transcript: Transcript;
   readonly #settings: GenerationSettings;
   readonly #closing = new AbortController();
   #reading: Pass | undefined;
+  #resumptionCount = 0;
 
   /** @internal */
-  constructor(connection: Connection, transcript: Transcript, settings: GenerationSettings) {
-    this.#connection = connection;
+  constructor(endpoints: Endpoints, transcript: Transcript, settings: GenerationSettings) {
+    this.#endpoints = endpoints;
     this.#transcript = transcript;
     this.#settings = settings;
   }
@@ -55,6 +60,11 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
   /** How it ended, with statistics; undefined until it has. */
   get finished(): Finished | undefined {
     return this.#transcript.finished;
+  }
+
+  /** How often it went on by itself, at another orchestrator if there is one. */
+  get resumptionCount(): number {
+    return this.#resumptionCount;
   }
 
   /** Everything received so far. */
@@ -107,8 +117,7 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
       throw InvalidFieldError.of("generation", description);
     }
     this.#reading = pass;
-    const { timeoutSeconds, resumeAttempts, budget } = this.#settings;
-    const plan = new CallPlan(timeoutSeconds, { resumeAttempts, budget });
+    const plan = this.#plan();
     try {
       pass.begin();
       while (this.finished === undefined) {
@@ -123,15 +132,45 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
     }
   }
 
+  #plan(): CallPlan {
+    const { timeoutSeconds, resumeAttempts, budget } = this.#settings;
+    return new CallPlan(timeoutSeconds, {
+      resumeAttempts: resumeAttempts ?? (this.#endpoints.mayBeSeveral ? undefined : 0),
+      budget,
+      endpointCount: this.#endpoints.all.length,
+    });
+  }
+
   async *#stream(plan: CallPlan, signal: AbortSignal): AsyncGenerator<Chunk | TimelineEvent, void> {
+    const { credentials, metadata } = this.#settings;
+    const along = await credentials.metadata(metadata);
+    signal.throwIfAborted(); // the token may have taken a while
+    const endpoint = this.#endpoints.choose(plan.asked as ReadonlySet<Endpoint>);
+    endpoint.runningCount += 1;
+    try {
+      yield* this.#read(endpoint, { plan, along, signal });
+    } finally {
+      endpoint.runningCount -= 1;
+    }
+  }
+
+  async *#read(
+    endpoint: Endpoint,
+    { plan, along, signal }: { plan: CallPlan; along: Metadata; signal: AbortSignal },
+  ): AsyncGenerator<Chunk | TimelineEvent, void> {
     const request = this.#transcript.nextRequest();
-    const { stub } = this.#connection;
-    const call = stub.generate(request, new Metadata(), { deadline: deadlineOf(plan) });
+    const { connection } = endpoint;
+    const { stub } = connection;
+    const call = stub.generate(request, along, { deadline: deadlineOf(plan) });
     let wasRefused = true;
     try {
       for await (const response of responsesOf(call, signal)) {
         wasRefused = false;
         const event = this.#transcript.add(response);
+        if (event?.type === "chunk") {
+          plan.hear();
+          this.#endpoints.answered(endpoint);
+        }
         if (event !== undefined) {
           yield event;
         }
@@ -139,8 +178,13 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
       this.#transcript.completion();
     } catch (failure) {
       if (this.finished === undefined) {
-        const error = this.#connection.decoded(failure, stub);
-        await pause(plan.delaySeconds(error, { wasRefused }), signal);
+        const error = connection.decoded(failure, stub);
+        if (error instanceof TryAgainError) {
+          this.#endpoints.failed(endpoint);
+        }
+        const delaySeconds = plan.delaySeconds(error, { wasRefused, endpoint });
+        this.#resumptionCount += 1;
+        await pause(delaySeconds, signal);
       }
     }
   }

@@ -4,6 +4,7 @@ import { inspect } from "node:util";
 import { InvalidFieldError } from "#dist/errors.js";
 import {
   DispatchPolicy,
+  DrafterKind,
   GenerateRequest,
   Strategy,
 } from "#dist/generated/paceline/v1/orchestrator_service.js";
@@ -36,6 +37,9 @@ test("every option reaches its field", () => {
     lookahead: 3,
     targets: 4,
     drafters: 5,
+    width: 8,
+    branches: 9,
+    drafter: "max_gram",
     rule: "rejection",
     dispatch: "blocks",
     ignoreEos: true,
@@ -57,6 +61,9 @@ test("every option reaches its field", () => {
     lookahead: 3,
     targetCount: 4,
     drafterCount: 5,
+    width: 8,
+    branches: 9,
+    drafter: DrafterKind.DRAFTER_KIND_MAX_GRAM,
     verificationRule: VerificationRule.VERIFICATION_RULE_REJECTION,
     dispatchPolicy: DispatchPolicy.DISPATCH_POLICY_BLOCKS,
     ignoreEos: true,

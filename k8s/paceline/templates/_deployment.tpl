@@ -1,9 +1,9 @@
 {{/*
-One Deployment for all three roles, so that none can forget a probe, a limit or a drain.
+One Deployment for all roles, so that none can forget a probe, a limit or a drain.
 
 paceline.deployment takes a dict:
   root        $
-  role, pool  orchestrator has no pool
+  role, pool  orchestrators and gateways have no pool
   config      what `common`, the role and the pool say
   args        flags of this role, a list
   ports       name to number, beside health and metrics
@@ -181,6 +181,9 @@ Native gRPC probes of the plaintext health port. `liveness` is answered from the
 whole server is SERVING once it can work, which for an orchestrator depends on others.
 */}}
 {{- define "paceline.probes" -}}
+{{- if .ports.http }}
+{{- include "paceline.httpProbes" . }}
+{{- else }}
 startupProbe:
   grpc:
     port: {{ .ports.health }}
@@ -200,6 +203,27 @@ livenessProbe:
   grpc:
     port: {{ .ports.health }}
     service: liveness
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: {{ max 1 (div (int64 .config.livenessSeconds) 10) }}
+{{- end }}
+{{- end }}
+
+{{/* Of a gateway: it starts without an orchestrator, and is ready while one serves. */}}
+{{- define "paceline.httpProbes" -}}
+{{- $scheme := ternary "HTTPS" "HTTP" .root.Values.tls.enabled -}}
+startupProbe:
+  httpGet: {path: /health/live, port: http, scheme: {{ $scheme }}}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 60
+readinessProbe:
+  httpGet: {path: /health/ready, port: http, scheme: {{ $scheme }}}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+livenessProbe:
+  httpGet: {path: /health/live, port: http, scheme: {{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: {{ max 1 (div (int64 .config.livenessSeconds) 10) }}

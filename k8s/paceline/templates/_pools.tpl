@@ -10,6 +10,12 @@ prints one says int64.
 {{- mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.orchestrator) | toYaml -}}
 {{- end }}
 
+{{/* A gateway's: of what is common to gRPC servers, it knows no reflection and no roles. */}}
+{{- define "paceline.gateway" -}}
+{{- $config := mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.gateway) -}}
+{{- set $config "settings" (omit $config.settings "reflection" "peer_roles") | toYaml -}}
+{{- end }}
+
 {{/* Pool name to configuration: paceline.pools (list $ "target") */}}
 {{- define "paceline.pools" -}}
 {{- $root := index . 0 -}}

@@ -22,6 +22,7 @@ from paceline_protocol.messages import (
     TokensDecoded,
     TokensDrafted,
 )
+from paceline_protocol.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,12 +170,16 @@ class CallsInFlight:
     # --- starting -----------------------------------------------------------------------------
 
     def _start_verify(self, call: StartVerify, session: RemoteSession) -> _Running:
+        proposal = call.proposal
+        if proposal.parents and len(proposal) > session.tree_token_limit:
+            proposal = Proposal(proposal.along(proposal.trunk))
         sent = session.verify(
             call.prefix,
-            call.proposal,
+            proposal,
             depth=call.depth,
             logprobs=self._logprobs,
             anticipate=call.anticipate,
+            propose=call.propose,
             final_length=self._ledger.final_length,
         )
         task = self._tasks.create_task(
@@ -197,6 +202,8 @@ class CallsInFlight:
             call.prefix,
             max_tokens=call.max_tokens,
             chunk_tokens=min(call.chunk_tokens, MOST_CHUNK_TOKENS),
+            width=call.width if session.tree_token_limit else 1,
+            branch_count=call.branch_count if session.tree_token_limit else 0,
             final_length=self._ledger.final_length,
             report=report,
         )
@@ -247,12 +254,19 @@ class CallsInFlight:
             return
         if not self._retire(self._verifies, call.verify_id, sent=sent):
             return
-        decided = (*call.proposal.along(judged.accepted_path), judged.next_token)
+        path = judged.accepted_path
+        if call.proposal.parents and len(call.proposal) > session.tree_token_limit:
+            path = call.proposal.trunk[: len(path)]  # its chain alone was judged
+        decided = (*call.proposal.along(path), judged.next_token)
         self._ledger.note(len(call.prefix), decided)
         self._judged.append((session, judged))
         self._answered(
             BlockVerified(
-                call.verify_id, judged.accepted_path, judged.next_token, logprobs=judged.logprobs
+                call.verify_id,
+                path,
+                judged.next_token,
+                logprobs=judged.logprobs,
+                proposal=judged.proposal,
             )
         )
 

@@ -37,11 +37,13 @@ class Candidates:
     Args:
         pool: Where servers come from; hears of those that fail.
         model: The target model that the request is pinned to.
+        self_drafting: Whether targets that draft for themselves come first.
     """
 
-    def __init__(self, pool: ServerPool, model: ModelFacts) -> None:
+    def __init__(self, pool: ServerPool, model: ModelFacts, *, self_drafting: bool = False) -> None:
         self._pool = pool
         self._model = model
+        self._self_drafting = self_drafting
         self._barred_until: dict[ModelServer, float] = {}
 
     def beside(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
@@ -73,7 +75,10 @@ class Candidates:
 
     def _ready(self, role: Role) -> list[ModelServer]:
         if role is Role.TARGET:
-            return self._pool.targets(self._model)
+            targets = self._pool.targets(self._model)
+            if self._self_drafting:
+                targets.sort(key=lambda it: it.facts is None or not it.facts.self_draft_depth)
+            return targets
         try:
             return self._pool.drafters(self._model)
         except TokenizerMismatchError:

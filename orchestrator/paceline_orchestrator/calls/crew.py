@@ -52,6 +52,7 @@ class Crew:
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.
         growth: How many more targets it takes if they come while it runs; None takes no more.
+        self_drafting: Whether targets that draft for themselves are taken first.
 
     Attributes:
         lookahead: Draft tokens in a verification since targets came; None as long as planned.
@@ -70,9 +71,10 @@ class Crew:
         note_fallback: Callable[[Fallback], None],
         arrived: Callable[[RemoteSession, PacelineError | None], None],
         growth: Growth | None = None,
+        self_drafting: bool = False,
     ) -> None:
         self._pool = pool
-        self._candidates = Candidates(pool, model)
+        self._candidates = Candidates(pool, model, self_drafting=self_drafting)
         self._make_spec = make_spec
         self._keeper = keeper
         self._deadline = deadline

@@ -27,12 +27,15 @@ from paceline.errors import (
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.calls.statistics import TextStatistics
+from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
     DecodeFailed,
+    DraftEnded,
     DraftFailed,
     EmitTokens,
     Event,
@@ -44,6 +47,7 @@ from paceline_protocol.messages import (
     StopDecode,
     StopDraft,
     TokensDecoded,
+    TokensDrafted,
     VerifyFailed,
 )
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.recorder import Recorder
     from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_protocol.messages import (
         CapacityChanged,
@@ -85,6 +90,7 @@ class Driver:
         deliver: Takes final tokens, after the commands that came with them are under way; returns
             whether the text ends here.
         conclude: Told once how the method ended, before what still runs is called off.
+        text: The request's text as a drafter, if it is one.
 
     Cancellation:
         Cancelling `run` withdraws every call; sessions are closed behind its back.
@@ -102,6 +108,7 @@ class Driver:
         logprobs: bool,
         deliver: Callable[[EmitTokens], bool],
         conclude: Callable[[FinishReason], None],
+        text: TextDrafter | None = None,
     ) -> None:
         self._create_method = create_method
         self._method: DecodingMethod | None = None
@@ -112,6 +119,8 @@ class Driver:
         self._ledger = Ledger(prompt_length)
         self._deliver = deliver
         self._conclude = conclude
+        self._text = text
+        self._reading: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
             self._tasks,
@@ -132,6 +141,7 @@ class Driver:
         self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: Exception | None = None
+        self._is_running = False
         self._is_closing = False
 
     async def run(self) -> None:
@@ -153,6 +163,8 @@ class Driver:
                     # What is found out now begins nothing new here.
                     self._is_closing = True
                     renewing.cancel()
+                    if self._reading is not None:
+                        self._reading.cancel()
                     self._calls.close()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
@@ -170,6 +182,11 @@ class Driver:
         """What became of the draft tokens."""
         return self._method.statistics if self._method is not None else DraftStatistics()
 
+    @property
+    def text_statistics(self) -> TextStatistics:
+        """What became of those that the text itself drafted."""
+        return self._text.statistics if self._text is not None else TextStatistics()
+
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         if error is not None:
@@ -180,10 +197,11 @@ class Driver:
 
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
+        self._is_running = True
         self._tell_capacity()
         await self._assembled.wait()
         if self._failure is None:
-            self._method = self._create_method(self._crew.capacity)
+            self._method = self._create_method(self._capacity)
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()
@@ -246,6 +264,8 @@ class Driver:
         match command:
             case EmitTokens():
                 self._ledger.settle(command.token_ids)
+                if self._text is not None:
+                    self._text.settle(command.token_ids)
                 self._final.append(command)
             case AbandonVerify():
                 self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
@@ -256,7 +276,7 @@ class Driver:
             case StartVerify() | StartDecode():
                 self._start(command, self._crew.target(command.target))
             case StartDraft():
-                self._start(command, self._crew.drafter(command.drafter))
+                self._start_draft(command)
             case PromoteVerify():
                 self._calls.promote(command.verify_id, depth=command.depth)
             case Finish():
@@ -267,6 +287,25 @@ class Driver:
             self._post(_failed(call))
         else:
             self._calls.start(call, session)
+
+    def _start_draft(self, draft: StartDraft) -> None:
+        if self._text is not None and self._text.sits_at(draft.drafter):
+            self._draft_from(self._text, draft)
+        else:
+            self._start(draft, self._crew.drafter(draft.drafter))
+
+    def _draft_from(self, text: TextDrafter, draft: StartDraft) -> None:
+        """Answer a draft at once, before what else was asked meanwhile."""
+        found = text.propose(draft)
+        events: list[Event] = []
+        if found:
+            self._recorder.drafted_at_once(TEXT_DRAFTER, draft, found.token_ids)
+            events.append(TokensDrafted(draft.draft_id, found))
+        if len(found) < draft.max_tokens:
+            events.append(DraftEnded(draft.draft_id))
+        if self._method is not None:
+            handle = self._method.handle
+            self._questions.extendleft(partial(handle, event) for event in reversed(events))
 
     def _take_failure(self, call: StartCall, session: RemoteSession, error: PacelineError) -> None:
         """Tell the method, and find another server if this one is to blame."""
@@ -298,9 +337,29 @@ class Driver:
         if self._crew.fill():
             self._tell_capacity()
 
+    @property
+    def _capacity(self) -> CapacityChanged:
+        """Who can be given work: servers, and the text itself."""
+        capacity = self._crew.capacity
+        return capacity if self._text is None else self._text.join(capacity)
+
+    async def _read_prompt(self, text: TextDrafter) -> None:
+        await text.read_prompt()
+        self._tell_capacity()
+
+    def _have_text_read(self) -> None:
+        """Have the text read its prompt, the first time that it is wanted as a drafter."""
+        text = self._text
+        is_running = self._is_running and not self._is_over
+        if text is None or self._reading is not None or not (is_running and self._crew.seat_count):
+            return
+        if text.is_wanted(self._crew.capacity) and self._crew.is_assembled:
+            self._reading = self._tasks.create_task(self._read_prompt(text), name="read the prompt")
+
     def _tell_capacity(self) -> None:
         """Tell the method who is there; or begin, if there is no reason to wait for more."""
-        capacity = self._crew.capacity
+        self._have_text_read()
+        capacity = self._capacity
         if self._crew.seat_count:
             self._endurance.mind(has_targets=bool(capacity.targets))
         self._post(capacity)

@@ -34,7 +34,8 @@ class CallRecord:
         server: Where it runs.
         prefix: What it follows; a decode its prefix and `decoded_count` tokens.
         started_ns: When it was started, or its last tokens came; perf_counter_ns.
-        token_ids: The block of a verification, or what a draft has found so far.
+        token_ids: The block of a verification, or what a draft has found so far: of a tree its
+            chain.
         decoded_count: How many tokens a decode has found so far.
         depth: How far a verification runs ahead.
         is_running: Whether more may come of it.
@@ -128,10 +129,25 @@ class Recorder:
             record,
             start_ns=record.started_ns,
             position=record.end,
-            token_ids=drafted.proposal.token_ids,
+            token_ids=drafted.chain,
         )
-        record.token_ids.extend(drafted.proposal.token_ids)
+        record.token_ids.extend(drafted.chain)
         record.started_ns = time.perf_counter_ns()
+
+    def drafted_at_once(self, drafter: str, draft: StartDraft, token_ids: Sequence[int]) -> None:
+        """A draft was asked for, and answered: no call was made."""
+        self._call_count += 1
+        record = CallRecord(self._call_count, drafter, draft.prefix, time.perf_counter_ns())
+        self._tell(
+            EventKind.DRAFTED,
+            record,
+            start_ns=record.started_ns,
+            position=record.end,
+            token_ids=token_ids,
+        )
+        record.token_ids.extend(token_ids)
+        record.is_running = False
+        self._drafts.append(record)
 
     def verifying(self, server: str, verify: StartVerify) -> CallRecord:
         """A verification was started."""
@@ -141,7 +157,7 @@ class Recorder:
             server,
             verify.prefix,
             time.perf_counter_ns(),
-            token_ids=list(verify.proposal.token_ids),
+            token_ids=list(verify.proposal.along(verify.proposal.trunk)),
             depth=verify.depth,
         )
         self._begin_at_target(record)

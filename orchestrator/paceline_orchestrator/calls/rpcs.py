@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
-from paceline.v1.sampling_pb2 import VERIFICATION_RULE_EXACT, VERIFICATION_RULE_REJECTION
+from paceline.v1.sampling_pb2 import (
+    VERIFICATION_RULE_EXACT,
+    VERIFICATION_RULE_REJECTION,
+    SparseDistribution,
+)
 from paceline.v1.session_service_pb2 import (
     CloseSessionRequest,
     OpenSessionRequest,
@@ -22,14 +26,14 @@ from paceline.v1.session_service_pb2 import (
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
-from paceline_protocol.proposal import Proposal
+from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
-    from paceline.v1.sampling_pb2 import SamplingParameters, SparseDistribution
+    from paceline.v1.sampling_pb2 import SamplingParameters
     from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall, Timing
@@ -44,6 +48,7 @@ __all__ = [
     "SessionSpec",
     "VerifyRpc",
     "close_session",
+    "one_hot",
     "open_session",
     "read_decoded",
     "read_drafts",
@@ -104,6 +109,7 @@ class Judged:
         sequence: The call that it says it answers.
         prefix_length: The length of the prefix that it assumes.
         elapsed_ns: Since the call was sent.
+        proposal: What it guesses to follow its next token.
     """
 
     sequence: int
@@ -113,6 +119,7 @@ class Judged:
     logprobs: tuple[float, ...]
     timing: Timing
     elapsed_ns: int
+    proposal: Proposal = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,9 @@ class Drafted:
 
     Attributes:
         sequence: The call that they say they answer.
-        start_length: How many tokens precede them.
+        start_length: How many tokens precede them; of a tree, those of its chain.
+        proposal: With parents that refer to all that the call has found.
+        chain: Those of its tokens that are the chain's.
         elapsed_ns: Since those before them came, or the call was sent.
     """
 
@@ -130,6 +139,7 @@ class Drafted:
     proposal: Proposal
     timing: Timing
     elapsed_ns: int
+    chain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,11 @@ class Decoded:
     logprobs: tuple[float, ...]
     timing: Timing
     elapsed_ns: int
+
+
+def one_hot(token_id: int) -> object:
+    """Return what a token was drawn from that could be no other."""
+    return SparseDistribution(token_ids=(token_id,), probabilities=(1.0,))
 
 
 async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_seconds: float) -> str:
@@ -204,6 +219,7 @@ def send_verify(
     logprobs: bool,
     anticipate: bool,
     timeout_seconds: float,
+    propose: bool = False,
 ) -> VerifyRpc:
     """Send a proposal to be judged."""
     request = VerifyRequest(
@@ -216,6 +232,7 @@ def send_verify(
         speculation_depth=depth,
         logprobs=logprobs,
         anticipate=anticipate,
+        propose=propose,
     )
     return server.target.Verify(request, timeout=timeout_seconds)
 
@@ -233,6 +250,7 @@ async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
         accepted_path=tuple(response.accepted_path),
         next_token=response.next_token_id,
         logprobs=tuple(response.logprobs),
+        proposal=_proposal(response.proposal),
         timing=read_timing(response.timing),
         elapsed_ns=time.perf_counter_ns() - sent_ns,
     )
@@ -281,10 +299,16 @@ def send_draft(
     max_tokens: int,
     chunk_tokens: int,
     timeout_seconds: float,
+    width: int = 1,
+    branch_count: int = 0,
 ) -> DraftRpc:
     """Ask for the tokens that follow a prefix."""
     request = DraftRequest(
-        call=_call_message(call), max_tokens=max_tokens, chunk_tokens=chunk_tokens
+        call=_call_message(call),
+        max_tokens=max_tokens,
+        chunk_tokens=chunk_tokens,
+        width=width,
+        branch_count=branch_count,
     )
     return server.drafter.Draft(request, timeout=timeout_seconds)
 
@@ -316,13 +340,17 @@ def _drafted(message: DraftResponse, *, elapsed_ns: int) -> Drafted:
     return Drafted(
         sequence=message.sequence,
         start_length=message.start_length,
-        proposal=Proposal(
-            tuple(message.proposal.token_ids),
-            parents=tuple(message.proposal.parents),
-            distributions=tuple(message.proposal.distributions),
-        ),
+        proposal=_proposal(message.proposal),
         timing=read_timing(message.timing),
         elapsed_ns=elapsed_ns,
+    )
+
+
+def _proposal(message: ProposalMessage) -> Proposal:
+    return Proposal(
+        tuple(message.token_ids),
+        parents=tuple(message.parents),
+        distributions=tuple(message.distributions),
     )
 
 

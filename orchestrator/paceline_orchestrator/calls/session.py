@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from paceline_orchestrator.calls.rpcs import (
     send_verify,
 )
 from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.calls.window import Window
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
@@ -47,20 +48,6 @@ __all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
 _RENEWING_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class _Window:
-    """What a draft or a decode was asked for, and how many tokens it has found so far.
-
-    Attributes:
-        final_length: How many tokens of the prefix can never change again.
-    """
-
-    prefix: Sequence[int]
-    max_tokens: int
-    final_length: int
-    found_count: int = 0
 
 
 class RemoteSession:
@@ -115,6 +102,11 @@ class RemoteSession:
             self.close()
 
     @property
+    def tree_token_limit(self) -> int:
+        """The most tokens of a tree that its server takes; 0 where it knows chains only."""
+        return self.server.facts.tree_token_limit if self.server.facts is not None else 0
+
+    @property
     def is_retired(self) -> bool:
         """Whether nothing more shall be asked of it."""
         return self._is_retired
@@ -148,6 +140,7 @@ class RemoteSession:
         depth: int = 0,
         logprobs: bool = False,
         anticipate: bool = False,
+        propose: bool = False,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -158,6 +151,7 @@ class RemoteSession:
             depth: How far this runs ahead.
             logprobs: Whether they are wanted.
             anticipate: Whether the target shall go on by itself after the verdict.
+            propose: Whether it shall say what it guesses to follow, if it can.
             final_length: How many tokens of the prefix can never change again.
         """
 
@@ -170,6 +164,7 @@ class RemoteSession:
                 depth=depth,
                 logprobs=logprobs,
                 anticipate=anticipate,
+                propose=propose,
                 timeout_seconds=self._call_seconds,
             )
             return self._sent(call, rpc, patience=self._patience(call, block_length=len(proposal)))
@@ -193,6 +188,8 @@ class RemoteSession:
         *,
         max_tokens: int,
         chunk_tokens: int = 1,
+        width: int = 1,
+        branch_count: int = 0,
         final_length: int,
         report: Callable[[Drafted], None],
     ) -> CallUnderWay[None]:
@@ -202,10 +199,12 @@ class RemoteSession:
             prefix: The tokens assumed right.
             max_tokens: The window.
             chunk_tokens: How many of its tokens may travel together.
+            width: How many tokens to find at a place.
+            branch_count: How many tokens beside the chain's a forward may follow.
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        window = _Window(prefix, max_tokens, final_length)
+        window = Window(prefix, max_tokens, final_length=final_length, width=width)
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
@@ -214,6 +213,8 @@ class RemoteSession:
                 call,
                 max_tokens=max_tokens,
                 chunk_tokens=chunk_tokens,
+                width=width,
+                branch_count=branch_count,
                 timeout_seconds=self._call_seconds,
             )
             return self._sent(call, rpc, patience=self._patience(call, steps=chunk_tokens))
@@ -222,11 +223,14 @@ class RemoteSession:
             async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
                 async for drafted in messages:
                     self._heard(sent, patience=self._patience(steps=chunk_tokens))
-                    if not self._is_draft(drafted, window):
+                    chain = window.chain_of(drafted.proposal)
+                    if chain is None or not self._is_draft(drafted.proposal):
                         raise self._unasked()
-                    self._take(drafted, drafted.proposal.token_ids, sent=sent, window=window)
-                    # The parents of a chain say nothing.
-                    report(replace(drafted, proposal=replace(drafted.proposal, parents=())))
+                    self._take(drafted, chain, sent=sent, window=window)
+                    proposal = drafted.proposal
+                    if width == 1:  # the parents of a chain say nothing
+                        proposal = replace(proposal, parents=())
+                    report(replace(drafted, proposal=proposal, chain=chain))
 
         return CallUnderWay(self, send, read, is_repeatable=lambda: not window.found_count)
 
@@ -250,7 +254,7 @@ class RemoteSession:
             interval_seconds: At least so much time passes between two messages.
             report: Told of each message, while the call is awaited.
         """
-        window = _Window(prefix, max_tokens, len(prefix))
+        window = Window(prefix, max_tokens, final_length=len(prefix))
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
@@ -273,6 +277,8 @@ class RemoteSession:
                         raise self._unasked()
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
+            if not window.found_count:
+                raise self._unasked()  # else it would be asked again, and end so again
 
         return CallUnderWay(self, send, read, is_repeatable=lambda: not window.found_count)
 
@@ -379,12 +385,11 @@ class RemoteSession:
         self.server.silence.heard(sent.waiting, patience_seconds=patience)
 
     def _take(
-        self, found: Drafted | Decoded, token_ids: Sequence[int], *, sent: Sent, window: _Window
+        self, found: Drafted | Decoded, token_ids: Sequence[int], *, sent: Sent, window: Window
     ) -> None:
         """Take in a message of a stream: it goes on where the one before ended."""
-        length = len(window.prefix) + window.found_count
         is_next = (
-            (found.sequence, found.start_length) == (sent.call.sequence, length)
+            (found.sequence, found.start_length) == (sent.call.sequence, window.length)
             and 0 < len(token_ids) <= window.max_tokens - window.found_count
             and all(map(self._is_token, token_ids))
         )
@@ -396,16 +401,12 @@ class RemoteSession:
             if is_first:
                 self._held.believe(window.prefix, final_length=window.final_length)
             self._held.extend(token_ids)
-        window.found_count += len(token_ids)
+        window.take(len(token_ids))
 
-    def _is_draft(self, drafted: Drafted, window: _Window) -> bool:
-        """Whether what was drafted is a chain, with distributions where they are needed."""
-        proposal = drafted.proposal
-        token_count = len(proposal)
-        # Parents refer to all that the call has found: in a chain, each to the token before.
-        chain = tuple(range(window.found_count, window.found_count + token_count))
-        return proposal.parents in ((), chain) and len(proposal.distributions) == (
-            token_count if self._is_rejection else 0
+    def _is_draft(self, proposal: Proposal) -> bool:
+        """Whether what was drafted are tokens, with distributions where they are needed."""
+        return all(map(self._is_token, proposal.token_ids)) and len(proposal.distributions) == (
+            len(proposal) if self._is_rejection else 0
         )
 
     def _unasked(self) -> InternalError:
@@ -419,10 +420,21 @@ class RemoteSession:
         path = judged.accepted_path
         return (
             (judged.sequence, judged.prefix_length) == (call.sequence, prefix_length)
-            and len(path) <= len(proposal)
-            and path == tuple(range(len(path)))  # a chain was proposed
+            and proposal.leads_along(path)
             and len(judged.logprobs) == (len(path) + 1 if logprobs else 0)
             and self._is_token(judged.next_token)
+            and self._is_guess(judged.proposal)
+        )
+
+    def _is_guess(self, proposal: Proposal) -> bool:
+        """Whether what a target proposes is a tree of tokens."""
+        parents = proposal.parents
+        places = list(zip(parents or range(len(proposal)), proposal.token_ids, strict=False))
+        return (
+            len(parents) in (0, len(proposal))
+            and all(parent <= index for index, parent in enumerate(parents))
+            and len(set(places)) == len(proposal)
+            and all(map(self._is_token, proposal.token_ids))
         )
 
     @property

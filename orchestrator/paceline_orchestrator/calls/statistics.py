@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from paceline_protocol.commitment import DraftStatistics
 
-__all__ = ["EventKind", "Fallback", "Statistics", "TimelineEvent"]
+__all__ = ["EventKind", "Fallback", "Statistics", "TextStatistics", "TimelineEvent"]
 
 
 class Fallback(Enum):
@@ -53,15 +53,32 @@ class TimelineEvent:
 
 
 @dataclass(slots=True)
+class TextStatistics:
+    """What became of what the text itself drafted.
+
+    Attributes:
+        drafted: Its tokens.
+        accepted: Those that are what became output there, whoever else drafted the same.
+        rejected: Those that are not, after others that are.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+
+@dataclass(slots=True)
 class Statistics:
     """What a generation took; see GenerationStatistics.
 
     Attributes:
         drafts: What became of the draft tokens.
+        text: The same of those that the text itself drafted.
         cancelled_count: Calls cancelled because a rejection made them worthless.
     """
 
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
+    text: TextStatistics = field(default_factory=TextStatistics)
     target_forward_count: int = 0
     drafter_forward_count: int = 0
     cancelled_count: int = 0

@@ -91,6 +91,11 @@ class ModelFacts:
     Attributes:
         role: Which kind of server it is; None if it did not say.
         shares_forwards: Whether one forward computes calls of several sessions.
+        tree_token_limit: The most tokens of a tree that it judges, or 0: see the proto.
+        tree_depth_limit: The most tokens of a path of it.
+        self_draft_depth: How many tokens ahead it drafts for itself; 0 if it does not.
+        self_draft_kind: What with.
+        is_invariant: Whether its choices are the same bit by bit.
     """
 
     model_name: str
@@ -105,6 +110,11 @@ class ModelFacts:
     prefill_ns_per_token: int
     role: Role | None = None
     shares_forwards: bool = False
+    tree_token_limit: int = 0
+    tree_depth_limit: int = 0
+    self_draft_depth: int = 0
+    self_draft_kind: str = ""
+    is_invariant: bool = False
 
 
 async def answer(call: Awaitable[_T]) -> _T:
@@ -197,6 +207,11 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         prefill_ns_per_token=info.prefill_ns_per_token,
         role=_ROLES.get(info.role),
         shares_forwards=info.shares_forwards,
+        tree_token_limit=info.tree_token_limit,
+        tree_depth_limit=info.tree_depth_limit,
+        self_draft_depth=info.self_draft_depth,
+        self_draft_kind=info.self_draft_kind,
+        is_invariant=info.is_invariant,
     )
 
 

@@ -15,7 +15,13 @@ from paceline.errors import (
     InvalidFieldError,
     UnsupportedError,
 )
-from paceline.limits import MOST_DRAFTERS, MOST_LOOKAHEAD, MOST_TARGETS
+from paceline.limits import (
+    MOST_BRANCHES,
+    MOST_DRAFTERS,
+    MOST_LOOKAHEAD,
+    MOST_TARGETS,
+    MOST_WIDTH,
+)
 from paceline.names import NAME_RULE, is_name
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
@@ -76,6 +82,7 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("sampling.min_p", "must be in [0, 1]", lambda it: 0 <= it.sampling.min_p <= 1),
     ("seed", f"must be in [0, 2^{_SEED_BITS})", lambda it: it.seed < 2**_SEED_BITS),
     ("strategy", "is unknown", lambda it: it.strategy in pb.Strategy.values()),
+    ("drafter", "is unknown", lambda it: it.drafter in pb.DrafterKind.values()),
     (
         "lookahead",
         f"must be in [1, {MOST_LOOKAHEAD}]",
@@ -91,6 +98,13 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         f"must be in [1, {MOST_DRAFTERS}]",
         lambda it: not it.HasField("drafter_count") or 1 <= it.drafter_count <= MOST_DRAFTERS,
     ),
+    (
+        "width",
+        f"must be in [1, {MOST_WIDTH}]",
+        lambda it: not it.HasField("width") or 1 <= it.width <= MOST_WIDTH,
+    ),
+    ("branches", f"must be in [0, {MOST_BRANCHES}]", lambda it: it.branches <= MOST_BRANCHES),
+    ("branches", "needs a width of 2 or more", lambda it: not it.branches or it.width > 1),
     (
         "verification_rule",
         "is unknown",
@@ -151,7 +165,8 @@ def check_tokens(
 
     Raises:
         InvalidFieldError: A field is out of the model's limits.
-        UnsupportedError: The model's servers do not know the verification rule.
+        UnsupportedError: The model's servers do not know the verification rule, or it knows no
+            trees.
     """
     size = model.vocabulary_size
     if not prompt:
@@ -167,11 +182,11 @@ def check_tokens(
     # The last one may be: then only the stream's last message was missed.
     if not (request.ignore_eos or model.eos_token_ids.isdisjoint(request.resume_token_ids[:-1])):
         raise InvalidFieldError.of("resume_token_ids", "must not go on after an end-of-text token")
-    if (
-        request.verification_rule == sampling_pb2.VERIFICATION_RULE_REJECTION
-        and not model.rejection_sampling
-    ):
-        raise UnsupportedError("verification_rule: this model's servers know EXACT only")
+    if request.verification_rule == sampling_pb2.VERIFICATION_RULE_REJECTION:
+        if not model.rejection_sampling:
+            raise UnsupportedError("verification_rule: this model's servers know EXACT only")
+        if request.width > 1 and not is_greedy(request):
+            raise UnsupportedError("width: must be 1 under REJECTION, which judges chains only")
 
 
 def allowed_tokens(request: pb.GenerateRequest, model: ModelFacts, *, prompt_length: int) -> int:

@@ -10,6 +10,8 @@ from paceline.errors import InvalidFieldError
 from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.driver import Driver
 from paceline_orchestrator.calls.recorder import Recorder
+from paceline_orchestrator.calls.rpcs import one_hot
+from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
     chunk_message,
@@ -18,7 +20,8 @@ from paceline_orchestrator.front.translation import (
     timeline_message,
 )
 from paceline_protocol.messages import FinishReason
-from paceline_protocol.methods import create_method
+from paceline_protocol.methods import METHODS, create_method
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -75,6 +78,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
             growth=order.growth,
+            self_drafting=METHODS[order.plan.strategy].self_drafts,
         )
         self._driver = Driver(
             self._create_method,
@@ -86,6 +90,7 @@ class Generation:
             logprobs=order.options.logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
+            text=_text_drafter(order),
         )
 
     async def run(self) -> None:
@@ -135,7 +140,8 @@ class Generation:
 
     def statistics(self) -> Statistics:
         """Return what it took so far."""
-        return self._recorder.statistics(self._driver.statistics)
+        took = self._recorder.statistics(self._driver.statistics)
+        return replace(took, text=self._driver.text_statistics)
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order
@@ -190,3 +196,15 @@ class Generation:
             statistics=self.statistics(),
             timeline=self._recorder.timeline(),
         )
+
+
+def _text_drafter(order: Order) -> TextDrafter | None:
+    if not order.drafts_from_text:
+        return None
+    is_rejection = order.options.rule is VerificationRule.REJECTION
+    return TextDrafter(
+        order.prefix,
+        seat=order.drafter_count,
+        is_beside=order.plan.drafter is not None,
+        make_distribution=one_hot if is_rejection else None,
+    )

@@ -158,9 +158,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     await asyncio.wait((run,))
                     took = generation.statistics()
                     self._planning.learn(
-                        accepted_count=took.drafts.accepted,
-                        rejected_count=took.drafts.rejected,
+                        took.drafts,
+                        strategy=generation.strategy,
                         verification_count=took.target_forward_count + took.cancelled_count,
+                        text_accepted_count=took.text.accepted,
+                        text_rejected_count=took.text.rejected,
                     )
         if not self.running_count:
             self._planning.refine_soon(self._tasks)

@@ -15,7 +15,7 @@ from paceline_orchestrator.calls.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.front.order import Options
-from paceline_orchestrator.planning.planner import Wish
+from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy, VerificationRule
@@ -43,6 +43,7 @@ ClientMessage: TypeAlias = pb.GenerateResponse
 _NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
 # The other numbers leave the choice to the planner.
 _STRATEGIES = {int(number): strategy for strategy, number in _NUMBER_OF_STRATEGY.items()}
+_DRAFTERS = {int(pb.DrafterKind.Value(f"DRAFTER_KIND_{it.name}")): it for it in DrafterKind}
 _NUMBER_OF_RULE = {
     VerificationRule.EXACT: sampling_pb2.VERIFICATION_RULE_EXACT,
     VerificationRule.REJECTION: sampling_pb2.VERIFICATION_RULE_REJECTION,
@@ -69,15 +70,20 @@ def read_options(request: pb.GenerateRequest) -> Options:
         is_greedy(request)  # for greedy decoding both rules are the same
         or request.verification_rule != sampling_pb2.VERIFICATION_RULE_REJECTION
     )
+    rule = VerificationRule.EXACT if is_exact else VerificationRule.REJECTION
     in_blocks = request.dispatch_policy == pb.DISPATCH_POLICY_BLOCKS
     return Options(
         wish=Wish(
             strategy=_STRATEGIES.get(request.strategy),
             lookahead=request.lookahead if request.HasField("lookahead") else None,
             target_count=request.target_count if request.HasField("target_count") else None,
+            rule=rule,
+            drafter=_DRAFTERS.get(request.drafter),
         ),
         drafter_count=max(1, request.drafter_count),
-        rule=VerificationRule.EXACT if is_exact else VerificationRule.REJECTION,
+        width=max(1, request.width),
+        branches=request.branches,
+        rule=rule,
         dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
         sampling=request.sampling,
         ignore_eos=request.ignore_eos,
@@ -99,6 +105,8 @@ def started_message(order: Order, *, target_count: int) -> ClientMessage:
         lookahead=order.plan.lookahead,
         target_count=target_count,
         plan_note=order.plan.note,
+        width=order.width,
+        branches=order.branches,
     )
     return pb.GenerateResponse(started=started)
 
@@ -170,6 +178,8 @@ def server_message(server: ModelServer) -> pb.ServerInfo:
         status=server.status,
         model_fingerprint=server.facts.fingerprint if server.facts else "",
         decode_step_ns=server.latency.step_ns,
+        self_draft_kind=server.facts.self_draft_kind if server.facts else "",
+        is_invariant=server.facts.is_invariant if server.facts else False,
     )
 
 
@@ -193,6 +203,11 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
         network_ns=took.network_ns,
         time_to_first_token_ns=took.time_to_first_token_ns,
         total_ns=took.total_ns,
+        corrections_ahead_count=took.drafts.corrections_ahead,
+        branch_token_count=took.drafts.branch_judged,
+        branch_accepted_count=took.drafts.branch_accepted,
+        max_gram_drafted_token_count=took.text.drafted,
+        max_gram_accepted_token_count=took.text.accepted,
     )
 
 

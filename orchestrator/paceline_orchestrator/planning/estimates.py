@@ -12,6 +12,7 @@ all of them together. With E tokens for each verification:
     non-SI      target                                   turn
     SI          (lookahead * drafter + target) / E       turn / E
     DSI         simulated, with a slower drafter         turn / target * its own: it never rests
+    self-SI     target / E                               turn / E
 
 The larger of the two counts. In a turn the targets verify once for every request. What that takes
 is all there is to load, and depends on whether forwards are shared; r requests there are for each
@@ -52,6 +53,7 @@ __all__ = [
     "needed_target_count",
     "on_its_part",
     "plain",
+    "self_speculative",
     "smallest_lookahead",
     "speculative",
     "stretch",
@@ -87,6 +89,9 @@ class Measurements:
         drafting_count: Requests that share this one's drafter, this one included.
         target_prices: What the rows of a target's forwards cost, and whether calls share them.
         drafter_prices: The same of the drafter.
+        guess_count: Tokens that a target which drafts for itself proposes with a verdict; 0 where
+            none does.
+        guesses_accepted: How many of those it accepts with the next one, on average.
     """
 
     target_step_ns: int
@@ -101,6 +106,8 @@ class Measurements:
     drafting_count: int = 1
     target_prices: RowPrices = _EQUAL
     drafter_prices: RowPrices = _EQUAL
+    guess_count: float = 0.0
+    guesses_accepted: float = 0.0
 
     @property
     def verification_ns(self) -> int:
@@ -118,11 +125,11 @@ class Measurements:
         each = _ceil_div(self.request_count, max(1, self.drafter_count))
         return max(self.drafting_count, each)
 
-    def forward_ns(self, row_count: int, *, calls: float = 1.0) -> float:
+    def forward_ns(self, row_count: float, *, calls: float = 1.0) -> float:
         """Return what a target's forward takes with so many calls of so many rows each."""
         return self.target_step_ns * self.target_prices.of(max(1.0, calls) * row_count)
 
-    def turn_ns(self, row_count: int) -> float:
+    def turn_ns(self, row_count: float) -> float:
         """Return how long the targets take to judge so many rows of every request once."""
         calls = self.request_count / self.target_count
         if calls <= 1:
@@ -178,6 +185,15 @@ def plain(measurements: Measurements) -> Option:
         turn_ns = measurements.turn_ns(1)
     token_ns = max(measurements.target_step_ns, turn_ns)
     return Option(Strategy.AUTOREGRESSIVE, 0, 1, round(token_ns))
+
+
+def self_speculative(measurements: Measurements) -> Option:
+    """Return self-speculation: each call judges what the target proposed with its last verdict."""
+    rows = 1 + measurements.guess_count
+    round_ns = measurements.call_ns + _judging_ns(measurements, rows)
+    round_ns = max(round_ns, measurements.turn_ns(rows))
+    token_ns = round(round_ns / (1 + measurements.guesses_accepted))
+    return Option(Strategy.SELF_SPECULATIVE, 0, 1, token_ns)
 
 
 def speculative(measurements: Measurements, lookahead: int | None) -> Option:
@@ -241,11 +257,16 @@ def _round_ns(measurements: Measurements, lookahead: int) -> float:
     if measurements.drafter_prices.shares_forwards and measurements.everybody > 1:
         draft_step_ns *= measurements.drafter_prices.of(measurements.everybody)
         draft_forwards += 0.5
-    rows, calls = lookahead + 1, measurements.request_count / measurements.target_count
-    forward_ns = measurements.forward_ns(rows)
-    if measurements.target_prices.shares_forwards and calls > 1:
-        forward_ns = 1.5 * measurements.forward_ns(rows, calls=calls / 2)
+    forward_ns = _judging_ns(measurements, lookahead + 1)
     return 2 * measurements.call_ns + draft_forwards * draft_step_ns + forward_ns
+
+
+def _judging_ns(measurements: Measurements, row_count: float) -> float:
+    """Return what a target takes to judge so many rows, from the moment that they have come."""
+    calls = measurements.request_count / measurements.target_count
+    if measurements.target_prices.shares_forwards and calls > 1:
+        return 1.5 * measurements.forward_ns(row_count, calls=calls / 2)
+    return measurements.forward_ns(row_count)
 
 
 def distributed_token_ns(measurements: Measurements, lookahead: int) -> int:

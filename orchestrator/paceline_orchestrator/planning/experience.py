@@ -14,11 +14,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.errors import TokenizerMismatchError
+from paceline.errors import TokenizerMismatchError, UnsupportedError
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import Measurements
-from paceline_orchestrator.planning.planner import Plan, Planner, Wish
+from paceline_orchestrator.planning.planner import DrafterKind, Plan, Planner, Wish
 from paceline_protocol.methods import METHODS
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.methods import Strategy
 
 __all__ = ["Planning"]
@@ -34,10 +36,17 @@ _log = logging.getLogger(__name__)
 
 # Where nothing was measured yet. Of the latencies, their ratios are what matters.
 _ASSUMED_ACCEPTANCE_RATE = 0.7
+_ASSUMED_TEXT_RATE = 0.4
 _ASSUMED_TARGET_NS = 30_000_000
 _ASSUMED_DRAFTER_NS = 5_000_000
 _ASSUMED_CALL_NS = 1_000_000
 _ASSUMED_DISPATCH_NS = 1_000_000
+# Of a target that drafts for itself: the nodes that `paceline train` gives a tree, and how many of
+# them become output, below what the papers' tables say of any model.
+_ASSUMED_GUESSES = 16.0
+_ASSUMED_GUESSES_ACCEPTED = 1.0
+# The text itself drafts a token in some 20 us.
+_TEXT_STEP_NS = 20_000
 # As many verdicts, or verifications, do the assumptions count for; and after so many new ones the
 # older count half.
 _ASSUMED_COUNT = 20
@@ -81,6 +90,9 @@ class Planning:
         self._pool = pool
         self._planner = Planner()
         self._acceptance_rate = _Mean(_ASSUMED_ACCEPTANCE_RATE)
+        self._guess_count = _Mean(_ASSUMED_GUESSES)
+        self._guesses_accepted = _Mean(_ASSUMED_GUESSES_ACCEPTED)
+        self._text_rate = _Mean(_ASSUMED_TEXT_RATE)
         self._dispatch_ns = _Mean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
@@ -91,25 +103,72 @@ class Planning:
 
         Raises:
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
+            UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
         targets = self._pool.targets(model)
-        measurements = self._measure(
-            targets, self._drafters(model, wish.strategy), prompt_length=prompt_length
-        )
+        from_text = wish.drafter is DrafterKind.MAX_GRAM
+        drafters = () if from_text else self._drafters(model, wish.strategy)
+        measurements = self._measure(targets, drafters, prompt_length=prompt_length)
+        if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
+            measurements = replace(measurements, guess_count=0.0)
+        if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
+            raise UnsupportedError(f"strategy: {_why_no_guesses(wish)}")
         if measurements.request_count == 1:
             self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
-        plan = self._planner.choose(measurements, wish)
+        if from_text or not (drafters or wish.strategy or wish.drafter):
+            plan = self._plan_for_text(measurements, wish)
+        else:
+            plan = replace(self._planner.choose(measurements, wish), drafter=wish.drafter)
         if wish.target_count and METHODS[plan.strategy].overlaps:
             plan = replace(plan, target_count=wish.target_count)
         return plan if wish.strategy is None else replace(plan, note="")
 
-    def learn(self, *, accepted_count: int, rejected_count: int, verification_count: int) -> None:
+    def _plan_for_text(self, measurements: Measurements, wish: Wish) -> Plan:
+        """Plan a request whose text is the only drafter, if it is of use.
+
+        Where it is not used nothing is learnt of it, and texts change: so each such request pulls
+        what is known a little back to what is assumed.
+        """
+        by_text = replace(
+            measurements,
+            drafter_step_ns=_TEXT_STEP_NS,
+            acceptance_rate=self._text_rate.value,
+            drafter_count=1,
+            # Of a round's two calls there is one.
+            call_ns=measurements.call_ns // 2,
+        )
+        plan = self._planner.choose_for_text(measurements, wish, by_text=by_text)
+        if not METHODS[plan.strategy].drafts:
+            self._text_rate.add(_ASSUMED_TEXT_RATE, count=1)
+        return plan
+
+    def learn(
+        self,
+        drafts: DraftStatistics,
+        *,
+        strategy: Strategy,
+        verification_count: int,
+        text_accepted_count: int = 0,
+        text_rejected_count: int = 0,
+    ) -> None:
         """Take in what became of a request's draft tokens, and what its verifications cost.
+
+        Of a request for which the text itself has drafted, too, only that is learnt: which draft
+        tokens were a server's cannot be told.
 
         With several requests at once, the CPU time since the last of them ended was spent on all;
         in the long run so were the verifications that it is set against.
         """
-        self._acceptance_rate.add(accepted_count, count=accepted_count + rejected_count)
+        if METHODS[strategy].self_drafts:
+            # Each verdict has a token of the target's own; the first one had nothing to judge.
+            count = max(0, len(drafts.accepted_runs) - 1)
+            self._guess_count.add(drafts.accepted + drafts.rejected + drafts.discarded, count=count)
+            self._guesses_accepted.add(drafts.accepted, count=count)
+        elif text_count := text_accepted_count + text_rejected_count:
+            self._text_rate.add(text_accepted_count, count=text_count)
+        else:
+            judged_count = drafts.first_accepted + drafts.rejected
+            self._acceptance_rate.add(drafts.first_accepted, count=judged_count)
         now_ns = self._cpu_clock()
         self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verification_count)
         self._cpu_seen_ns = now_ns
@@ -154,7 +213,20 @@ class Planning:
             drafting_count=1 + (_others((drafter,), own=drafter.session_count) if drafter else 0),
             target_prices=target.prices,
             drafter_prices=drafter.latency.prices if drafter else RowPrices(),
+            guess_count=self._guess_count.value if _self_draft(targets) else 0.0,
+            guesses_accepted=self._guesses_accepted.value,
         )
+
+
+def _self_draft(targets: Sequence[ModelServer]) -> bool:
+    """Whether one of these drafts for itself: a request that wants that works there."""
+    return any(it.facts is not None and it.facts.self_draft_depth > 0 for it in targets)
+
+
+def _why_no_guesses(wish: Wish) -> str:
+    if wish.rule is not VerificationRule.EXACT:
+        return "what a target drafts for itself is judged by EXACT, not by REJECTION"
+    return "no target of this model drafts for itself (paceline serve target --adapter)"
 
 
 def _others(servers: Sequence[ModelServer], *, own: int) -> int:

@@ -13,6 +13,7 @@ from paceline_orchestrator.planning.estimates import (
     needed_target_count,
     on_its_part,
     plain,
+    self_speculative,
     smallest_lookahead,
     speculative,
     stretch,
@@ -93,6 +94,6 @@ FORECASTS: dict[Strategy, Callable[[Case], Option]] = {
     Strategy.AUTOREGRESSIVE: lambda case: plain(case.measurements),
     Strategy.SPECULATIVE: lambda case: speculative(case.measurements, case.lookahead),
     Strategy.DISTRIBUTED: _distributed,
+    Strategy.SELF_SPECULATIVE: lambda case: self_speculative(case.measurements),
 }
-"""By method, as in paceline_protocol.methods; asked only where there is a drafter, or none needed.
-"""
+"""By method, as in paceline_protocol.methods; asked only where there is what the method needs."""

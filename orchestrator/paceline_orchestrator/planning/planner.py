@@ -8,25 +8,35 @@ this process CPU time, and under load the servers are shared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.estimates import Option, plain
+from paceline_orchestrator.planning.estimates import Option, plain, speculative
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
-from paceline_protocol.methods import METHODS
+from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_orchestrator.planning.estimates import Measurements
-    from paceline_protocol.methods import Strategy
+    from paceline_protocol.methods import Method
 
-__all__ = ["Plan", "Planner", "Wish"]
+__all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
 
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
+
+
+class DrafterKind(Enum):
+    """Who drafts; see orchestrator_service.proto, which has the same names."""
+
+    SERVER = "server"
+    MAX_GRAM = "max-gram"
+    SERVER_AND_MAX_GRAM = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,7 @@ class Plan:
         token_ns: Expected time for each token after the first.
         plain_token_ns: The same, had it been decoded plainly.
         note: What was chosen and why, in one line.
+        drafter: Who drafts; None: servers, and the text itself while there is none.
     """
 
     strategy: Strategy
@@ -52,6 +63,7 @@ class Plan:
     token_ns: int
     plain_token_ns: int
     note: str
+    drafter: DrafterKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +74,15 @@ class Wish:
         strategy: The method.
         lookahead: Draft tokens in a verification.
         target_count: The most targets to use.
+        rule: How draft tokens are judged; nobody chooses that but the request.
+        drafter: Who drafts.
     """
 
     strategy: Strategy | None = None
     lookahead: int | None = None
     target_count: int | None = None
+    rule: VerificationRule = VerificationRule.EXACT
+    drafter: DrafterKind | None = None
 
 
 _NO_WISH = Wish()
@@ -96,7 +112,7 @@ class Planner:
         options = [
             FORECASTS[strategy](case)
             for strategy, method in METHODS.items()
-            if measurements.drafter_count or not method.drafts
+            if _has_what_it_needs(method, measurements)
         ]
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
@@ -111,6 +127,51 @@ class Planner:
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
         return self._plan(best, measurements, others=[each for each in options if each is not best])
+
+    def choose_for_text(
+        self, measurements: Measurements, wish: Wish = _NO_WISH, *, by_text: Measurements
+    ) -> Plan:
+        """Plan a request for which the text itself drafts.
+
+        Its drafts cost nothing, so a round of SI is a verification, and DSI is as many rounds at
+        once as there are targets. That is not promised to be faster, so it is for who asks for it.
+
+        Args:
+            measurements: What is known.
+            wish: What the request says.
+            by_text: The same, with what is known of the text as of a drafter.
+        """
+        plainly, guessing = plain(measurements), speculative(by_text, wish.lookahead)
+        case = Case(measurements, wish.lookahead, 1, self._rehearsals)
+        by_itself = [
+            FORECASTS[strategy](case)
+            for strategy, method in METHODS.items()
+            if method.self_drafts and _has_what_it_needs(method, measurements)
+        ]
+        ranked = [plainly, guessing, *by_itself]
+        options = {it.strategy: it for it in ranked}
+        options[Strategy.DISTRIBUTED] = replace(
+            guessing,
+            strategy=Strategy.DISTRIBUTED,
+            target_count=min(wish.target_count or measurements.part, measurements.target_count),
+        )
+        if wish.strategy is not None:
+            best = options[wish.strategy]
+        else:
+            best = plainly
+            for option in ranked[1:]:
+                if option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
+                    best = option
+        others = [it for it in ranked if it.strategy is not best.strategy]
+        plan = self._plan(best, measurements, others=others)
+        drafts = METHODS[best.strategy].drafts
+        note = f"{best}, drafted from the text itself" if drafts else str(best)
+        return replace(
+            plan,
+            broadcast_prefill=False,
+            note=f"{note} ({_why(best, measurements, others)})",
+            drafter=DrafterKind.MAX_GRAM if drafts else None,
+        )
 
     def refine(self) -> None:
         """Simulate DSI where it was not yet, so that `choose` knows its best lookahead and start.
@@ -147,6 +208,13 @@ class Planner:
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
         return self._starts.broadcasts(start)
+
+
+def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:
+    return bool(
+        (measurements.drafter_count or not method.drafts)
+        and (measurements.guess_count or not method.self_drafts)
+    )
 
 
 def _why(best: Option, measurements: Measurements, others: Sequence[Option]) -> str:

@@ -25,7 +25,8 @@ from paceline_orchestrator.planning.estimates import (
 )
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:

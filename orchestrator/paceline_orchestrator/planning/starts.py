@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from paceline_orchestrator.planning.rehearsal import VERIFICATION
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.simulation import AgreementOracle, ServerLatency, simulate
+from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:

@@ -54,9 +54,13 @@ class MedusaHeads(nn.Module):
     def draft_logits(self, model: Any, trunk: Trunk) -> Iterator[Tensor]:
         """Yield each head's logits: (B, T, V)."""
         del model
+        return self.guess(trunk.last)
+
+    def guess(self, last: Tensor) -> Iterator[Tensor]:
+        """Yield each head's logits, (..., V), of what the model's own head gets: (..., E)."""
         for block, bias, head in zip(self.blocks, self.biases, self.heads, strict=True):
-            inner = functional.silu(functional.linear(trunk.last, block, bias))
-            yield functional.linear(trunk.last + inner, head)
+            inner = functional.silu(functional.linear(last, block, bias))
+            yield functional.linear(last + inner, head)
 
     def early_logits(self, model: Any, trunk: Trunk) -> Tensor | None:
         """Return None: nothing is pruned before the last layer."""

@@ -24,6 +24,7 @@ __all__ = [
     "propose",
     "prune_by_count",
     "prune_by_threshold",
+    "rank_counts",
 ]
 
 RankPath: TypeAlias = tuple[int, ...]
@@ -79,6 +80,14 @@ def check_tree(paths: Sequence[RankPath], *, reach: int, most_ranks: int) -> Non
         if path[:-1] not in seen:
             raise ValueError(f"{path} stands before its parent")
         seen.add(path)
+
+
+def rank_counts(paths: Sequence[RankPath]) -> list[int]:
+    """Count how many guesses a tree asks for at each depth."""
+    counts = [0] * max(map(len, paths), default=0)
+    for path in paths:
+        counts[len(path) - 1] = max(counts[len(path) - 1], path[-1] + 1)
+    return counts
 
 
 def propose(paths: Sequence[RankPath], guesses: Sequence[Sequence[int]]) -> Proposal:

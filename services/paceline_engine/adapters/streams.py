@@ -15,7 +15,9 @@ rows may see, H heads, G key and value heads, D their width, E the model's width
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.adapters.trunk import Trunk
 
-__all__ = ["LOW_RANK_PARTS", "StreamLayer", "Streams"]
+__all__ = ["LOW_RANK_PARTS", "SeenTokens", "StreamLayer", "Streams"]
 
 _EMBEDDING_STD = 0.02
 
@@ -40,6 +42,27 @@ LOW_RANK_PARTS = (
     "mlp.down_proj",
 )
 """What gets low-rank weights: all products of a layer. Difference: the paper does not say which."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """What a main row sees, itself included.
+
+    Attributes:
+        keys, values: The main stream's of each upper layer: (1, G, L, D).
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
+class _Attend(Protocol):
+    """Attends with stream rows, each to what its main row sees and the streams before it."""
+
+    def __call__(
+        self, queries: Tensor, own_keys: Tensor, own_values: Tensor, *, scale: float
+    ) -> Tensor:
+        """Attend with (B, R, J, H, D) to the rows' own (B, R, J, G, D); return the first shape."""
 
 
 class _LowRank(nn.Module):
@@ -78,9 +101,7 @@ class StreamLayer(nn.Module):
         hidden: Tensor,
         layer: Any,
         *,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
+        attend: _Attend,
         rotation: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Compute (B, R, J, E) from (B, R, J, E).
@@ -88,8 +109,7 @@ class StreamLayer(nn.Module):
         Args:
             hidden: Stream rows.
             layer: The model's own layer.
-            keys, values: The main stream's in this layer: (B, G, L, D).
-            mask: (R, L), added to the products with them.
+            attend: To the main stream in this layer, too.
             rotation: Cosines and sines for stream rows: (R, J, D) each.
         """
         attention = layer.self_attn
@@ -98,13 +118,10 @@ class StreamLayer(nn.Module):
             torch.unflatten(self._product(place, layer, inner), -1, (-1, attention.head_dim))
             for place in range(3)
         )
-        seen = _attend(
+        seen = attend(
             _rotate(queries, rotation),
             _rotate(own_keys, rotation),
             own_values,
-            keys=keys,
-            values=values,
-            mask=mask,
             scale=attention.scaling,
         )
         hidden = hidden + self._product(3, layer, seen.flatten(-2))
@@ -203,18 +220,47 @@ class Streams(nn.Module):
             The same for a row alone, among others, and in a tree (tests/unit/engine/
             test_streams.py).
         """
+        mask = entering.new_zeros(sees.shape).masked_fill_(~sees, -math.inf)
+        attends = [
+            partial(_attend, keys=own_keys, values=own_values, mask=mask)
+            for own_keys, own_values in zip(keys, values, strict=True)
+        ]
+        return self._through(model, entering, positions=positions, attends=attends)
+
+    def guess(
+        self, model: Any, entering: Tensor, *, positions: Tensor, seen: Sequence[SeenTokens]
+    ) -> Iterator[Tensor]:
+        """Yield each stream's logits beside single rows of any texts: (R, V).
+
+        Args:
+            model: The one that they are for.
+            entering: (R, E) what enters the upper layers in the main rows.
+            positions: (R,) of the main rows in their texts.
+            seen: What each of them sees.
+        """
+        attends = [
+            partial(
+                _attend_apart,
+                keys=[each.keys[layer] for each in seen],
+                values=[each.values[layer] for each in seen],
+            )
+            for layer in range(len(self.layers))
+        ]
+        hidden = self._through(model, entering[None], positions=positions, attends=attends)
+        for stream in hidden[0].unbind(1):
+            yield model.lm_head(model.model.norm(stream))
+
+    def _through(
+        self, model: Any, entering: Tensor, *, positions: Tensor, attends: Sequence[_Attend]
+    ) -> Tensor:
+        """Compute the streams beside (B, R, E) through all upper layers: (B, R, J, E)."""
         hidden = entering[:, :, None] + self.embeddings.to(entering.dtype)
         offsets = torch.arange(1, self.reach + 1, device=positions.device)
         rotation = model.model.rotary_emb(hidden, (positions[:, None] + offsets).reshape(1, -1))
         cosines, sines = (each.view(len(positions), self.reach, -1) for each in rotation)
-        mask = entering.new_zeros(sees.shape).masked_fill_(~sees, -math.inf)
         own_layers = model.model.layers[-len(self.layers) :]
-        for layer, own, own_keys, own_values in zip(
-            self.layers, own_layers, keys, values, strict=True
-        ):
-            hidden = layer(
-                hidden, own, keys=own_keys, values=own_values, mask=mask, rotation=(cosines, sines)
-            )
+        for layer, own, attend in zip(self.layers, own_layers, attends, strict=True):
+            hidden = layer(hidden, own, attend=attend, rotation=(cosines, sines))
         return hidden
 
     def early_logits(self, model: Any, trunk: Trunk) -> Tensor:
@@ -244,22 +290,44 @@ def _attend(
     """
     _, rows, streams, heads, _ = queries.shape
     group = heads // keys.shape[1]
-    keys, values = (each.repeat_interleave(group, 1) for each in (keys, values))
-    # (B, H, R, J, D) from here on.
-    asked = queries.permute(0, 3, 1, 2, 4) * scale
+    # (B, G, H / G, R, J, D) from here on: so the main stream's keys need not be copied.
+    asked = torch.unflatten(queries, 3, (-1, group)).permute(0, 3, 4, 1, 2, 5) * scale
     own_keys, own_values = (
-        each.repeat_interleave(group, 3).permute(0, 3, 1, 2, 4) for each in (own_keys, own_values)
+        each.permute(0, 3, 1, 2, 4)[:, :, None] for each in (own_keys, own_values)
     )
-    shape = (rows, streams)
-    to_main = torch.unflatten(asked.flatten(2, 3) @ keys.transpose(-1, -2), 2, shape)
+    shape = (group, rows, streams)
+    to_main = torch.unflatten(asked.flatten(2, 4) @ keys.transpose(-1, -2), 2, shape)
     later = torch.ones(streams, streams, dtype=torch.bool, device=queries.device).triu(1)
     to_own = (asked @ own_keys.transpose(-1, -2)).masked_fill(later, -math.inf)
     products = torch.cat((to_main + mask[:, None], to_own), -1)
     summed_in = torch.promote_types(products.dtype, torch.float32)
     weights = products.softmax(-1, dtype=summed_in).to(queries.dtype)
     from_main, from_own = torch.split(weights, [keys.shape[2], streams], -1)
-    seen = torch.unflatten(from_main.flatten(2, 3) @ values, 2, shape) + from_own @ own_values
-    return seen.permute(0, 2, 3, 1, 4)
+    seen = torch.unflatten(from_main.flatten(2, 4) @ values, 2, shape) + from_own @ own_values
+    return seen.permute(0, 3, 4, 1, 2, 5).flatten(3, 4)
+
+
+def _attend_apart(
+    queries: Tensor,
+    own_keys: Tensor,
+    own_values: Tensor,
+    *,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scale: float,
+) -> Tensor:
+    """Attend with each of R rows, (1, R, J, H, D), to a text of its own: R times (1, G, L, D)."""
+    rows = [
+        _attend(
+            *(each[:, row : row + 1] for each in (queries, own_keys, own_values)),
+            keys=keys[row],
+            values=values[row],
+            mask=queries.new_zeros(1, keys[row].shape[2]),
+            scale=scale,
+        )
+        for row in range(queries.shape[1])
+    ]
+    return torch.cat(rows, 1)
 
 
 def _rotate(states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

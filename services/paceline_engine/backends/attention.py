@@ -60,12 +60,17 @@ class ForwardRows(Protocol):
         token_ids, positions: (T,) int64.
         longest: More than the largest position.
         scored: Which rows to score.
+        read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
+            head gets; None: nothing.
+        read: That: (scored, E).
     """
 
     token_ids: Tensor
     positions: Tensor
     longest: int
     scored: Tensor | slice
+    read_at: int | None
+    read: Tensor | None
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
@@ -114,6 +119,8 @@ class SharedRows:
         self.positions = torch.tensor(positions).to(device, non_blocking=True)
         self.longest = max(positions) + 1
         self.scored = self._scored(scored_counts, device)
+        self.read_at: int | None = None
+        self.read: Tensor | None = None
 
     def _scored(self, counts: Sequence[int], device: torch.device) -> Tensor | slice:
         total = sum(self._counts)

@@ -18,7 +18,7 @@ from paceline_engine import fields
 from paceline_engine.calls import VerificationRule
 from paceline_engine.draft_tree import DraftTree
 from paceline_engine.items import Decode, Item, Judge, Judgement, Outcome
-from paceline_engine.proposal import Proposal
+from paceline_engine.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,6 @@ __all__ = [
     "TokenMemory",
 ]
 
-_NOTHING = Proposal()
 
 Interrupt: TypeAlias = threading.Event
 """Set by another thread when a forward has become worthless."""
@@ -94,12 +93,14 @@ class Feed:
         token_ids: What to append to it: one row for each.
         scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
         parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+        proposes: Whether the model is asked for guesses of its own beside the scored rows.
     """
 
     cache: ModelCache
     token_ids: array[int]
     scored_count: int
     parents: Sequence[int] = ()
+    proposes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Backend(ABC):
             items: Of different texts. Their proposals are chains, unless the model knows trees.
             interrupt: Set when nobody waits for any of them.
             row_limit: Rows that the forward may have, more than the others need: the last item's
-                prefix is cut to what is left.
+                prefix is cut to what is left, one row at least.
 
         Returns:
             For each item what it got, or the error that it alone has: InvalidFieldError if what a
@@ -171,7 +172,7 @@ class Backend(ABC):
         feeds: list[Feed] = []
         for item in items:
             try:
-                feed = self._feed(item, row_limit)
+                feed = self._feed(item, row_limit if item is items[-1] else None)
             except PacelineError as error:
                 answers.append(error)
                 continue
@@ -205,11 +206,11 @@ class Backend(ABC):
         fed = item.prefix[cache.keep(item.prefix) :]
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
-            return Feed(cache, fed[: min(row_limit, len(fed) - 1)], 0)
+            return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
         fed.extend(block)
         if tree:
             return Feed(cache, fed, len(item.block), tree.parents)
-        return Feed(cache, fed, len(block) + 1, item.parents)
+        return Feed(cache, fed, len(block) + 1, item.parents, proposes=item.proposes)
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
@@ -240,7 +241,7 @@ class Backend(ABC):
             if isinstance(item.task, Judge):
                 return Outcome(row_count, judgement=self._judge(scores, item.task, item))
             if isinstance(item.task, Decode):
-                task = Judge(_NOTHING, item.task.logprobs)
+                task = Judge(NOTHING, item.task.logprobs)
                 return Outcome(row_count, judgement=self._judge(scores, task, item))
             if item.task.width == 1:
                 return Outcome(row_count, drafted=self._draft(scores, item))

@@ -55,6 +55,8 @@ class CapturedStep:
         self.positions = torch.full_like(self.token_ids, text.length)
         self.longest = text.capacity
         self.scored: Tensor | slice = slice(0, 1)
+        self.read_at: int | None = None
+        self.read: Tensor | None = None
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now: a recording must not make a table longer.

@@ -14,6 +14,7 @@ there at once, for one layer at a time.
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from paceline_engine.backends.attention import Attention, SharedRows
 from paceline_engine.model_cache import ModelCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline_engine.backends.attention import ForwardRows
 
@@ -84,18 +85,39 @@ class LibraryDecoder:
         kept = _KeptRows(rows) if self._makes_keys else None
         token = _rows.set(rows)
         try:
-            output = self._model(
-                rows.token_ids[None],
-                position_ids=rows.positions[None],
-                attention_mask=torch.ones_like(rows.token_ids)[None],
-                past_key_values=kept,
-                use_cache=kept is not None,
-                **options,
-            )
+            with self._reading(rows):
+                output = self._model(
+                    rows.token_ids[None],
+                    position_ids=rows.positions[None],
+                    attention_mask=torch.ones_like(rows.token_ids)[None],
+                    past_key_values=kept,
+                    use_cache=kept is not None,
+                    **options,
+                )
         finally:
             _rows.reset(token)
         logits: Tensor = output.logits[0]
         return logits if options else logits[rows.scored]
+
+    @contextmanager
+    def _reading(self, rows: SharedRows) -> Iterator[None]:
+        """Keep what is to be read of a forward's scored rows."""
+        if rows.read_at is None:
+            yield
+            return
+        is_last = rows.read_at == len(self.layers)
+        module = self._model.lm_head if is_last else self.layers[rows.read_at]
+        # The head is given the scored rows alone, where the model can be told them.
+        has_all = not (is_last and self._scores_some_rows)
+
+        def read(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            rows.read = inputs[0][0][rows.scored] if has_all else inputs[0][0]
+
+        handle = module.register_forward_pre_hook(read)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 class _KeptRows(DynamicCache):

@@ -88,9 +88,14 @@ class FusedLlama:
             table.index_select(0, rows.positions) for table in self.rotations(rows.longest)
         )
         hidden = functional.embedding(rows.token_ids, self._embedding.weight)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if index == rows.read_at:
+                rows.read = hidden[rows.scored]
             hidden = layer(hidden, rotation, rows)
-        return self._head(self._norm(hidden[rows.scored]))
+        last = self._norm(hidden[rows.scored])
+        if rows.read_at == len(self.layers):
+            rows.read = last
+        return self._head(last)
 
     def rotations(self, length: int) -> Rotation:
         """Return the rotations of the first positions: (length, D) each.

@@ -15,6 +15,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_engine.adapters.rank_paths import likeliest_tree, propose, rank_counts
 from paceline_engine.backends.base import (
     Backend,
     Feed,
@@ -30,6 +31,7 @@ from paceline_engine.proposal import Proposal, SparseDistribution
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline_engine.adapters.rank_paths import RankPath
     from paceline_engine.draft_tree import Ranked
 
 __all__ = ["SimulatedBackend", "SimulatedCache", "SimulatedModel", "simulated_tokenizer"]
@@ -54,6 +56,9 @@ class SimulatedModel:
         rank_decay: q of a drafter that is wrong: its n-th runner-up is the target's token with
             probability q (1 - q)^(n - 1); in (0, 1]. 0.4 is assumed, not measured.
         vocabulary_size: 2 or more. From 512 on, only readable fill tokens are chosen.
+        self_rates: Of a target that drafts for itself: how often each of its guesses is right,
+            the one after its own next token first. Empty: it does not.
+        self_nodes: How many guesses it proposes at most.
         context_length: The most tokens a session can hold.
         salt: Models with the same salt and vocabulary continue a text alike.
         name: What people call it.
@@ -67,6 +72,8 @@ class SimulatedModel:
     context_length: int = 1 << 17
     salt: int = 0
     rank_decay: float = 0.4
+    self_rates: tuple[float, ...] = ()
+    self_nodes: int = 16
     name: str = "simulated"
 
 
@@ -87,7 +94,11 @@ class SimulatedBackend(Backend):
             raise ModelLoadError(f"vocabulary_size {model.vocabulary_size} is below 2")
         if min(model.ttft_seconds, model.tpot_seconds, model.row_seconds) < 0:
             raise ModelLoadError("a simulated latency is below 0")
+        if not all(0 <= rate <= 1 for rate in model.self_rates):
+            raise ModelLoadError(f"self_rates {model.self_rates} are not in [0, 1]")
         self.model = model
+        self._paths = self._self_drafts()
+        self._widths = rank_counts(self._paths)
         self.tokenizer = simulated_tokenizer(model.vocabulary_size)
         identity = f"{model.vocabulary_size} {model.salt} {model.acceptance_rate}"
         if model.acceptance_rate < 1:
@@ -110,6 +121,8 @@ class SimulatedBackend(Backend):
             takes_trees=True,
             is_invariant=True,
             verification_rules=(VerificationRule.EXACT,),
+            self_draft_depth=max(map(len, self._paths), default=0),
+            self_draft_kind="simulated" if self._paths else "",
         )
 
     def new_cache(self, spec: SessionSpec) -> SimulatedCache:
@@ -138,7 +151,30 @@ class SimulatedBackend(Backend):
         path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.
         logprobs = (0.0,) * (len(path) + 1) if task.logprobs else ()
-        return Judgement(path, next_token, logprobs)
+        if not task.propose:
+            return Judgement(path, next_token, logprobs)
+        guessed = self._propose(scores[path[-1] + 1 if path else 0])
+        return Judgement(path, next_token, logprobs, guessed)
+
+    def _propose(self, prefix_hash: int) -> Proposal:
+        """Guess what follows the target's next token, as far as it guesses.
+
+        A guess is right or wrong by itself, whatever another row's guess at the place was.
+        """
+        guesses = []
+        for place, width in enumerate(self._widths):
+            prefix_hash = _after(prefix_hash, self._target_token(prefix_hash))
+            opinion = _mix((prefix_hash ^ _MASK) + place + 1)
+            rate = self.model.self_rates[place]
+            ranked = self._ranked(prefix_hash, width, rate=rate, opinion=opinion)
+            guesses.append([token for token, _ in ranked])
+        return propose(self._paths, guesses)
+
+    def _self_drafts(self) -> tuple[RankPath, ...]:
+        """Return the tree of the likeliest guesses."""
+        ranks = range(min(self.model.self_nodes, self.model.vocabulary_size - 1))
+        rates = [[self._share(rank, rate=rate) for rank in ranks] for rate in self.model.self_rates]
+        return likeliest_tree(rates, node_count=self.model.self_nodes)
 
     def _draft(self, scores: Sequence[int], item: Item) -> Proposal:
         token = self._target_token(scores[0])
@@ -152,17 +188,24 @@ class SimulatedBackend(Backend):
 
     def _rank(self, scores: Sequence[int], item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
-        return [self._ranked(each, item.task.width) for each in scores]
+        rate = self.model.acceptance_rate
+        return [
+            self._ranked(each, item.task.width, rate=rate, opinion=_mix(each ^ _MASK))
+            for each in scores
+        ]
 
-    def _ranked(self, prefix_hash: int, count: int) -> Ranked:
+    def _ranked(self, prefix_hash: int, count: int, *, rate: float, opinion: int) -> Ranked:
         """Put the target's token at its rank, and others around it.
 
         It is the first with probability a, else the r-th with q (1 - q)^(r - 2) of the rest.
+
+        Args:
+            rate: a.
+            opinion: 64 random bits.
         """
-        right, opinion = self._target_token(prefix_hash), _mix(prefix_hash ^ _MASK)
-        size, rate, decay = (
+        right, size, decay = (
+            self._target_token(prefix_hash),
             self.model.vocabulary_size,
-            self.model.acceptance_rate,
             self.model.rank_decay,
         )
         rank = 0
@@ -175,9 +218,13 @@ class SimulatedBackend(Backend):
         count = min(count, size - 1)
         wrong = ((right + 1 + (opinion + n) % (size - 1)) % size for n in range(count))
         token_ids = [right if place == rank else next(wrong) for place in range(count)]
-        later = (1 - rate) * decay
-        shares = [rate, *(later * (1 - decay) ** n for n in range(count - 1))]
+        shares = [self._share(place, rate=rate) for place in range(count)]
         return list(zip(token_ids, shares, strict=True))
+
+    def _share(self, rank: int, *, rate: float) -> float:
+        """Return how often the token at a rank, from 0, is the target's."""
+        decay = self.model.rank_decay
+        return (1 - rate) * decay * (1 - decay) ** (rank - 1) if rank else rate
 
     def _target_token(self, prefix_hash: int) -> int:
         first = _first_fill_token(self.model.vocabulary_size)
@@ -196,10 +243,10 @@ class SimulatedCache(ModelCache):
         """Hash tokens on, and return the hashes of the scored rows."""
         hashes, text_count = self._hashes, len(feed.token_ids) - len(feed.parents)
         for token in feed.token_ids[:text_count]:
-            hashes.append(_mix(hashes[-1] ^ (token + 1)))
+            hashes.append(_after(hashes[-1], token))
         text_end = self.length + text_count
         for token, parent in zip(feed.token_ids[text_count:], feed.parents, strict=True):
-            hashes.append(_mix(hashes[text_end + parent] ^ (token + 1)))
+            hashes.append(_after(hashes[text_end + parent], token))
         return hashes[len(hashes) - feed.scored_count :]
 
     def _gather(self, path: Sequence[int]) -> None:
@@ -274,6 +321,10 @@ def _wait_until(deadline: float, interrupt: Interrupt) -> None:
         left = deadline - time.monotonic()
         if interrupt.wait(max(0.0, left - _WAKE_SECONDS)):
             raise ForwardInterrupted
+
+
+def _after(prefix_hash: int, token: int) -> int:
+    return _mix(prefix_hash ^ (token + 1))
 
 
 def _mix(value: int) -> int:

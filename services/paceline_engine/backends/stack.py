@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import Backend, ModelLoadError, TokenMemory
+from paceline_engine.calls import VerificationRule
 from paceline_engine.cascade import CascadeDraft, Draw
 from paceline_engine.items import Draft, Item, Outcome
 from paceline_engine.model_cache import ModelCache
@@ -88,6 +89,11 @@ class StackText(ModelCache):
         propose = self._propose if self.max_gram is not None else None
         self.draft = CascadeDraft(matrix, propose=propose, token_count=item.task.max_tokens)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether its draft needs no forward more."""
+        return self.draft is not None and self.draft.wanted is None
+
     def next_item(self, item: Item, *, leniency: float) -> Item:
         """Return the forward that a draft needs next, as an item of its model."""
         assert self.draft is not None
@@ -124,10 +130,15 @@ class StackText(ModelCache):
         assert self._base is not None
         if not self._is_indexed:
             return []
+        assert self._item is not None
         self.max_gram.follow([draw.token_id for draw in text], start=len(self._base))
-        stage = len(self.texts)
+        stage, is_exact = len(self.texts), self._item.spec.rule is VerificationRule.EXACT
         return [
-            Draw(token, stage=stage, distribution=SparseDistribution((token,), (1.0,)))
+            Draw(
+                token,
+                stage=stage,
+                distribution=None if is_exact else SparseDistribution((token,), (1.0,)),
+            )
             for token in self.max_gram.propose(count)
         ]
 
@@ -233,14 +244,21 @@ class StackBackend(Backend):
         self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
     ) -> list[Outcome | Exception]:
         """Do a step of each item: see `Backend.run`. One forward if one model is needed next."""
-        steps = [self._step(item) for item in items]
+        steps = {
+            place: step
+            for place, item in enumerate(items)
+            if (step := self._step(item)) is not None
+        }
         answers: dict[int, Outcome | Exception] = {}
-        for stage in dict.fromkeys(step.stage for step in steps):
-            places = [place for place, step in enumerate(steps) if step.stage == stage]
+        for stage in dict.fromkeys(step.stage for step in steps.values()):
+            places = [place for place, step in steps.items() if step.stage == stage]
             # The limit cuts the last item only, and says what all of them have together.
             limit = row_limit if places[-1] == len(items) - 1 else None
             if limit is not None:
-                limit -= sum(step.inner.row_count() for step in steps if step.stage != stage)
+                # Drafts that begin here can need more than that: then it is below 0.
+                limit -= sum(
+                    step.inner.row_count() for step in steps.values() if step.stage != stage
+                )
             started_ns = self._clock_ns()
             given = self.models[stage].run(
                 [steps[place].inner for place in places], interrupt, row_limit=limit
@@ -248,15 +266,23 @@ class StackBackend(Backend):
             self._learn(stage, given, self._clock_ns() - started_ns)
             answers.update(zip(places, given, strict=True))
         # Only now: had a later forward been given up, this step would be done again.
-        return [self._take(item, steps[place], answers[place]) for place, item in enumerate(items)]
+        return [
+            self._take(item, steps[place], answers[place])
+            if place in steps
+            else self._found(item, row_count=0)
+            for place, item in enumerate(items)
+        ]
 
-    def _step(self, item: Item) -> _Step:
+    def _step(self, item: Item) -> _Step | None:
+        """Return what an item needs next; None if Max-Gram alone has found all of a draft."""
         text = item.cache
         assert isinstance(text, StackText)
         if not isinstance(item.task, Draft):
             inner = Item(text.texts[0], item.spec, item.prefix, item.task)
             return _Step(0, inner)
         text.begin(item, self.matrix)
+        if text.is_done:
+            return None
         return _Step(text.stage(item.prefix), text.next_item(item, leniency=self._leniency))
 
     def _learn(self, stage: int, given: Sequence[Outcome | Exception], forward_ns: int) -> None:
@@ -278,12 +304,17 @@ class StackBackend(Backend):
         self._numbers.judge(task, accepted_count=len(answer.judgement.accepted_path))
         self.proposed_count += sum(draw.stage == len(self.models) for draw in task.draws)
         text.draft.answer(answer.judgement.draws)
+        return self._found(item, row_count=answer.row_count)
+
+    def _found(self, item: Item, *, row_count: int) -> Outcome:
+        """Return what a draft has found since its last step."""
+        text = item.cache
+        assert isinstance(text, StackText)
+        assert text.draft is not None
         found = text.draft.take_found()
         distributions = tuple(draw.distribution for draw in found if draw.distribution)
         tokens = tuple(draw.token_id for draw in found)
-        return Outcome(
-            answer.row_count, drafted=Proposal(tokens, (), distributions), is_inner=not found
-        )
+        return Outcome(row_count, drafted=Proposal(tokens, (), distributions), is_inner=not found)
 
     def _forward(self, feeds: object, interrupt: Interrupt) -> Sequence[object]:
         raise NotImplementedError("its models compute")

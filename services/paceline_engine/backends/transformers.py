@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OverloadedError
+from paceline.errors import OverloadedError, PacelineError
 from paceline_engine.backends.attention import SharedRows
 from paceline_engine.backends.base import (
     Backend,
@@ -36,15 +38,18 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
+from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
 from paceline_engine.decisions import draft_from, judge_by, rank_from
-from paceline_engine.items import Draft
+from paceline_engine.items import Draft, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline_engine.adapters.files import LoadedAdapter
     from paceline_engine.calls import SessionSpec
     from paceline_engine.draft_tree import Ranked
-    from paceline_engine.items import Item, Judge, Judgement, Outcome
+    from paceline_engine.items import Item, Judge, Judgement
+    from paceline_engine.model_cache import ModelCache
     from paceline_engine.proposal import Proposal
 
 __all__ = ["TransformersBackend"]
@@ -80,12 +85,15 @@ class TransformersBackend(Backend):
         model: The library's.
         decoder: What computes rows of texts; None: the library does, one text at a time.
         captures: Whether forwards of one row are recorded and replayed.
+        self_drafter: What guesses beside the rows that decide, or None.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
         the moment of launching: what has been launched already still runs. A captured forward
         always runs to its end.
     """
+
+    self_drafter: SelfDrafter | None
 
     def __init__(
         self,
@@ -97,6 +105,7 @@ class TransformersBackend(Backend):
         threads: int = 1,
         capture: bool = False,
         invariant: bool = False,
+        adapter: str = "",
     ) -> None:
         """Load a model.
 
@@ -110,10 +119,11 @@ class TransformersBackend(Backend):
                 half way.
             invariant: Let a row's logits follow from its text alone, bit by bit: see
                 `backends/invariant.py`.
+            adapter: Directory with an adapter for it; empty: it does not draft for itself.
 
         Raises:
-            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, or
-                it cannot be invariant.
+            ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
+                cannot be invariant, or the adapter is not one for it.
         """
         self.device = usable_device(device)
         if invariant and (self.device.type != "cpu" or threads != 1):
@@ -126,6 +136,7 @@ class TransformersBackend(Backend):
         self.tokenizer = files.tokenizer
         self.chat_template = find_chat_template(files.directory, files.tokenizer)
         loaded = load_model(files, dtype=dtype).to(self.device)
+        guesses = load_for(files, loaded, Path(adapter)) if adapter else None
         self._adopt(files.name, loaded, capture=capture, invariant=invariant)
         self.description = describe(
             files,
@@ -138,6 +149,20 @@ class TransformersBackend(Backend):
         )
         if invariant:
             self._check_invariance()
+        if guesses is not None:
+            self._draft_for_itself(guesses)
+
+    def _draft_for_itself(self, adapter: LoadedAdapter) -> None:
+        if self.decoder is None:
+            raise ModelLoadError(
+                f"model {self.description.name!r} is computed in the library's own way, where no"
+                " adapter can read what it needs"
+            )
+        drafter = SelfDrafter(adapter, self.model, takes_trees=self.description.takes_trees)
+        self.self_drafter = drafter
+        self.description = replace(
+            self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
+        )
 
     def _adopt(self, name: str, model: Any, *, capture: bool, invariant: bool = False) -> None:
         self.model = model
@@ -154,6 +179,8 @@ class TransformersBackend(Backend):
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
+        self.self_drafter = None
+        self._read: dict[ModelCache, Tensor] = {}
         can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
         self.captures = capture and can_capture
         if capture and not can_capture:
@@ -187,7 +214,46 @@ class TransformersBackend(Backend):
         """Do a step of each item: see `Backend.run`."""
         # A part of a prefix would have the rotations of a shorter text.
         limit = None if rotations_change(self.model.config) else row_limit
-        return super().run(items, interrupt, row_limit=limit)
+        try:
+            answers = super().run(items, interrupt, row_limit=limit)
+            return self._with_proposals(items, answers)
+        finally:
+            self._read.clear()
+
+    def _with_proposals(
+        self, items: Sequence[Item], answers: list[Outcome | Exception]
+    ) -> list[Outcome | Exception]:
+        """Add what the model guesses by itself to the judgements that were asked for it."""
+        asked = {
+            place: answer.judgement
+            for place, (item, answer) in enumerate(zip(items, answers, strict=True))
+            if item.proposes and isinstance(answer, Outcome) and answer.judgement is not None
+        }
+        if not asked:
+            return answers
+        try:
+            proposals = self._propose([(items[place], each) for place, each in asked.items()])
+        except PacelineError:
+            # The verdicts are there, and a guess is worth no failed call.
+            return answers
+        for (place, judgement), proposal in zip(asked.items(), proposals, strict=True):
+            with_proposal = replace(judgement, proposal=proposal)
+            answers[place] = replace(cast("Outcome", answers[place]), judgement=with_proposal)
+        return answers
+
+    @_on_device()
+    def _propose(self, decided: Sequence[tuple[Item, Judgement]]) -> list[Proposal]:
+        assert self.self_drafter is not None, "else nobody can ask for it"
+        rows = []
+        for item, judgement in decided:
+            path, text = judgement.accepted_path, cast("KeyValues", item.cache)
+            if item.parents:
+                # So that what the row sees lies in one piece; the next call would do it anyway.
+                text.adopt(path)
+            read = self._read[text][path[-1] + 1 if path else 0]
+            rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
+        size = self.description.vocabulary_size
+        return self.self_drafter.propose(rows, vocabulary_size=size)
 
     @_on_device()
     def token_memory(self) -> TokenMemory:
@@ -249,7 +315,7 @@ class TransformersBackend(Backend):
         for feed in feeds:
             cast("KeyValues", feed.cache).make_room(len(feed.token_ids))
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
-        if self.captures and sizes == [(1, 0)]:
+        if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0])]
         return self._compute_rows(feeds)
 
@@ -263,7 +329,14 @@ class TransformersBackend(Backend):
         else:
             parents = [feed.parents for feed in feeds]
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
-        return torch.split(self.decoder(rows)[: sum(counts)], counts)
+        if self.self_drafter is not None and any(feed.proposes for feed in feeds):
+            rows.read_at = self.self_drafter.read_at
+        logits = self.decoder(rows)[: sum(counts)]
+        if rows.read is not None:
+            self._read.update(
+                zip(texts, torch.split(rows.read[: sum(counts)], counts), strict=True)
+            )
+        return torch.split(logits, counts)
 
     def _step(self, feed: Feed) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""

@@ -14,12 +14,16 @@ import time
 from contextlib import aclosing, closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceline import AsyncClient, Client, PacelineError, Tls
 from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, TimelineEvent
 from paceline.request import GenerateOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class UnsupportedError(Exception):
@@ -101,8 +105,8 @@ class Blocking:
     def resume(self, generation: Any) -> Any:
         return self.client.resume(generation)
 
-    def info(self) -> Any:
-        return self.client.info()
+    def info(self, metadata: Any) -> Any:
+        return self.client.info(metadata=metadata)
 
     def close(self) -> None:
         self.client.close()
@@ -146,8 +150,8 @@ class Asyncio:
     def resume(self, generation: Any) -> Any:
         return self.client.resume(generation)
 
-    def info(self) -> Any:
-        return self.runner.run(self.client.info())
+    def info(self, metadata: Any) -> Any:
+        return self.runner.run(self.client.info(metadata=metadata))
 
     def close(self) -> None:
         self.runner.run(self.client.close())
@@ -185,7 +189,8 @@ class Driver:
             case "generate":
                 return self._generate(request)
             case "system_info":
-                return {"system": asdict(self._client(request).info())}
+                metadata = _metadata(request.get("metadata"))
+                return {"system": asdict(self._client(request).info(metadata))}
             case "close":
                 client = self._clients.pop(request["client"], None)
                 if client is not None:
@@ -217,18 +222,42 @@ class Driver:
         return self._clients[name]
 
     def _connect(self, request: dict[str, Any]) -> Blocking | Asyncio:
-        files = request.get("tls")
-        tls = files and Tls(
-            ca_file=files.get("ca"),
-            certificate_file=files.get("certificate"),
-            key_file=files.get("key"),
-        )
-        settings = {"tls": tls, "insecure": request.get("insecure", False)}
+        settings = {
+            "tls": _tls(request.get("tls"), from_memory=request.get("tls_from_memory", False)),
+            "insecure": request.get("insecure", False),
+            "metadata": _metadata(request.get("client_metadata")),
+            "token": _token(request.get("tokens")),
+        }
         if "client_timeout_seconds" in request:
             settings["timeout"] = _number(request["client_timeout_seconds"])
+        address = request.get("addresses") or request["address"]
         if self._runner is None:
-            return Blocking(Client(request["address"], **settings))
-        return Asyncio(AsyncClient(request["address"], **settings), self._runner)
+            return Blocking(Client(address, **settings))
+        return Asyncio(AsyncClient(address, **settings), self._runner)
+
+
+def _tls(files: dict[str, str] | None, *, from_memory: bool) -> Tls | None:
+    if files is None:
+        return None
+    if from_memory:
+        return Tls(**{name: Path(path).read_bytes() for name, path in files.items()})
+    return Tls(**{f"{name}_file": path for name, path in files.items()})
+
+
+def _metadata(metadata: dict[str, str] | None) -> dict[str, str | bytes] | None:
+    """Read metadata, in which bytes are hexadecimal digits."""
+    return metadata and {
+        name: bytes.fromhex(value) if name.endswith("-bin") else value
+        for name, value in metadata.items()
+    }
+
+
+def _token(tokens: list[str] | None) -> Callable[[], str] | None:
+    """Tell one token after the other, and the last one again and again."""
+    if tokens is None:
+        return None
+    left = list(tokens)
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
 def _events(generation: Any, request: dict[str, Any]) -> Any:
@@ -251,6 +280,7 @@ def _call(request: dict[str, Any]) -> dict[str, Any]:
         "prompt": prompt["text"] if "text" in prompt else prompt["token_ids"],
         "timeout": _number(request.get("timeout_seconds")),
         "resume_attempts": request.get("resume_attempts", 0),
+        "metadata": _metadata(request.get("metadata")),
         **options,
     }
 

@@ -11,6 +11,7 @@ from paceline import errors
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_engine.calls import VerificationRule
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
@@ -45,6 +46,10 @@ BAD_REQUESTS = [
     ("target_count", {"target_count": 65}),
     ("drafter_count", {"drafter_count": 0}),
     ("drafter_count", {"drafter_count": 9}),
+    ("width", {"width": 0}),
+    ("width", {"width": 17}),
+    ("branches", {"width": 2, "branches": 65}),
+    ("branches", {"branches": 1}),
     ("verification_rule", {"verification_rule": 99}),
     ("dispatch_policy", {"dispatch_policy": 99}),
     ("request_id", {"request_id": "a b"}),
@@ -85,6 +90,15 @@ async def test_a_rule_that_the_servers_do_not_know_is_unsupported():
             await system.generate(**request, sampling=SAMPLING(temperature=1))
 
 
+async def test_trees_are_unsupported_under_rejection():
+    rules = (VerificationRule.EXACT, VerificationRule.REJECTION)
+    async with orchestrating(targets=targets(1, rules=rules)) as system:
+        rule = {"verification_rule": sampling_pb2.VERIFICATION_RULE_REJECTION}
+        with pytest.raises(errors.UnsupportedError, match="width"):
+            await system.generate(**rule, width=2, sampling=SAMPLING(temperature=1))
+        assert not system.targets[0].opened
+
+
 async def test_a_foreign_drafter_is_never_used(caplog):
     foreign = a_drafter(tokenizer=byte_tokenizer().to_str(pretty=True).encode())
     async with orchestrating(drafters=[foreign], targets=targets(1)) as system:
@@ -94,7 +108,7 @@ async def test_a_foreign_drafter_is_never_used(caplog):
                     await system.generate(strategy=strategy)
         received = await system.generate()
         assert received.token_ids == continuation(PROMPT, 24)
-        assert received.started.strategy == pb.STRATEGY_AUTOREGRESSIVE
+        assert not received.finished.statistics.drafter_forward_count
         assert not foreign.opened
         assert len([it for it in caplog.records if "its tokenizer" in it.message]) == 1
 

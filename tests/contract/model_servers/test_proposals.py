@@ -151,6 +151,51 @@ async def test_a_trees_verdict_is_its_right_path_and_the_session_holds_that(tree
     assert isinstance(await target.error_of(target.verify(beyond)), PrefixNotHeldError)
 
 
+async def test_a_target_that_drafts_for_itself_proposes_what_follows_its_next_token(target):
+    info = target.info
+    session = await target.open()
+    first = await target.verify(target.call(session, 1, new=PROMPT), propose=True)
+    text = (*PROMPT, first.next_token_id)
+    assert first.held_length == len(PROMPT)
+    assert bool(info.self_draft_depth) == bool(info.self_draft_kind) == bool(first.proposal.parents)
+    given = first.proposal
+    depths = [0]
+    for place, parent in enumerate(given.parents):
+        assert parent <= place
+        depths.append(depths[parent] + 1)
+    assert max(depths) == info.self_draft_depth
+    assert all(token < info.vocabulary_size for token in given.token_ids)
+    siblings = list(zip(given.parents, given.token_ids, strict=True))
+    assert len({*siblings}) == len(siblings)
+    # It can be judged as any other.
+    call = target.call(session, 2, held=PROMPT, new=text[-1:])
+    second = await target.verify(call, given.token_ids, parents=given.parents)
+    right = await continuation(target, text, len(second.accepted_path) + 1)
+    accepted = [given.token_ids[index] for index in second.accepted_path]
+    assert [*accepted, second.next_token_id] == right
+    assert not second.HasField("proposal"), "nobody asked for it"
+
+
+async def test_what_is_proposed_follows_the_accepted_path(target):
+    right = await continuation(target, PROMPT, 3)
+    plain = await target.open()
+    text = (*PROMPT, *right[:2])
+    alone = await target.verify(target.call(plain, 1, new=text), propose=True)
+    session = await target.open()
+    call = target.call(session, 1, new=PROMPT)
+    wrong = (right[2] + 1) % target.info.vocabulary_size
+    along = await target.verify(call, [*right[:2], wrong], propose=True)
+    assert (list(along.accepted_path), along.next_token_id) == ([0, 1], right[2])
+    assert along.proposal == alone.proposal
+
+
+async def test_under_rejection_nothing_is_proposed(target):
+    # At temperature 0 every server takes this rule.
+    session = await target.open(verification_rule=sampling_pb2.VERIFICATION_RULE_REJECTION)
+    answer = await target.verify(target.call(session, 1, new=PROMPT), propose=True)
+    assert not answer.HasField("proposal")
+
+
 async def test_a_rule_that_the_model_does_not_know_is_unsupported(target):
     rule = sampling_pb2.VERIFICATION_RULE_REJECTION
     if rule in target.info.verification_rules:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LANGUAGES", "Driver", "Language"]
+__all__ = ["LANGUAGES", "ROOT", "Driver", "Language"]
 
 ROOT = Path(__file__).parents[3]
 _PYTHON_DRIVER = "tests/clients/drivers/python_driver.py"
@@ -19,17 +19,24 @@ _PYTHON_DRIVER = "tests/clients/drivers/python_driver.py"
 
 @dataclass(frozen=True)
 class Language:
-    """A client to test: how its driver is started, and which file has to be built before."""
+    """A client to test: how its driver is started, and which file has to be built before.
+
+    Attributes:
+        lacks: What cases may need and this client has not got.
+    """
 
     name: str
     command: tuple[str, ...]
     built: str
     make: str
+    lacks: frozenset[str] = frozenset()
 
     @property
     def is_built(self) -> bool:
         return (ROOT / self.built).exists()
 
+
+SEVERAL, METADATA, TLS_BYTES = "several orchestrators", "metadata", "TLS from memory"
 
 LANGUAGES = (
     Language("python", (sys.executable, _PYTHON_DRIVER), _PYTHON_DRIVER, "install"),
@@ -46,7 +53,11 @@ LANGUAGES = (
         "go", ("clients/go/bin/conformance",), "clients/go/bin/conformance", "client-go"
     ),
     Language(
-        "cpp", ("clients/cpp/build/conformance",), "clients/cpp/build/conformance", "client-cpp"
+        "cpp",
+        ("clients/cpp/build/conformance",),
+        "clients/cpp/build/conformance",
+        "client-cpp",
+        frozenset({SEVERAL, METADATA, TLS_BYTES}),
     ),
 )  # fmt: skip
 

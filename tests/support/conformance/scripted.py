@@ -32,6 +32,8 @@ class Call:
     request: dict[str, Any]
     arrived_at: float
     peer: str
+    number: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
     ended_at: float = 0.0
     sent_count: int = 0
     cancelled: bool = False
@@ -45,13 +47,17 @@ class ScriptedOrchestrator:
     Attributes:
         server: A case's `server`; see the vectors' README.
         relay: What can cut the connection, if the case does.
-        calls: What came.
+        calls: What came, to this one or to others that share the script.
+        number: Which of them it is.
+        info_metadata: What came with each call of GetSystemInfo.
     """
 
     server: dict[str, Any]
     credentials: grpc.ServerCredentials | None = None
     relay: Relay | None = None
     calls: list[Call] = field(default_factory=list)
+    number: int = 0
+    info_metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
     _server: grpc.aio.Server | None = None
 
@@ -102,12 +108,21 @@ class ScriptedOrchestrator:
             "sent": [call.sent_count for call in self.calls],
             "pauses_seconds": pauses,
             "connections": len({call.peer for call in self.calls}),
+            "orchestrators": [call.number for call in self.calls],
+            "metadata": [call.metadata for call in self.calls],
+            "info_metadata": self.info_metadata,
         }
 
     async def _generate(self, raw: bytes, context: Any) -> None:
         request = pb.GenerateRequest.FromString(raw)
         as_json = MessageToDict(request, preserving_proto_field_name=True)
-        call = Call(as_json, arrived_at=time.monotonic(), peer=context.peer())
+        call = Call(
+            as_json,
+            arrived_at=time.monotonic(),
+            peer=f"{self.number} {context.peer()}",
+            number=self.number,
+            metadata=_metadata(context),
+        )
         scripts = self.server["script"]
         script = scripts[min(len(self.calls), len(scripts) - 1)]
         self.calls.append(call)
@@ -142,12 +157,21 @@ class ScriptedOrchestrator:
 
     async def _system_info(self, raw: bytes, context: Any) -> bytes:
         pb.GetSystemInfoRequest.FromString(raw)
+        self.info_metadata.append(_metadata(context))
         answer = self.server.get("system_info", {})
         if "status" in answer:
             await _abort(context, answer["status"], answer.get("details_hex"))
         if "raw" in answer:
             return bytes.fromhex(answer["raw"])
         return ParseDict(answer, pb.GetSystemInfoResponse()).SerializeToString()
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    """Return what came along; bytes as hexadecimal digits."""
+    return {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in context.invocation_metadata()
+    }
 
 
 def _messages(step: dict[str, Any], request: dict[str, Any]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from support.conformance.relay import Relay
-from support.conformance.scripted import ScriptedOrchestrator
+from support.conformance.scripted import Call, ScriptedOrchestrator
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -49,47 +49,62 @@ class LoopThread:
 
 
 class ScriptedStage:
-    """A scripted orchestrator for one case."""
+    """The scripted orchestrators of one case: one, or several that share a script."""
 
     def __init__(self, thread: LoopThread, server: dict[str, Any], *, files: TlsFiles) -> None:
         self._thread = thread
         cuts = any("cut" in step for script in server.get("script", ()) for step in script)
         line = server.get("relay")
         self._relay = Relay(**(line or {})) if cuts or line else None
-        self._fake = ScriptedOrchestrator(
-            server, credentials=_credentials(server.get("tls"), files), relay=self._relay
-        )
+        calls: list[Call] = []
+        self._fakes = [
+            ScriptedOrchestrator(
+                server,
+                credentials=_credentials(server.get("tls"), files),
+                relay=self._relay,
+                calls=calls,
+                number=number,
+            )
+            for number in range(server.get("orchestrators", 1))
+        ]
 
     @contextmanager
     def playing(self) -> Iterator[ScriptedStage]:
-        self._thread.run(self._fake.start())
+        for fake in self._fakes:
+            self._thread.run(fake.start())
         if self._relay is not None:
-            self._thread.run(self._relay.start(self._fake.address))
+            self._thread.run(self._relay.start(self._fakes[0].address))
         try:
             yield self
         finally:
             if self._relay is not None:
                 self._thread.run(self._relay.stop())
-            self._thread.run(self._fake.stop())
+            for fake in self._fakes:
+                self._thread.run(fake.stop())
 
     @property
     def address(self) -> str:
-        return self._fake.address if self._relay is None else self._relay.address
+        return self._fakes[0].address if self._relay is None else self._relay.address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What stands for each orchestrator's address."""
+        return {f"${fake.number}": fake.address for fake in self._fakes}
 
     def restart(self) -> None:
-        self._thread.run(self._fake.stop())
-        self._thread.run(self._fake.start())
+        self._thread.run(self._fakes[0].stop())
+        self._thread.run(self._fakes[0].start())
 
     def drain(self) -> None:
         """End the orchestrator as one that is told to, beside the next one."""
-        self._thread.run(self._fake.drain())
+        self._thread.run(self._fakes[0].drain())
 
     def saw(self) -> dict[str, Any]:
         """Wait until every call is over, and return what was seen."""
         eventually(
-            lambda: all(call.ended for call in self._fake.calls), what="every call has ended"
+            lambda: all(call.ended for call in self._fakes[0].calls), what="every call has ended"
         )
-        return self._fake.saw()
+        return self._fakes[0].saw()
 
 
 class LiveStage:
@@ -102,6 +117,11 @@ class LiveStage:
     @property
     def address(self) -> str:
         return self._system.orchestrators[0].address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What stands for each orchestrator's address."""
+        return {"$0": self.address}
 
     def restart(self) -> None:
         orchestrator = self._system.orchestrators[0]

@@ -56,6 +56,17 @@ def tables(rows):
     return words.tables([row.record() for row in rows])
 
 
+def test_what_each_gpu_makes_is_told_if_asked_for():
+    """Plain decoding leaves the drafters' alone."""
+    rows = [ROW.record(), replace(ROW, strategy="non-SI").record()]
+    text = words.tables(rows, servers=(4, 1))
+    heading, _, auto, plain = (line.split(" | ") for line in text.splitlines()[2:6])
+    place = heading.index("GPUs")
+    assert [line[place].strip() for line in (auto, plain)] == ["5", "4"]
+    assert [line[place + 1].strip(" |") for line in (auto, plain)] == ["30.0", "37.5"]
+    assert "GPU" not in tables([ROW])
+
+
 def findings(rows):
     memory = [asdict(each) for each in stream_memories(rows)]
     return words.findings([row.record() for row in rows], memory)

@@ -191,3 +191,13 @@ def test_the_picture_has_a_bar_for_every_way_and_marks_what_differs(result, tmp_
 
 def test_latencies_alone_make_a_picture_too(alone):
     assert len(draw_pair(alone).axes) == 1
+
+
+def test_what_each_gpu_would_make_is_told_if_asked_for(result):
+    """Ways of DSI have their targets and the drafter, and those that take turns one."""
+    text = report(result, per_gpu_targets=3)
+    assert cells(text, "DSI on 1 target")[4:6] == ["2", "62.5"]  # 8 ms a token: 125 tokens/s
+    assert cells(text, "DSI")[4] == "4"
+    lines = [line for line in text.splitlines() if line.startswith("| non-SI | ")]
+    assert all(line.split(" | ")[4] == "1" for line in lines if "identical" in line)
+    assert "GPU" not in report(result)

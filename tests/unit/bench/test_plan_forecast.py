@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.protocol_runs import Shape
 from paceline_protocol.methods import Strategy
+from paceline_protocol.ranks import runner_up_shares
 from paceline_protocol.simulation import ServerLatency
 
 MS = 1_000_000
+TREE = Shape(3, 2)
 
 
 def node(
@@ -50,6 +55,47 @@ def rows(plain: float, si: float, *dsi: float) -> list[Forecast]:
         row(Strategy.SPECULATIVE, 1, si),
         *(row(Strategy.DISTRIBUTED, count, each) for count, each in enumerate(dsi, 1)),
     ]
+
+
+# --- trees ---
+
+
+def test_with_a_width_methods_that_draft_come_once_more_with_trees():
+    jobs = forecast_jobs(
+        node(targets=2), token_count=8, repeats=2, shape=TREE, shares=runner_up_shares()
+    )
+    assert [(job.strategy.name, job.target_count, job.shape.width) for job in jobs] == [
+        ("AUTOREGRESSIVE", 1, 1),
+        ("SPECULATIVE", 1, 1),
+        ("DISTRIBUTED", 1, 1),
+        ("DISTRIBUTED", 2, 1),
+        ("SPECULATIVE", 1, 3),
+        ("DISTRIBUTED", 1, 3),
+        ("DISTRIBUTED", 2, 3),
+    ]
+    trees = [forecast(job) for job in jobs[4:]]
+    assert all(each.shape == TREE and each.lookahead >= 1 for each in trees)
+    assert all(each.mean_ns > 0 and len(each.times_ns) == 2 for each in trees)
+
+
+def test_trees_have_rows_of_their_own_and_gains_of_their_own():
+    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, TREE)
+    both = [
+        *rows(200, 150, 120, 100),
+        tree,
+        replace(tree, target_count=2, times_ns=(60.0 * MS,) * 3),
+    ]
+    shown = table_rows(both)
+    assert [line[0] for line in shown[-3:]] == [
+        "DSI on 2 targets",
+        "DSI on 1 target, width 3",
+        "DSI on 2 targets, width 3",
+    ]
+    assert shown[-2][-1] == ""  # the row above has chains
+    assert shown[-1][-1] == "+25.0%"
+    assert json_rows(both)[-1]["width"] == 3
+    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
+    assert "DSI, width 3; the numbers are its lookahead" in labels
 
 
 # --- numbers ----------------------------------------------------------------------------------
@@ -198,6 +244,8 @@ def test_json_rows_are_in_ms():
         "gpu_count": 1,
         "target_count": 1,
         "lookahead": 3,
+        "width": 1,
+        "branches": 0,
         "mean_ms": 500.0,
         "error_ms": 0.0,
         "speed_up": 2.0,

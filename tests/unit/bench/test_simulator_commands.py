@@ -99,6 +99,7 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
         (("plan", "--gpus", "3"), "paceline plan: --target-ms: Field required"),
         ((*VICUNA, "--gpus", "0"), "--gpus: Input should be greater than or equal to 1"),
         ((*VICUNA, "--gpus", "3", "--chart", "plan.gif"), "--chart: must end in .svg or .png"),
+        ((*VICUNA, "--gpus", "3", "--branches", "1"), "--branches goes with a --width of 2 or"),
         ((*VICUNA, "--gpu", "3"), "did you mean --gpus?"),
         (("simulate", "figure3"), "paceline simulate: WHAT: Input should be 'all', 'table1'"),
         (("simulate", "--tokens", "1"), "--tokens: Input should be greater than or equal to 2"),

@@ -11,6 +11,7 @@ import pytest
 from paceline import Strategy
 from paceline_bench.charts import save_figure
 from paceline_bench.node import TABLE2, SimulatedNode
+from paceline_bench.protocol_runs import Shape
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.chart import draw_table2
 from paceline_bench.table2.echo import Echo
@@ -94,6 +95,31 @@ def result():
     return table2.evaluate(ROW, runs_at({SI_4: 1.5, PLANNED: 1.04}), echoes=ECHOES)
 
 
+def test_ways_with_trees_are_compared_with_chains_and_leave_their_rows_alone(monkeypatch, result):
+    shape = Shape(3, 2)
+    si, dsi = (replace(way, shape=shape) for way in (SI_2, DSI_1))
+    assert table2.ways([2], [1], shape=shape) == [PLAIN, SI_2, PLANNED, DSI_1, si, dsi]
+    for tree, chain in ((si, SI_2), (dsi, DSI_1)):
+        plan = replace(PLANS[chain], width=3, branches=2)
+        monkeypatch.setitem(PLANS, tree, plan)
+    slowness = {SI_4: 1.5, PLANNED: 1.04, si: 1.1}
+    with_trees = table2.evaluate(ROW, runs_at(slowness), echoes=ECHOES)
+
+    assert [each.way for each in with_trees.headline] == [each.way for each in result.headline]
+    assert [each.way for each in with_trees.trees] == [si, dsi]
+    assert with_trees.identical
+    si_row, dsi_row = kept([with_trees])["trees"]
+    assert (si_row["width"], si_row["branches"]) == (3, 2)
+    speculative = with_trees.speculative
+    assert si_row["speed_up_over_si"] == with_trees.trees[0].speed_over(speculative)
+    assert si_row["speed_up_over_chain"] == si_row["speed_up_over_si"]
+    assert dsi_row["speed_up_over_chain"] == with_trees.trees[1].speed_over(with_trees.distributed)
+    text = report(kept([with_trees]), max_tokens=12, per_gpu=True)
+    assert "| tiny | SI | 3, 2 | 2 |" in text
+    assert "| tiny | DSI, trees | 8 |" in text
+    assert "trees" not in report(kept([result]), max_tokens=12)
+
+
 def test_the_floor_charges_each_call_of_the_critical_path_once():
     schedule = ideal(PLAIN, PROMPTS[0])
     assert table2.floor_ns(schedule, ECHOES) == schedule.total_ns + 400_000
@@ -172,6 +198,21 @@ def test_json_has_a_row_for_each_strategy(result):
 
 def reported(results):
     return report(kept(results), max_tokens=12)
+
+
+def test_what_each_gpu_makes_is_told_if_asked_for(result):
+    """SI's two models take turns on one; DSI has one for the drafter beside its targets."""
+    text = report(kept([result]), max_tokens=12, per_gpu=True)
+    found = {}
+    for line in text.partition("### Tokens/s of each GPU")[2].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] == result.row.name and len(cells) == 5:
+            found[cells[1]] = (int(cells[2]), *map(float, cells[3:]))
+    targets = max(result.planned.target_counts)
+    assert [found[name][0] for name in ("non-SI", "SI", "DSI")] == [1, 1, targets + 1]
+    for gpus, tokens_per_second, per_gpu in found.values():
+        assert per_gpu == pytest.approx(tokens_per_second / gpus, abs=0.1)
+    assert "GPU" not in reported([result])
 
 
 def test_the_report_says_what_was_reached_and_what_was_not(result):

@@ -6,13 +6,22 @@ import shlex
 
 import pytest
 
-from paceline_cli import bench_load, bench_pair, bench_soak, bench_table2
+from paceline_cli import (
+    bench_gateway,
+    bench_load,
+    bench_pair,
+    bench_self,
+    bench_soak,
+    bench_table2,
+)
 from paceline_cli.__main__ import main
 from paceline_serving.command_line import parse
 
 BENCHMARKS = {
+    "gateway": (bench_gateway.GatewayBenchSettings, bench_gateway._EXAMPLES),
     "load": (bench_load.LoadSettings, bench_load._EXAMPLES),
     "pair": (bench_pair.PairSettings, bench_pair._EXAMPLES),
+    "self": (bench_self.SelfSettings, bench_self._EXAMPLES),
     "soak": (bench_soak.SoakSettings, bench_soak._EXAMPLES),
     "table2": (bench_table2.Table2Settings, bench_table2._EXAMPLES),
 }

@@ -300,6 +300,14 @@ def test_up_takes_plaintext_to_other_machines_if_it_is_said_aloud():
     assert reachable(settings.listen) == "127.0.0.1:6000"
 
 
+def test_up_hands_an_adapter_to_its_targets_alone():
+    settings = UpSettings(target_model="big", drafter_model="small", adapter="heads")
+    assert "--adapter=heads" in _config(settings).target_arguments
+    assert "--adapter=heads" not in _config(settings).drafter_arguments
+    plain = UpSettings(target_model="big", drafter_model="small")
+    assert not any("adapter" in each for each in _config(plain).target_arguments)
+
+
 def test_serve_names_the_roles(capsys):
     assert run(capsys, "serve")[0] == 0
     code, _, err = run(capsys, "serve", "router")

@@ -287,7 +287,7 @@ async def test_the_connection_that_was_left_is_closed_with_its_last_stream(clien
     chunks = aiter(client.generate("x"))
     await anext(chunks)
     await client.generate("y").text()
-    (wires,) = client._connection._wires.values()
+    (wires,) = next(iter(client.endpoints)).connection._wires.values()
     assert [wire.call_count for wire in wires] == [1, 0]
     await chunks.aclose()
     assert [wire.is_left for wire in wires] == [False]
@@ -298,7 +298,7 @@ def test_a_client_can_be_made_before_any_loop_and_used_by_one_after_the_other():
 
     async def use():
         async with serving(FakeOrchestrator()) as fake:
-            client._connection._route = Route.to(fake.address)
+            next(iter(client.endpoints)).connection._route = Route.to(fake.address)
             assert await client.generate("x").text() == WHOLE_TEXT
             return (await client.info()).model_name
 

@@ -136,3 +136,58 @@ def test_a_time_is_a_week_at_most(seconds):
 def test_what_is_no_time_is_refused(seconds):
     with pytest.raises(InvalidFieldError, match="timeout"):
         timeout_seconds(seconds)
+
+
+FULL = OverloadedError("full")
+
+
+def asked_one_after_the_other(calls, error, count, *, endpoints=2):
+    """Return the waits of a plan whose orchestrators all fail, each in its turn."""
+    return [
+        calls.delay_seconds(error, was_refused=True, endpoint=number % endpoints)
+        for number in range(count)
+    ]
+
+
+def several(clock, **options):
+    return CallPlan(
+        120.0,
+        resume_attempts=None,
+        budget=RetryBudget(clock=clock),
+        endpoint_count=2,
+        clock=clock,
+        chance=lambda: 0.0,
+        **options,
+    )
+
+
+def test_nothing_is_waited_for_while_another_orchestrator_is_left(clock):
+    calls = several(clock)
+    assert asked_one_after_the_other(calls, LOST, 3) == pytest.approx([0.0, 0.1, 0.0])
+    with pytest.raises(ConnectionLostError):
+        calls.delay_seconds(LOST, was_refused=True, endpoint=1)
+
+
+def test_a_text_that_has_begun_is_worth_thirty_rounds(clock):
+    calls = several(clock)
+    calls.hear()
+    waits = asked_one_after_the_other(calls, LOST, 59)
+    assert waits[1::2] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6] + 24 * [2.0])
+    with pytest.raises(ConnectionLostError):
+        calls.delay_seconds(LOST, was_refused=True, endpoint=1)
+
+
+def test_with_each_text_all_begins_anew(clock):
+    calls = several(clock)
+    for _ in range(50):
+        clock.now += 1
+        assert asked_one_after_the_other(calls, LOST, 2) == pytest.approx([0.0, 0.1])
+        calls.hear()
+        assert not calls.asked
+
+
+def test_one_full_round_of_refusals_is_the_last_word_to_an_unheard_request(clock):
+    calls = several(clock)
+    assert calls.delay_seconds(FULL, was_refused=True, endpoint=0) == 0
+    with pytest.raises(OverloadedError):
+        calls.delay_seconds(FULL, was_refused=True, endpoint=1)

@@ -78,6 +78,40 @@ async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):
     async with serving(FakeOrchestrator(), credentials) as fake:
         async with AsyncClient(fake.address, tls=trusted) as client:
             assert (await client.info()).model_name == "fake"
+        from_memory = Tls(
+            ca=authority.cert_pem.bytes(),
+            certificate=user.cert_chain_pems[0].bytes(),
+            key=user.private_key_pem.bytes(),
+            server_name="localhost",
+        )
+        assert "PRIVATE KEY" not in repr(from_memory)
+        async with AsyncClient(fake.address, tls=from_memory) as client:
+            assert (await client.info()).model_name == "fake"
         async with AsyncClient(fake.address, tls=trusting) as client:
             with pytest.raises(errors.ConnectionLostError):
                 await client.info()
+
+
+@pytest.mark.parametrize(
+    ("tls", "field"),
+    [
+        (Tls(ca=b"no PEM"), "tls.ca"),
+        (Tls(ca=b"x", ca_file="there"), "tls.ca"),
+        (Tls(ca="a/path"), "tls.ca"),
+        (Tls(certificate=b"x"), "tls"),
+        (Tls(certificate=b"x", key=b"secret"), "tls.certificate"),
+    ],
+)
+def test_tls_from_memory_that_is_unusable_is_refused_and_never_shown(tls, field):
+    with pytest.raises(errors.InvalidFieldError) as caught:
+        AsyncClient("localhost:1", tls=tls)
+    assert caught.value.violations[0].field == field
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_channels_own_options_win_over_ours(fake):
+    fake.script = []
+    options = [("grpc.max_receive_message_length", 5)]
+    async with AsyncClient(fake.address, channel_options=options) as client:
+        with pytest.raises(errors.InvalidFieldError, match="larger than max"):
+            await client.generate("x").text()

@@ -8,5 +8,6 @@ def test_strategies_are_called_what_papers_call_them():
         Strategy.AUTOREGRESSIVE: "non-SI",
         Strategy.SPECULATIVE: "SI",
         Strategy.DISTRIBUTED: "DSI",
+        Strategy.SELF_SPECULATIVE: "self-SI",
         Strategy.UNKNOWN: "unknown",
     }

@@ -6,8 +6,9 @@ import pytest
 
 import paceline
 
-MODULES = ["call_plan", "channel", "client", "connection", "errors", "generation", "request",
-           "responses", "stream_state", "sync_client", "transcript"]  # fmt: skip
+MODULES = ["call_metadata", "call_plan", "channel", "client", "connection", "endpoints", "errors",
+           "generation", "request", "responses", "stream_state", "sync_client",
+           "transcript"]  # fmt: skip
 
 
 def test_all_is_sorted_and_every_name_in_it_is_there():
@@ -30,7 +31,8 @@ def test_all_is_exactly_what_a_module_defines_in_public(module):
         if not name.startswith("_") and getattr(value, "__module__", None) == home.__name__
     }
     constants = {name for name in home.__all__ if not hasattr(getattr(home, name), "__module__")}
-    aliases = {"Prompt"}
+    aliases = {"AsyncToken", "ChannelOptions", "DispatchName", "Metadata", "MetadataSource"}
+    aliases |= {"DrafterName", "Prompt", "RuleName", "StrategyName", "Token"}
     assert own == set(home.__all__) - constants - aliases
 
 

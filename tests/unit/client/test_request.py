@@ -1,9 +1,10 @@
 import math
+from typing import get_args
 
 import pytest
 
-from paceline import Strategy, VerificationRule, errors
-from paceline.request import build_request
+from paceline import DispatchPolicy, DrafterKind, Strategy, VerificationRule, errors
+from paceline.request import DispatchName, DrafterName, RuleName, StrategyName, build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
 
 
@@ -51,6 +52,9 @@ def test_every_field_of_the_wire_can_be_asked_for():
         "lookahead": 1,
         "targets": 1,
         "drafters": 1,
+        "width": 2,
+        "branches": 1,
+        "drafter": "max_gram",
         "rule": "exact",
         "dispatch": "work_conserving",
         "ignore_eos": True,
@@ -98,3 +102,16 @@ def test_a_prompt_is_text_or_token_ids(prompt):
 def test_an_unknown_option_is_a_type_error():
     with pytest.raises(TypeError, match="max_token"):
         build_request("x", {"max_token": 1})
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (StrategyName, Strategy),
+        (DrafterName, DrafterKind),
+        (RuleName, VerificationRule),
+        (DispatchName, DispatchPolicy),
+    ],
+)
+def test_the_names_that_types_know_are_the_enums_words(names, words):
+    assert set(get_args(names)) == {word.value for word in words} - {"unknown"}

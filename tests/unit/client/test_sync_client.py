@@ -147,7 +147,7 @@ async def test_a_refused_request_connects_anew(in_thread, fake):
         chunks = iter(client.generate("x"))
         next(chunks)
         other = client.generate("y").text()
-        wires = client._connection._wires
+        wires = next(iter(client.endpoints)).connection._wires
         assert [wire.is_left for wire in wires] == [True, False]
         rest = [chunk.position for chunk in chunks]
         assert [wire.is_left for wire in wires] == [False], "the other one is closed"

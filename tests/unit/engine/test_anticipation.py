@@ -82,6 +82,17 @@ def test_in_a_tree_a_path_to_a_leaf_rejects_nothing(path, is_corrected):
     assert not Proposal().goes_on_after(())
 
 
+@pytest.mark.parametrize("propose", [False, True])
+async def test_what_is_begun_proposes_as_the_call_before_it(propose):
+    options = VerifyOptions(anticipate=True, propose=True)
+    async with running(instant(self_rates=(0.9, 0.9))) as host:
+        session = opened(host)
+        await corrected(host, session, options)
+        verdict = await host.verify(next_call(session), options=VerifyOptions(propose=propose))
+        assert verdict.timing.began_early is propose
+        assert (len(verdict.proposal) > 0) is propose
+
+
 async def test_lists_that_lie_in_a_message_ask_for_the_same():
     from_wire = VerifyRequest().proposal
     proposal = Proposal(from_wire.token_ids, from_wire.parents, from_wire.distributions)

@@ -1,7 +1,7 @@
 """Random histories of a host's calls: each gets its own answer, whatever befalls its neighbours.
 
-Calls arrive, are cancelled, replaced, asked again at another depth, and fail alone, while forwards
-pass a gate one by one and a clock ticks only when it is read. So a history is its seed's.
+Calls arrive, are cancelled, replaced, asked again at another depth, foreseen, and fail alone, while
+forwards pass a gate one by one and a clock ticks only when it is read. So a history is its seed's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
 from paceline_engine.backends.base import ForwardInterrupted, Interrupt
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import (
+    DecodeOptions,
     SamplingParameters,
     SessionSpec,
     Verdict,
@@ -128,7 +129,7 @@ class History:
         return Caller(self.host.open_session(spec).session_id, spec)
 
     async def run(self) -> None:
-        often = [self.ask] * 6 + [self.ask_again] * 2 + [self.cancel] * 3
+        often = [self.ask] * 6 + [self.ask_again, self.go_on] * 2 + [self.cancel] * 3
         actions = [*often, self.lose_memory, self.find_memory, self.find_memory, self.reopen]
         for _ in range(STEPS):
             self.chance.choice(actions)()
@@ -153,8 +154,8 @@ class History:
         caller = self.chance.choice(self.callers)
         text = [self.chance.randrange(2048) for _ in range(self.chance.choice(LENGTHS))]
         count = self.chance.randint(1, 4)
-        if self.chance.random() < 0.3:
-            self.send(caller, "draft", text, count)
+        if self.chance.random() < 0.4:
+            self.send(caller, self.chance.choice(("draft", "decode")), text, count)
             return
         block = continuation(ModelText(instant(), caller.spec), text, count)
         if self.chance.random() < 0.5:
@@ -174,6 +175,16 @@ class History:
                 # The same question about another text is another.
                 text = [(text[0] + 1) % 2048, *text[1:]]
             self.send(caller, kind, text, what)
+
+    def go_on(self) -> None:
+        """What an answer leaves open: the model may have begun it by itself."""
+        caller = self.chance.choice(self.callers)
+        call = caller.live
+        if call is not None and call.task.done() and not call.task.cancelled():
+            kind, text, what = call.again
+            if kind == "verify" and call.task.exception() is None:
+                accepted, next_token = call.task.result()
+                self.send(caller, kind, [*text, *what.along(accepted), next_token], chain([]))
 
     def cancel(self) -> None:
         call = self.chance.choice(self.callers).live
@@ -212,20 +223,23 @@ class History:
         self.replace(caller)
         caller.sequence += 1
         request = call_on(caller.name, caller.sequence, base=[], append=text)
-        if kind == "draft":
+        if kind in {"draft", "decode"}:
             expected = tuple(continuation(ModelText(instant(), caller.spec), text, what))
             call = Call(expected, (kind, text, what))
-            work = self.drafted(request, what)
+            work = (self.drafted if kind == "draft" else self.decoded)(request, what)
+            self.met[kind] += 1
         else:
             call = Call(self.judgement(caller.spec, text, what), (kind, text, what))
             distributions = ()
             if caller.spec.rule is VerificationRule.REJECTION:
                 drawn = (SparseDistribution((each,), (1.0,)) for each in what.token_ids)
                 distributions = tuple(drawn)
-                if self.chance.random() < 0.5:
+                if distributions and self.chance.random() < 0.5:
                     distributions = (HALF, *distributions[1:])
                     call.must_get = InvalidFieldError
-            options = VerifyOptions(depth=self.chance.randrange(4))
+            options = VerifyOptions(
+                depth=self.chance.randrange(4), anticipate=self.chance.random() < 0.7
+            )
             work = self.judged(request, replace(what, distributions=distributions), options)
         if self.cache(caller) in self.model.without_memory:
             call.may_get.add(OverloadedError)
@@ -238,6 +252,14 @@ class History:
         async with aclosing(self.host.draft(request, max_tokens=count)) as chunks:
             async for chunk in chunks:
                 found.extend(chunk.proposal.token_ids)
+        return tuple(found)
+
+    async def decoded(self, request, count: int) -> tuple[int, ...]:
+        found: list[int] = []
+        async with aclosing(self.host.decode(request, DecodeOptions(count))) as messages:
+            async for message in messages:
+                assert message.start_length == request.prefix_length + len(found)
+                found.extend(message.token_ids)
         return tuple(found)
 
     async def judged(self, request, proposal, options) -> tuple[tuple[int, ...], int]:
@@ -307,6 +329,7 @@ def counted(host: ModelHost) -> Counter[str]:
     return Counter(
         parts=statistics.prefill_parts,
         adopted=statistics.calls_adopted,
+        foreseen=statistics.calls_anticipated,
         interrupted=statistics.forwards_interrupted,
     )
 
@@ -315,6 +338,7 @@ def test_the_histories_had_all_that_they_are_about(happened):
     if happened["histories"] < SEEDS:
         pytest.skip(f"this is about {SEEDS} histories that went well")
     kinds = {"answered", "cancelled", "refused", "parts", "adopted", "interrupted", "trees"}
+    kinds |= {"draft", "decode", "foreseen"}
     kinds |= {each.__name__ for each in (SupersededError, InvalidFieldError, OverloadedError)}
     assert {kind for kind in kinds if not happened[kind]} == set(), happened
     assert happened["together"] > 3

@@ -11,6 +11,7 @@ from paceline.errors import SupersededError
 from paceline_engine.calls import DecodeOptions, SessionSpec
 from paceline_engine.jobs import Outlet, Step
 from paceline_engine.model_text import ModelText
+from support.virtual_time import virtually
 from unit.engine.conftest import Gate, call_on, continuation, instant, running, until
 
 SPEC = SessionSpec(200)
@@ -148,5 +149,21 @@ async def test_an_error_overtakes_what_waits_for_the_interval():
     waiting = asyncio.ensure_future(anext(parcels))
     await asyncio.sleep(0)
     outlet.end(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await waiting
+
+
+@virtually
+async def test_nothing_is_handed_over_after_an_error_in_the_turn_in_which_the_interval_ends():
+    outlet: Outlet[int] = Outlet()
+    parcels = outlet.parcels(interval_seconds=1)
+    outlet.put(step(1))
+    await anext(parcels)
+    outlet.put(step(2))
+    waiting = asyncio.ensure_future(anext(parcels))
+    loop = asyncio.get_running_loop()
+    due_at = loop.time() + 1
+    await asyncio.sleep(0)
+    loop.call_at(due_at, outlet.end, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         await waiting

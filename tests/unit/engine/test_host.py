@@ -325,7 +325,8 @@ async def test_a_step_may_find_no_token_one_or_several(chunk_tokens, sizes):
             chunks = [chunk async for chunk in stream]
         assert [len(chunk.proposal) for chunk in chunks] == sizes
         assert [token for chunk in chunks for token in chunk.proposal.token_ids] == ORACLE[:7]
-        assert sum(chunk.timing.forward_count for chunk in chunks) == 6
+        # What needs no row is no forward.
+        assert sum(chunk.timing.forward_count for chunk in chunks) == 3
         assert sum(chunk.timing.row_count for chunk in chunks) == 3 + 6
         assert host._sessions.find(session).held_length == 3 + 7
 

@@ -17,7 +17,7 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.calls import SessionSpec, Verdict
+from paceline_engine.calls import DecodeOptions, SessionSpec, Verdict
 from paceline_engine.host import ModelHost
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import Proposal
@@ -115,6 +115,66 @@ class SessionMachine(RuleBasedStateMachine):
         count = self._await(take())
         text = base + append
         self.held = text + continuation(ModelText(self.backend, SPEC), text, count)
+
+    @rule(share=SHARE, append=TOKENS, window=st.integers(1, 5), taken=st.integers(1, 5))
+    def decode_and_leave(self, share, append, window, taken):
+        base, append, call = self._call(share, append)
+
+        async def take() -> list[int]:
+            got: list[int] = []
+            async with aclosing(self.host.decode(call, DecodeOptions(window))) as messages:
+                async for message in messages:
+                    got += message.token_ids
+                    if len(got) >= taken:
+                        break
+            return got
+
+        got = self._await(take())
+        assert len(got) >= min(window, taken)
+        assert got == continuation(ModelText(self.backend, SPEC), base + append, len(got))
+        self.held = base + append + got
+
+    @rule(
+        share=SHARE,
+        append=TOKENS,
+        turns=st.integers(1, 9),
+        interval=st.sampled_from([0.0, 1e-4, 1.0]),
+        is_draft=st.booleans(),
+    )
+    def replace_a_stream(self, share, append, turns, interval, is_draft):
+        """What came of it is held when a newer call comes, and nothing is added after that."""
+        base, append, call = self._call(share, append)
+
+        async def read(got: list[int]) -> None:
+            if is_draft:
+                async with aclosing(self.host.draft(call, max_tokens=9)) as chunks:
+                    async for chunk in chunks:
+                        got += chunk.proposal.token_ids
+                return
+            options = DecodeOptions(9, interval_seconds=interval)
+            async with aclosing(self.host.decode(call, options)) as messages:
+                async for message in messages:
+                    got += message.token_ids
+
+        async def replace() -> list[int]:
+            got: list[int] = []
+            reading = asyncio.ensure_future(read(got))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            held = self.host._sessions.find(self.session)._prefix.tokens().tolist()
+            _, _, newer = self._call(1.0, [2], base=held)
+            verdict = await self.host.verify(newer, chain([]))
+            await asyncio.wait([reading])
+            assert reading.exception() is None or isinstance(reading.exception(), SupersededError)
+            assert verdict.held_length == len(held) + 1
+            return [*held, 2]
+
+        text = base + append
+        held = self._await(replace())
+        if len(held) > len(base) + 1:
+            right = continuation(ModelText(self.backend, SPEC), text, 9)
+            assert held[:-1] == (text + right)[: len(held) - 1]
+        self.held = held
 
     @rule(share=SHARE, append=TOKENS, turns=st.integers(0, 3), is_tree=st.booleans())
     def verify_and_cancel(self, share, append, turns, is_tree):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from paceline_engine.calls import (
     VerificationRule,
 )
 from paceline_engine.model_text import ModelText
-from paceline_engine.proposal import SparseDistribution
+from paceline_engine.proposal import Proposal, SparseDistribution
 from unit.engine.conftest import continuation, instant, path
 
 SPEC = SessionSpec(4096)
@@ -135,3 +136,59 @@ def test_settings_out_of_their_limits_are_refused(settings):
 
 def test_a_tiny_vocabulary_works():
     assert set(continuation(ModelText(instant(vocabulary_size=2), SPEC), [0], 50)) == {0, 1}
+
+
+SELF_RATES = (0.8, 0.5, 0.3)
+
+
+def self_drafting(**settings):
+    return ModelText(instant(self_rates=SELF_RATES, **settings), SPEC)
+
+
+def test_its_own_guesses_are_right_as_often_as_they_are_told_to():
+    # n = 2000; Hoeffding: off by more than 0.05 with p = 2 exp(-2 n 0.05^2) = 9e-5. It is no draw:
+    # the same text each time.
+    count, target = 2000, self_drafting(self_nodes=30)
+    text = [*PROMPT, *continuation(target, PROMPT, count + 4)]
+    tree = target.judge(PROMPT, propose=True).proposal
+    # The first guesses at each depth: those after the best one before.
+    levels = [[], [], []]
+    best = [0]
+    for index, (parent, depth) in enumerate(zip(tree.parents, tree.depths(), strict=True)):
+        if parent == best[depth]:
+            levels[depth].append(index)
+            best += [index + 1] * (len(best) == depth + 1)
+    ranks = [[], [], []]
+    for length in range(len(PROMPT), len(PROMPT) + count):
+        guesses = target.judge(text[:length], propose=True).proposal
+        for place, level in enumerate(levels):
+            tokens = guesses.along(level[:3])
+            right = text[length + 1 + place]
+            ranks[place].append(tokens.index(right) if right in tokens else 3)
+    for rate, own in zip(SELF_RATES, ranks, strict=True):
+        expected = [rate, (1 - rate) * 0.4, (1 - rate) * 0.4 * 0.6]
+        assert [own.count(rank) / count for rank in range(3)] == pytest.approx(expected, abs=0.05)
+
+
+def test_what_it_proposes_is_the_tree_of_the_likeliest_guesses():
+    target = self_drafting(self_nodes=5)
+    proposal = target.judge(PROMPT, propose=True).proposal
+    # Worths .8; .4 and beside it .16; .12 and beside it .112. The first one's runner-up: .08.
+    assert proposal.parents == (0, 1, 1, 2, 2)
+    assert instant(self_rates=SELF_RATES, self_nodes=5).description.self_draft_depth == 3
+
+
+def test_drafting_for_itself_changes_nothing_else():
+    plain = instant()
+    assert plain.description.self_draft_depth == 0
+    assert plain.description.fingerprint == instant(self_rates=SELF_RATES).description.fingerprint
+    judged = self_drafting().judge(PROMPT, [1, 2], logprobs=True, propose=True)
+    assert judged.proposal.token_ids
+    assert replace(judged, proposal=Proposal()) == ModelText(plain, SPEC).judge(
+        PROMPT, [1, 2], logprobs=True
+    )
+
+
+def test_rates_out_of_their_limits_are_refused():
+    with pytest.raises(ModelLoadError, match="self_rates"):
+        instant(self_rates=(0.5, 1.5))

@@ -163,6 +163,21 @@ def test_a_long_prompt_is_computed_in_parts(target, drafter):
     assert found == continuation(ModelText(target, spec), prompt, 6)
 
 
+def test_a_part_of_a_prompt_has_a_row_at_least_whatever_others_need(target, drafter):
+    stack = stack_of(target, drafter, matrix=((1, 0), (0, 2)), max_gram=None)
+    spec = spec_for()
+    reviewed, begun, long = (
+        draft_item(stack, stack.new_cache(spec), spec, [n % 299 for n in range(count)], 3)
+        for count in (5, 100, 60)
+    )
+    for item in (reviewed, long):
+        for _ in range(2):  # the smaller model has drafted; the larger one is next
+            stack.run([item], NEVER)
+        assert item.stage == 0
+    outcomes = stack.run([reviewed, begun, long], NEVER, row_limit=20)
+    assert [each.row_count for each in outcomes] == [7, 100, 1]
+
+
 def test_under_rejection_every_token_comes_with_a_distribution_that_has_it(target, drafter):
     stack = stack_of(target, drafter, matrix=((4, 3, 4), (0, 3, 4), (0, 0, 4)), leniency=2)
     spec = spec_for(SAMPLED, 3, VerificationRule.REJECTION)
@@ -171,6 +186,14 @@ def test_under_rejection_every_token_comes_with_a_distribution_that_has_it(targe
     for token, said in zip(tokens, distributions, strict=True):
         assert token in said.token_ids
         assert sum(said.probabilities) == pytest.approx(1, abs=1e-4)
+
+
+def test_under_exact_no_token_comes_with_a_distribution_not_even_max_grams(target, drafter):
+    stack = stack_of(target, drafter, matrix=((2, 0, 6), (0, 2, 4), (0, 0, 4)))
+    found, distributions = draft(stack, spec_for(), PROMPT, 40)
+    assert len(found) == 40
+    assert stack.proposed_count > 0
+    assert distributions == []
 
 
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
@@ -279,6 +302,19 @@ async def test_a_cancelled_draft_ends_its_inner_work_at_once(target, drafter):
             pass
         assert sum(stack.forward_counts) <= ran + 2, "one that ran, and the other session's"
         assert host.statistics().queue_length == 0
+
+
+async def test_what_max_gram_alone_finds_needs_no_forward(target, drafter):
+    stack = stack_of(target, drafter, matrix=((0, 0, 6), (0, 2, 4), (0, 0, 4)))
+    async with running(stack) as host:
+        session = host.open_session(spec_for()).session_id
+        call = call_on(session, 1, base=[], append=PROMPT)
+        async with aclosing(host.draft(call, max_tokens=3, chunk_tokens=3)) as drafting:
+            (chunk,) = [chunk async for chunk in drafting]
+        assert list(chunk.proposal.token_ids) == [9, 5, 17]
+        assert chunk.timing.forward_count == 0
+        assert stack.forward_counts == [0, 0]
+        assert host.statistics().forwards == 0
 
 
 async def test_streams_on_a_stack_share_forwards_at_the_host(target, drafter):

@@ -97,6 +97,16 @@ async def test_a_choice_that_fails_cancels_the_others():
         await fake.cancelled.wait()
 
 
+async def test_a_trace_goes_through_to_the_servers():
+    async with gateway_over() as gateway:
+        headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        asked = {"model": "fake", "prompt": "p", "max_tokens": 1}
+        await gateway.http.post("/v1/completions", json=asked, headers=headers)
+        *_, generate = gateway.fakes[0].metadata
+    assert generate["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
+    assert generate["traceparent"] != headers["traceparent"], "a span of its own"
+
+
 async def test_request_ids_go_through_to_the_servers():
     async with gateway_over() as gateway:
         asked = {"json": {"model": "fake", "prompt": "p"}}

@@ -217,6 +217,11 @@ async def test_decoded_tokens_of_something_else_are_an_error_and_those_before_st
     assert reported == [7]
 
 
+async def test_a_decode_that_ends_without_a_token_is_an_error():
+    with pytest.raises(errors.InternalError, match="not asked"):
+        await decoded(a_server(decodes=[]))
+
+
 async def test_decoded_tokens_without_the_log_probabilities_asked_for_are_an_error():
     with pytest.raises(errors.InternalError, match="not asked"):
         await decoded(a_server(decodes=[said(4, 7)]), logprobs=True)

@@ -188,6 +188,9 @@ def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle
         prefix=(1, 2),
         eos_ids=frozenset(),
         options=SimpleNamespace(**rules),
+        model=SimpleNamespace(tree_token_limit=0, tree_depth_limit=0),
+        width=1,
+        branches=0,
         _missing=5,
     )
     order.task = partial(Order.task, order)

@@ -8,18 +8,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.errors import UnsupportedError
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.planner import Wish
+from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.methods import Strategy
+from paceline_protocol.task import VerificationRule
 from support.waiting import until
 
 MS = 1_000_000
 
 
-def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0, beside=0, row_ms=None):
+def a_server(
+    step_ms, *, homes=0, sessions=0, calls_ahead=0.0, beside=0, row_ms=None, self_draft_depth=0
+):
     """A server with so many of our requests, whose queue holds so many calls.
 
     With a price for rows it shares forwards, and so many calls were beside one of ours.
@@ -43,7 +48,12 @@ def a_server(step_ms, *, homes=0, sessions=0, calls_ahead=0.0, beside=0, row_ms=
     for _ in range(80 if calls_ahead else 0):
         timing = Timing(queue_ns=queue_ns, forward_ns=step_ms * MS, forward_count=1, row_count=1)
         latency.observe(timing, elapsed_ns=queue_ns + (step_ms + 1) * MS)
-    return SimpleNamespace(latency=latency, home_count=homes, session_count=sessions)
+    return SimpleNamespace(
+        latency=latency,
+        home_count=homes,
+        session_count=sessions,
+        facts=SimpleNamespace(self_draft_depth=self_draft_depth),
+    )
 
 
 def a_planning(targets, *, drafter=None, **options):
@@ -56,10 +66,17 @@ def a_plan(planning, **wish):
     return planning.plan(Wish(**wish), None, prompt_length=5)
 
 
-def took(*, forwards=0, cancelled=0, accepted=0, rejected=0):
+def took(*, forwards=0, cancelled=0, accepted=0, rejected=0, strategy=Strategy.DISTRIBUTED):
+    """What became of a request, as `Planning.learn` takes it."""
+    drafts = DraftStatistics(
+        drafted=accepted + rejected,
+        accepted=accepted,
+        rejected=rejected,
+        accepted_runs=[0] * forwards,
+    )
     return {
-        "accepted_count": accepted,
-        "rejected_count": rejected,
+        "drafts": drafts,
+        "strategy": strategy,
         "verification_count": forwards + cancelled,
     }
 
@@ -192,6 +209,51 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
         planning.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
+
+
+SELF = Strategy.SELF_SPECULATIVE
+
+
+def a_self_drafting_planning(*, row_ms=0.1):
+    return a_planning([a_server(30, row_ms=row_ms, self_draft_depth=4)], drafter=a_server(60))
+
+
+def test_a_target_that_drafts_for_itself_is_believed_to_be_worth_something():
+    assert a_plan(a_self_drafting_planning()).strategy is SELF
+    assert a_plan(a_self_drafting_planning(row_ms=4)).strategy is Strategy.AUTOREGRESSIVE
+
+
+def test_where_no_target_drafts_for_itself_nothing_is_said_of_it():
+    plan = a_plan(a_planning([a_server(30, row_ms=0.1)]))
+    assert plan.strategy is not SELF
+    assert "self-SI" not in plan.note
+    with pytest.raises(UnsupportedError, match="no target of this model"):
+        a_plan(a_planning([a_server(30)]), strategy=SELF)
+
+
+def test_what_a_target_guesses_is_not_judged_by_rejection_sampling():
+    planning = a_self_drafting_planning()
+    assert a_plan(planning, rule=VerificationRule.REJECTION).strategy is not SELF
+    with pytest.raises(UnsupportedError, match="EXACT"):
+        a_plan(planning, rule=VerificationRule.REJECTION, strategy=SELF)
+
+
+def test_verdicts_change_what_a_targets_own_guesses_are_worth():
+    planning = a_self_drafting_planning()
+    for _ in range(40):
+        planning.learn(**took(forwards=101, accepted=300, rejected=700, strategy=SELF))
+    plan = a_plan(planning)
+    assert plan.token_ns == pytest.approx((30 + 10 * 0.1 + 1) * MS / 4, rel=0.05)
+    for _ in range(200):
+        planning.learn(**took(forwards=101, rejected=1000, strategy=SELF))
+    assert a_plan(planning).strategy is Strategy.AUTOREGRESSIVE
+
+
+def test_a_targets_own_guesses_say_nothing_of_the_drafter():
+    planning = a_planning([a_server(30, self_draft_depth=4)])
+    before = planning._acceptance_rate.value
+    planning.learn(**took(forwards=100, rejected=1000, strategy=SELF))
+    assert planning._acceptance_rate.value == before
 
 
 async def test_what_was_asked_for_is_simulated_when_there_is_time():

@@ -32,7 +32,7 @@ def verifying(recorder, server, *, block=(), prefix=PROMPT):
 
 
 def drafted(*token_ids):
-    return Drafted(1, 0, Proposal(token_ids), TIMING, elapsed_ns=150)
+    return Drafted(1, 0, Proposal(token_ids), TIMING, elapsed_ns=150, chain=token_ids)
 
 
 def kinds(recorder):

@@ -35,6 +35,7 @@ from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRul
 if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.methods import DecodingMethod, Method
+    from paceline_protocol.proposal import Proposal
 
 Text = tuple[int, ...]
 
@@ -51,16 +52,27 @@ class Target(Protocol):
 
 @dataclass
 class Drafting:
-    command: StartDraft
-    tokens: list[int] = field(default_factory=list)
+    """A draft and its texts: what it follows, then that which ends with each token it found."""
 
-    @property
-    def text(self) -> Text:
-        return self.command.prefix + tuple(self.tokens)
+    command: StartDraft
+    texts: list[Text] = field(default_factory=list)
+    text: Text = ()
+    """The chain's."""
+
+    def __post_init__(self) -> None:
+        self.text = self.command.prefix
+        self.texts.append(self.text)
+
+    def take(self, piece: Proposal) -> None:
+        for index, token_id in enumerate(piece.token_ids):
+            parent = self.texts[piece.parents[index]] if piece.parents else self.text
+            if parent == self.text:
+                self.text = (*parent, token_id)
+            self.texts.append((*parent, token_id))
 
     @property
     def is_over(self) -> bool:
-        return len(self.tokens) >= self.command.max_tokens
+        return len(self.text) - len(self.command.prefix) >= self.command.max_tokens
 
 
 @dataclass
@@ -156,13 +168,15 @@ class CheckedMethod:
     def _note(self, event: Event) -> None:
         match event:
             case TokensDrafted(draft_id=draft_id) if draft_id in self.drafts:
-                self.drafts[draft_id].tokens += event.proposal.token_ids
+                self.drafts[draft_id].take(event.proposal)
                 self.warm_drafters.add(self.drafts[draft_id].command.drafter)
             case DraftEnded(draft_id=draft_id) | DraftFailed(draft_id=draft_id):
                 self.drafts.pop(draft_id, None)
             case BlockVerified(verify_id=verify_id) if verify_id in self.verifications:
                 verification = self.verifications.pop(verify_id)
-                if len(event.accepted_path) == len(verification.proposal):
+                if verification.proposal.is_chain and (
+                    len(event.accepted_path) == len(verification.proposal)
+                ):
                     self.owners.setdefault(_assumed_text(verification), None)
             case VerifyFailed(verify_id=verify_id):
                 if failed := self.verifications.pop(verify_id, None):
@@ -261,9 +275,20 @@ class CheckedMethod:
         assert command.target in self.capacity.targets
         busy = {v.target for v in self.verifications.values()}
         assert command.target not in busy, "one verification at a time"
-        assert len(command.prefix) + len(command.proposal) < self.limit
-        self._check_before_eos(_assumed_text(command)[:-1])
-        if self.task.dispatch is DispatchPolicy.BLOCKS:
+        texts = texts_of(command)
+        assert max(map(len, texts)) < self.limit
+        for text in texts:
+            self._check_before_eos(text[:-1])
+        if command.proposal.is_chain:
+            assert not command.proposal.parents, "a chain needs none"
+        else:
+            assert len(set(texts)) == len(texts), "siblings are distinct"
+        if not command.proposal.is_chain and not self.row.self_drafts:
+            assert self.task.width > 1
+            assert len(command.proposal) <= self.task.tree_tokens
+            assert max(map(len, texts)) <= len(command.prefix) + self.task.tree_depth
+        in_blocks = self.task.dispatch is DispatchPolicy.BLOCKS and not self.row.self_drafts
+        if in_blocks and self.task.width == 1:
             assert len(command.proposal) <= self.task.lookahead
         rejection = self.task.rule is VerificationRule.REJECTION
         assert len(command.proposal.distributions) == (len(command.proposal) if rejection else 0)
@@ -309,6 +334,8 @@ class CheckedMethod:
         self._hold(
             Invariant.BUSY_FRONTIER,
             not self.capacity.targets
+            # What the text says is known before anything else can happen.
+            or any(it.command.drafter == self.capacity.text for it in self.drafts.values())
             or any(map(self._decides_frontier, self.verifications.values()))
             or any(decode.text == self.committed for decode in decodes),
         )
@@ -334,17 +361,18 @@ class CheckedMethod:
         return is_ahead and _agree(draft.text, self.committed)
 
     def _can_tell(self, command: StartVerify) -> bool:
-        text = _assumed_text(command)
         is_warm_up = command.verify_id in self.warm_ups
-        return is_warm_up or (len(text) >= len(self.committed) and _agree(text, self.committed))
+        return is_warm_up or any(
+            len(text) >= len(self.committed) and _agree(text, self.committed)
+            for text in texts_of(command)
+        )
 
     def _decides_frontier(self, command: StartVerify) -> bool:
-        c = len(self.committed)
-        text = _assumed_text(command)
-        if not len(command.prefix) <= c <= len(text) or text[:c] != self.committed:
+        if self.committed not in texts_of(command):
             return False
         if self.task.rule is VerificationRule.EXACT:
             return True
+        c, text = len(self.committed), _assumed_text(command)
         judged = text[c] if c < len(text) else None
         return self.owners.get(self.committed, judged) == judged
 
@@ -367,10 +395,18 @@ def _agree(text: Text, other: Text) -> bool:
 
 
 def _judged_texts(command: StartVerify) -> set[Text]:
-    text = _assumed_text(command)
-    return {text[:length] for length in range(len(command.prefix) + 1, len(text) + 1)}
+    return set(texts_of(command)[1:])
+
+
+def texts_of(command: StartVerify) -> list[Text]:
+    """Return its prefix, and the text that ends with each token it judges."""
+    texts = [command.prefix]
+    parents = command.proposal.parents or range(len(command.proposal))
+    for token_id, parent in zip(command.proposal.token_ids, parents, strict=True):
+        texts.append((*texts[parent], token_id))
+    return texts
 
 
 def _assumed_text(command: StartVerify) -> Text:
-    """Return the text that ends with the last draft token."""
+    """Return the text that ends with the last draft token of a chain."""
     return command.prefix + command.proposal.token_ids

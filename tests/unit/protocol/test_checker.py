@@ -49,7 +49,7 @@ class ForgottenVerification(DistributedDecoding):
 class Impatient(DistributedDecoding):
     def handle(self, event):
         drafted = isinstance(event, TokensDrafted)
-        gives_up = [self._abandon(self._verifications[1])] if drafted else []
+        gives_up = self._verifications.abandon_all() if drafted else []
         return gives_up + super().handle(event)
 
 

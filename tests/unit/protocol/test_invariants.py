@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -30,6 +31,14 @@ tasks = st.builds(
     broadcast_prefill=st.booleans(),
     keep_prefill=st.booleans(),
 )
+trees = st.builds(
+    replace,
+    tasks.map(lambda task: replace(task, rule=VerificationRule.EXACT)),
+    width=st.integers(2, 4),
+    branches=st.sampled_from([0, 0, 1, 3]),
+    tree_tokens=st.sampled_from([2, 8, 64]),
+    tree_depth=st.sampled_from([1, 3, 64]),
+)
 weathers = st.builds(
     Weather,
     drafter_weight=st.sampled_from([0.1, 1.0, 5.0]),
@@ -52,9 +61,10 @@ models = st.builds(
     seed=st.integers(0, 10**9),
     target_count=st.integers(1, 3),
     drafter_count=st.integers(0, 2),
+    text=st.booleans(),
 )
 def test_the_invariants_hold_whatever_the_weather(
-    strategy, task, models, weather, seed, target_count, drafter_count
+    strategy, task, models, weather, seed, target_count, drafter_count, text
 ):
     run_world(
         strategy,
@@ -64,6 +74,7 @@ def test_the_invariants_hold_whatever_the_weather(
         seed=seed,
         target_count=target_count,
         drafter_count=drafter_count,
+        text=text,
     )
 
 
@@ -80,6 +91,32 @@ def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
         seed=seed,
         target_count=target_count,
         drafter_count=2,
+    )
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 3 + [Strategy.SPECULATIVE]),
+    task=trees,
+    models=models,
+    weather=weathers,
+    seed=st.integers(0, 10**9),
+    target_count=st.integers(1, 3),
+    drafter_count=st.integers(1, 2),
+    text=st.booleans(),
+)
+def test_the_invariants_hold_with_trees(
+    strategy, task, models, weather, seed, target_count, drafter_count, text
+):
+    run_world(
+        strategy,
+        task,
+        models=models,
+        weather=replace(weather, short_verdicts=0.1),
+        seed=seed,
+        target_count=target_count,
+        drafter_count=drafter_count,
+        text=text,
     )
 
 
@@ -125,6 +162,24 @@ def test_the_worlds_see_everything_there_is_to_see():
     assert all(seen[kind] > 20 for kind in get_args(Command)), seen
     assert overlap == 3
     assert min(accepted, rejected) > 100
+
+
+def test_the_worlds_have_trees_of_a_targets_own():
+    widths, accepted, rejected = set(), 0, 0
+    for seed in range(20):
+        world = run_world(
+            Strategy.SELF_SPECULATIVE,
+            DecodingTask((1,), 30),
+            models=Models(seed, 0.8),
+            weather=Weather(failure=0.05, capacity_change=0.05),
+            seed=seed,
+        )
+        statistics = world.method.method.statistics
+        widths |= world.widths
+        accepted += statistics.accepted
+        rejected += statistics.rejected
+    assert {0, 1, 2, 4} <= widths
+    assert min(accepted, rejected) > 50
 
 
 def test_with_no_drafter_it_decodes_plainly():

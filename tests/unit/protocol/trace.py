@@ -48,6 +48,9 @@ _GIVEN = {
     r"at most (\d+) tokens": lambda n: {"max_tokens": int(n)},
     r"eos (\d+)": lambda token: {"eos_ids": frozenset({int(token)})},
     r"window (\d+)": lambda n: {"draft_window": int(n)},
+    r"width (\d+)": lambda n: {"width": int(n)},
+    r"(\d+) branch(?:es)?": lambda n: {"branches": int(n)},
+    r"trees of (\d+)": lambda n: {"tree_tokens": int(n)},
     r"in blocks": lambda: {"dispatch": DispatchPolicy.BLOCKS},
     r"rejection sampling": lambda: {"rule": VerificationRule.REJECTION},
     r"broadcast prefill": lambda: {"broadcast_prefill": True},
@@ -125,22 +128,32 @@ class _Player:
         )
         yield f"accepted before each token of the target's own: {runs}"
         yield f"acceptance rate: {counts.acceptance_rate:.3f}"
+        if counts.branch_drafted:
+            yield (
+                f"beside the chains: {counts.branch_drafted} drafted, {counts.branch_judged}"
+                f" judged, {counts.branch_accepted} of them right;"
+                f" {counts.corrections_ahead} corrections found ahead"
+            )
 
     def _words(self, command: Command) -> str:
         match command:
             case StartDraft():
                 at_once = f", {command.chunk_tokens} at a time" if command.chunk_tokens > 1 else ""
+                width = f", {command.width} wide" if command.width > 1 else ""
+                branches = f", {command.branch_count} branches" if command.branch_count else ""
                 return (
                     f"draft {command.draft_id} at drafter {command.drafter}:"
-                    f" {self._text(command.prefix)} and at most {command.max_tokens} more{at_once}"
+                    f" {self._text(command.prefix)} and at most {command.max_tokens} more"
+                    f"{at_once}{width}{branches}"
                 )
             case StopDraft():
                 return f"stop draft {command.draft_id}"
             case StartVerify():
                 block = f" + {_tokens(command.proposal)}" if len(command.proposal) else ""
+                asked = " and propose" if command.propose else ""
                 return (
                     f"verify {command.verify_id} at target {command.target}:"
-                    f" {self._text(command.prefix)}{block} (depth {command.depth})"
+                    f" {self._text(command.prefix)}{block} (depth {command.depth}){asked}"
                 )
             case PromoteVerify():
                 return f"verify {command.verify_id} comes to depth {command.depth}"
@@ -169,7 +182,8 @@ def _event(line: str) -> Event:
         r"drafted (\d+): (.+)": lambda i, ids: TokensDrafted(int(i), _proposal(ids)),
         r"draft (\d+) ended": lambda i: DraftEnded(int(i)),
         r"draft (\d+) failed": lambda i: DraftFailed(int(i)),
-        r"verified (\d+): accepts (\d+), then (\d+)(?:, logprobs (.+))?": _verdict,
+        r"verified (\d+): accepts (path )?([\d ]+), then (\d+)"
+        r"(?:, logprobs (.+?))?(?:, proposes (.+))?": (_verdict),
         r"verify (\d+) failed": lambda i: VerifyFailed(int(i)),
         r"decoded (\d+): ([\d ]+?)(?:, logprobs (.+))?": _decoded,
         r"decode (\d+) ended": lambda i: DecodeEnded(int(i)),
@@ -181,12 +195,20 @@ def _event(line: str) -> Event:
     return _read(events, line)
 
 
-def _verdict(verify_id: str, accepted: str, next_token: str, logprobs: str | None) -> Event:
+def _verdict(
+    verify_id: str,
+    of_a_tree: str | None,
+    accepted: str,
+    next_token: str,
+    logprobs: str | None,
+    proposed: str | None,
+) -> Event:
     return BlockVerified(
         int(verify_id),
-        tuple(range(int(accepted))),
+        _numbers(accepted) if of_a_tree else tuple(range(int(accepted))),
         int(next_token),
         logprobs=tuple(map(float, (logprobs or "").split())),
+        proposal=_proposal(proposed or ""),
     )
 
 
@@ -208,16 +230,19 @@ def _servers(targets: str, drafters: str, leaving: str | None, lookahead: str | 
 
 
 def _proposal(words: str) -> Proposal:
-    """Read `10 11`, or with what they were drawn from `10~p 11~q`."""
-    pairs = [word.partition("~") for word in words.split()]
+    """Read `10 11`, with what they were drawn from `10~p 11~q`, or a tree's with parents `0/10`."""
+    places = [word.rpartition("/") for word in words.split()]
+    pairs = [word.partition("~") for _, _, word in places]
     return Proposal(
         tuple(int(token) for token, _, _ in pairs),
+        parents=tuple(int(parent) for parent, slash, _ in places if slash),
         distributions=tuple(drawn for _, _, drawn in pairs if drawn),
     )
 
 
 def _tokens(proposal: Proposal) -> str:
-    assert proposal.is_chain
+    if proposal.parents:
+        return _joined(map("{}/{}".format, proposal.parents, proposal.token_ids))
     drawn = [f"~{each}" for each in proposal.distributions] or [""] * len(proposal)
     return _joined(f"{a}{b}" for a, b in zip(proposal.token_ids, drawn, strict=True))
 
@@ -239,6 +264,7 @@ def _branches(node: Node) -> Iterator[str]:
         stem = ("──" if is_last else "┬─") if is_first else ("└─" if is_last else "├─")
         is_decided = node.next_token is not None
         mark = "!" if is_decided else "" if child.assigned else "?"
+        mark += "'" if child.is_branch else ""
         label = f"{stem} {child.token_id}{mark} "
         first, *more = list(_branches(child)) or [""]
         yield (label + first).rstrip()

@@ -6,7 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.messages import (
+    BlockVerified,
     CapacityChanged,
     DecodeEnded,
     DecodeFailed,
@@ -16,19 +18,22 @@ from paceline_protocol.messages import (
     StartDraft,
     StartVerify,
     TokensDecoded,
+    TokensDrafted,
     VerifyFailed,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import DecodingTask, VerificationRule
-from support.chains import drafted, verified
-from unit.protocol.checker import CheckedMethod
+from support.chains import drafted
+from unit.protocol.checker import CheckedMethod, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unit.protocol.checker import Decoding, Text
+    from unit.protocol.checker import Decoding, Drafting, Text
 
 _PLAIN, _ACCEPTS, _RESIDUAL, _DRAFTS = range(4)
+_ITSELF = 9  # a target that drafts, as the drafter that it is
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,33 @@ class Models:
             return self.plain(text)
         return draw // 100 % self.vocabulary_size
 
+    def guess(self, text: Text, *, depth: int, width: int) -> Proposal:
+        """Return a tree after a text, as deep and at each place as wide as that."""
+        texts, parents = [text], []
+        for parent, before in enumerate(texts):
+            if len(before) - len(text) < depth:
+                found = self.ranked(_ITSELF, before, width)
+                texts += [(*before, token_id) for token_id in found]
+                parents += [parent] * len(found)
+        return Proposal(tuple(each[-1] for each in texts[1:]), tuple(parents))
+
+    def ranked(self, drafter: int, text: Text, width: int) -> list[int]:
+        """Return what a drafter holds likeliest after a text, best first."""
+        first = self.draft(drafter, text)
+        others = [token for token in range(self.vocabulary_size) if token != first]
+        turn = self._draw(_DRAFTS + drafter, (*text, -1)) % len(others)
+        return [first, *others[turn:], *others[:turn]][:width]
+
+    def judge_tree(self, command: StartVerify) -> tuple[tuple[int, ...], int]:
+        path: list[int] = []
+        texts = texts_of(command)
+        while True:
+            text = texts[path[-1] + 1 if path else 0]
+            said = self.plain(text)
+            if (*text, said) not in texts:
+                return tuple(path), said
+            path.append(texts.index((*text, said)) - 1)
+
     def judge(self, prefix: Text, block: Text, rule: VerificationRule) -> tuple[int, int]:
         text = prefix
         for count, token_id in enumerate(block):
@@ -80,6 +112,8 @@ class Weather:
     target_weight: float = 1.0
     failure: float = 0.0
     ghosts: float = 0.0
+    short_verdicts: float = 0.0
+    """Of a tree: as of a target that judges no trees, but the chain that it can make of one."""
     capacity_change: float = 0.0
 
 
@@ -102,6 +136,7 @@ class World:
         self.random = random.Random(seed)
         self.ghosts: list[Event] = []
         self.overlap = 0
+        self.widths: set[int] = set()  # of the trees that were judged, at their first place
 
     def run(self, *, max_events: int = 5000, stop_after: int | None = None) -> None:
         self.method.start()
@@ -122,6 +157,9 @@ class World:
 
     def _next_event(self) -> Event:
         drafts = list(self.method.drafts.values())
+        for drafting in drafts:
+            if drafting.command.drafter == self.method.capacity.text:
+                return self._draft_from_text(drafting.command, drafting.text)
         verifications = list(self.method.verifications.values())
         decodes = list(self.method.decodes.values())
         working = drafts or verifications or decodes
@@ -137,6 +175,8 @@ class World:
             return self._decode(self.random.choice(decodes))
         if self.random.random() * (draft_weight + verify_weight) < draft_weight:
             drafting = self.random.choice(drafts)
+            if drafting.command.width > 1:
+                return self._draft_tree(drafting)
             return self._draft(drafting.command, drafting.text)
         return self._verify(self.random.choice(verifications))
 
@@ -152,16 +192,64 @@ class World:
         distributions = [(command.drafter, token) for token in tokens] if rejection else []
         return drafted(command.draft_id, tokens, distributions)
 
+    def _draft_from_text(self, command: StartDraft, text: Text) -> Event:
+        """Answer as the text itself does: before anything else, and sometimes with less."""
+        if len(text) > len(command.prefix) or self._happens(self.weather.failure):
+            return DraftEnded(command.draft_id)
+        max_gram = MaxGram()
+        max_gram.extend(text)
+        tokens = max_gram.propose(self.random.choice([command.max_tokens] * 3 + [1]))
+        if not tokens:
+            return DraftEnded(command.draft_id)
+        rejection = self.method.task.rule is VerificationRule.REJECTION
+        distributions = [(command.drafter, token) for token in tokens] if rejection else []
+        return drafted(command.draft_id, tokens, distributions)
+
+    def _draft_tree(self, drafting: Drafting) -> Event:
+        command = drafting.command
+        if self._happens(self.weather.failure):
+            return self.random.choice([DraftFailed, DraftEnded])(command.draft_id)
+        left = command.max_tokens - (len(drafting.text) - len(command.prefix))
+        texts, tip = list(drafting.texts), drafting.text
+        parents: list[int] = []
+        for _ in range(min(left, self.random.choice([1, 1, 1, 2, 5]))):
+            followed = {text[:-1] for text in texts[1:]}
+            open_texts = [text for text in texts if text not in followed and text != tip]
+            due = [tip, *self.random.sample(open_texts, min(command.branch_count, len(open_texts)))]
+            for text in due:
+                for token in self.models.ranked(command.drafter, text, command.width):
+                    parents.append(texts.index(text))
+                    texts.append((*text, token))
+            tip = next(text for text in texts[1:] if text[:-1] == tip)
+        new = texts[len(drafting.texts) :]
+        piece = Proposal(tuple(text[-1] for text in new), tuple(parents))
+        return TokensDrafted(command.draft_id, piece)
+
     def _verify(self, command: StartVerify) -> Event:
         # What is withdrawn later may still be answered late.
-        verdict = verified(
-            command.verify_id,
-            *self.models.judge(command.prefix, command.proposal.token_ids, self.method.task.rule),
-        )
+        self.widths.add(sum(len(it) == len(command.prefix) + 1 for it in texts_of(command)))
+        path, said = self._judge(command)
+        guess = NOTHING
+        if command.propose:
+            text = (*command.prefix, *command.proposal.along(path), said)
+            depth, width = self.random.choice([(0, 1), (1, 4), (2, 2), (3, 2), (9, 1)])
+            guess = self.models.guess(text, depth=depth, width=width)
+        verdict = BlockVerified(command.verify_id, path, said, proposal=guess)
         if self._happens(self.weather.failure):
             self.ghosts.append(verdict)
             return VerifyFailed(command.verify_id)
         return verdict
+
+    def _judge(self, command: StartVerify) -> tuple[tuple[int, ...], int]:
+        if command.proposal.parents:
+            path, said = self.models.judge_tree(command)
+            if self._happens(self.weather.short_verdicts) and path:
+                path, said = path[:-1], command.proposal.token_ids[path[-1]]
+            return path, said
+        accepted, said = self.models.judge(
+            command.prefix, command.proposal.token_ids, self.method.task.rule
+        )
+        return tuple(range(accepted)), said
 
     def _decode(self, decoding: Decoding) -> Event:
         decode_id = decoding.command.decode_id
@@ -177,9 +265,11 @@ class World:
 
     def _change_capacity(self) -> Event:
         targets = self._some(self.servers.targets)
+        drafters = self._some(self.servers.drafters)
         return CapacityChanged(
             targets,
-            self._some(self.servers.drafters),
+            drafters,
+            text=self.servers.text if self.servers.text in drafters else None,
             leaving=self._some([it for it in self.servers.targets if it not in targets]),
             lookahead=self.random.choice([None, 1, 4]),
         )
@@ -203,9 +293,14 @@ def run_world(
     seed: int = 0,
     target_count: int = 2,
     drafter_count: int = 1,
+    text: bool = False,
     stop_after: int | None = None,
 ) -> World:
-    servers = CapacityChanged(tuple(range(target_count)), tuple(range(drafter_count)))
+    servers = CapacityChanged(
+        tuple(range(target_count)),
+        tuple(range(drafter_count + text)),
+        text=drafter_count if text else None,
+    )
     method = CheckedMethod(
         create_method(strategy, task, capacity=servers),
         row=METHODS[strategy],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -217,7 +217,8 @@ async def test_the_end_of_the_client_reaches_the_handler(method, how):
         elif how == "channel.close":
             await channel.close()
         await server.ended.wait()
-        await asyncio.wait([task])
+        with suppress(grpc.RpcError, errors.PacelineError, asyncio.CancelledError):
+            await task
         await server.is_idle(method)
         code = "DEADLINE_EXCEEDED" if how == "deadline" else "CANCELLED"
         assert server.count(method, code) == 1
@@ -241,6 +242,8 @@ async def test_no_cancel_is_lost_at_the_moment_when_the_request_was_sent(method)
             await started.wait()
             task.cancel()
             await server.ended.wait()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,6 +36,8 @@ MODEL = ModelDescription(
     takes_trees=True,
     is_invariant=True,
     verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+    self_draft_depth=4,
+    self_draft_kind="medusa",
 )
 
 
@@ -81,6 +85,7 @@ def test_a_verification_keeps_all_that_it_says():
             "distributions": [{"token_ids": [5, 6], "probabilities": [0.25, 0.75]}],
         },
         speculation_depth=3,
+        propose=True,
         logprobs=True,
     )
     call, proposal, options = translation.verify_request(message, model=MODEL, caller="peer")
@@ -88,6 +93,7 @@ def test_a_verification_keeps_all_that_it_says():
     assert (call.base_digest, call.token_ids) == (b"d" * 16, [3, 4])
     assert (proposal.token_ids, proposal.parents) == ([5], [0])
     assert (options.depth, options.logprobs, call.caller) == (3, True, "peer")
+    assert (options.propose, options.anticipate) == (True, False)
     assert list(proposal.distributions) == [SparseDistribution([5, 6], [0.25, 0.75])]
 
 
@@ -136,6 +142,10 @@ def test_a_verdict_keeps_all_that_it_says():
     assert (message.sequence, message.prefix_length, message.held_length) == (3, 7, 9)
     assert (list(message.accepted_path), message.next_token_id) == ([0, 2], 5)
     assert list(message.logprobs) == [-1.0, -2.0, -3.0]
+    assert not message.HasField("proposal")
+    proposal = Proposal((8, 9), (0, 0))
+    guessed = translation.verify_response(3, replace(verdict, proposal=proposal)).proposal
+    assert (list(guessed.token_ids), list(guessed.parents)) == ([8, 9], [0, 0])
 
 
 def test_a_description_keeps_all_that_it_says():
@@ -146,6 +156,7 @@ def test_a_description_keeps_all_that_it_says():
     assert [(each.rows, each.median_ns) for each in info.forward_latencies] == [(1, 10), (8, 20)]
     assert (info.prefill_fixed_ns, info.prefill_ns_per_token) == (30, 40)
     assert list(info.verification_rules) == [1, 2]
+    assert (info.self_draft_depth, info.self_draft_kind) == (4, "medusa")
     assert list(info.eos_token_ids) == [1, 2]
 
 

@@ -13,7 +13,7 @@
 namespace paceline {
 
 /// How a request is decoded. The output is the same with every one.
-enum class Strategy { Unknown, Auto, Autoregressive, Speculative, Distributed };
+enum class Strategy { Unknown, Auto, Autoregressive, Speculative, Distributed, SelfSpeculative };
 
 /// How draft tokens are accepted, and with it what the output promises.
 ///
@@ -45,8 +45,8 @@ namespace detail {
 template <class Enum>
 inline constexpr std::array<std::string_view, 0> words{};
 template <>
-inline constexpr std::array<std::string_view, 5> words<Strategy>{
-    "unknown", "auto", "autoregressive", "speculative", "distributed"};
+inline constexpr std::array<std::string_view, 6> words<Strategy>{
+    "unknown", "auto", "autoregressive", "speculative", "distributed", "self_speculative"};
 template <>
 inline constexpr std::array<std::string_view, 3> words<VerificationRule>{"unknown", "exact",
                                                                          "rejection"};

@@ -12,7 +12,7 @@ import (
 	paceline "github.com/paceline/paceline/clients/go"
 )
 
-const strategies = "auto, autoregressive, speculative, distributed"
+const strategies = "auto, autoregressive, speculative, distributed, self_speculative"
 
 // settings are what the command line says. Limits are checked by the library and the server.
 type settings struct {
@@ -58,7 +58,7 @@ func (s *settings) connectionFlags(flags *flag.FlagSet) (addTLS func()) {
 		s.dial = append(s.dial, paceline.WithTimeout(time.Duration(seconds*float64(time.Second))))
 	})
 	return func() {
-		if files != (paceline.TLS{}) {
+		if files.CAFile != "" || files.CertificateFile != "" || files.KeyFile != "" {
 			s.dial = append(s.dial, paceline.WithTLS(files))
 		}
 		if *insecure {

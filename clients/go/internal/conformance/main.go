@@ -11,6 +11,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"strings"
 	"time"
 
 	paceline "github.com/paceline/paceline/clients/go"
@@ -75,7 +76,7 @@ func (d *driver) do(asked *request, told *answer) error {
 	case "generate":
 		return d.generate(client, asked, told)
 	case "system_info":
-		info, err := client.SystemInfo(context.Background())
+		info, err := client.SystemInfo(asked.outgoing())
 		if err == nil {
 			told.System = reportSystem(info)
 		}
@@ -105,7 +106,11 @@ func (d *driver) client(asked *request) (*paceline.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := paceline.Dial(asked.Address, options...)
+	address := asked.Address
+	if asked.Several != nil {
+		address = strings.Join(asked.Several, ",")
+	}
+	client, err := paceline.Dial(address, options...)
 	if err == nil {
 		d.clients[asked.Client] = client
 	}

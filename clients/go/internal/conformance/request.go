@@ -3,11 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"strconv"
+	"strings"
 	"time"
+
+	"google.golang.org/grpc/metadata"
 
 	paceline "github.com/paceline/paceline/clients/go"
 )
@@ -23,6 +28,7 @@ type request struct {
 	Do       string          `json:"do"`
 	Client   string          `json:"client"`
 	Address  string          `json:"address"`
+	Several  []string        `json:"addresses"`
 	Insecure bool            `json:"insecure"`
 	TLS      *struct {
 		CA          string `json:"ca"`
@@ -37,7 +43,11 @@ type request struct {
 	TimeoutSeconds json.RawMessage            `json:"timeout_seconds"`
 	ClientTimeout  json.RawMessage            `json:"client_timeout_seconds"`
 	SecondReader   bool                       `json:"second_reader"`
-	ResumeAttempts int                        `json:"resume_attempts"`
+	ResumeAttempts json.RawMessage            `json:"resume_attempts"`
+	TLSFromMemory  bool                       `json:"tls_from_memory"`
+	ClientMetadata map[string]string          `json:"client_metadata"`
+	Metadata       map[string]string          `json:"metadata"`
+	Tokens         []string                   `json:"tokens"`
 	Cancel         cancellation               `json:"cancel"`
 	PauseSeconds   float64                    `json:"pause_seconds"`
 	ThenResume     bool                       `json:"then_resume"`
@@ -52,8 +62,17 @@ type cancellation struct {
 func (r *request) dialOptions() ([]paceline.DialOption, error) {
 	var options []paceline.DialOption
 	if r.TLS != nil {
-		files := paceline.TLS{CAFile: r.TLS.CA, CertificateFile: r.TLS.Certificate, KeyFile: r.TLS.Key}
+		files, err := r.tls()
+		if err != nil {
+			return nil, err
+		}
 		options = append(options, paceline.WithTLS(files))
+	}
+	if r.ClientMetadata != nil {
+		options = append(options, paceline.WithMetadata(readMetadata(r.ClientMetadata)))
+	}
+	if r.Tokens != nil {
+		options = append(options, paceline.WithToken(r.token()))
 	}
 	if r.Insecure {
 		options = append(options, paceline.WithInsecure())
@@ -68,16 +87,64 @@ func (r *request) dialOptions() ([]paceline.DialOption, error) {
 	return options, nil
 }
 
+func (r *request) tls() (paceline.TLS, error) {
+	files := paceline.TLS{CAFile: r.TLS.CA, CertificateFile: r.TLS.Certificate, KeyFile: r.TLS.Key}
+	if !r.TLSFromMemory {
+		return files, nil
+	}
+	var contents [3][]byte
+	for index, path := range []string{r.TLS.CA, r.TLS.Certificate, r.TLS.Key} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return files, err
+		}
+		contents[index] = content
+	}
+	return paceline.TLS{CA: contents[0], Certificate: contents[1], Key: contents[2]}, nil
+}
+
+// token tells one token after the other, and the last one again and again.
+func (r *request) token() func(context.Context) (string, error) {
+	left := r.Tokens
+	return func(context.Context) (string, error) {
+		told := left[0]
+		if len(left) > 1 {
+			left = left[1:]
+		}
+		return told, nil
+	}
+}
+
+// readMetadata reads metadata, in which bytes are hexadecimal digits.
+func readMetadata(told map[string]string) map[string]string {
+	read := make(map[string]string)
+	for name, value := range told {
+		if content, err := hex.DecodeString(value); err == nil && strings.HasSuffix(name, "-bin") {
+			value = string(content)
+		}
+		read[name] = value
+	}
+	return read
+}
+
+// outgoing returns a context with the call's metadata.
+func (r *request) outgoing() context.Context {
+	if r.Metadata == nil {
+		return context.Background()
+	}
+	return metadata.NewOutgoingContext(context.Background(), metadata.New(readMetadata(r.Metadata)))
+}
+
 func (r *request) context() (context.Context, context.CancelFunc, error) {
 	if r.TimeoutSeconds == nil {
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel := context.WithCancel(r.outgoing())
 		return ctx, cancel, nil
 	}
 	timeout, err := readTimeout(r.TimeoutSeconds)
 	if err == nil && timeout < 0 {
 		err = unsupported("a context in Go whose deadline has passed is just that")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(r.outgoing(), timeout)
 	return ctx, cancel, err
 }
 
@@ -108,7 +175,16 @@ func (r *request) prompt() (paceline.Prompt, error) {
 }
 
 func (r *request) generateOptions() ([]paceline.GenerateOption, error) {
-	options := []paceline.GenerateOption{paceline.WithResumeAttempts(r.ResumeAttempts)}
+	var options []paceline.GenerateOption
+	if !bytes.Equal(r.ResumeAttempts, []byte("null")) { // which is the client's default; without a word, none
+		attempts := 0
+		if r.ResumeAttempts != nil {
+			if err := json.Unmarshal(r.ResumeAttempts, &attempts); err != nil {
+				return nil, err
+			}
+		}
+		options = append(options, paceline.WithResumeAttempts(attempts))
+	}
 	for name, value := range r.Options {
 		if bytes.Equal(value, []byte("null")) {
 			continue
@@ -146,6 +222,12 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithTargets)
 	case "drafters":
 		return readValue(value, paceline.WithDrafters)
+	case "width":
+		return readValue(value, paceline.WithWidth)
+	case "branches":
+		return readValue(value, paceline.WithBranches)
+	case "drafter":
+		return readValue(value, paceline.WithDrafter)
 	case "rule":
 		return readValue(value, paceline.WithRule)
 	case "dispatch":

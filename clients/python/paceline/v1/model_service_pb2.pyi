@@ -91,6 +91,8 @@ class GetModelInfoResponse(_message.Message):
     TREE_TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
     TREE_DEPTH_LIMIT_FIELD_NUMBER: _builtins.int
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
+    SELF_DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
+    SELF_DRAFT_KIND_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """What people call the model, for example "python-target"."""
     model_revision: _builtins.str
@@ -145,6 +147,14 @@ class GetModelInfoResponse(_message.Message):
     """Whether what is decided for a text follows from the text alone, bit by bit: not from how it is
     cut into calls, nor from other calls. Elsewhere rounding does depend on both.
     """
+    self_draft_depth: _builtins.int
+    """How many tokens after its own a target can propose with a verdict (VerifyRequest.propose): the
+    most tokens of a path of what it proposes. 0 where it does not draft for itself.
+    """
+    self_draft_kind: _builtins.str
+    """What it drafts for itself with: "streams" (Speculative Streaming), "medusa" or "simulated".
+    Empty where it does not.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text, unless the request ignores them."""
@@ -184,10 +194,12 @@ class GetModelInfoResponse(_message.Message):
         tree_token_limit: _builtins.int = ...,
         tree_depth_limit: _builtins.int = ...,
         is_invariant: _builtins.bool = ...,
+        self_draft_depth: _builtins.int = ...,
+        self_draft_kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

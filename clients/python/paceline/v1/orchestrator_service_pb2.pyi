@@ -37,6 +37,11 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     """Speculative inference: draft, verify, repeat, with one target ("SI")."""
     STRATEGY_DISTRIBUTED: _Strategy.ValueType  # 4
     """Distributed speculative inference: drafting and several verifications overlap ("DSI")."""
+    STRATEGY_SELF_SPECULATIVE: _Strategy.ValueType  # 5
+    """Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
+    the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
+    above 0, and EXACT.
+    """
 
 class Strategy(_Strategy, metaclass=_StrategyEnumTypeWrapper):
     """How a request is decoded. The output is the same with every one."""
@@ -51,7 +56,44 @@ STRATEGY_SPECULATIVE: Strategy.ValueType  # 3
 """Speculative inference: draft, verify, repeat, with one target ("SI")."""
 STRATEGY_DISTRIBUTED: Strategy.ValueType  # 4
 """Distributed speculative inference: drafting and several verifications overlap ("DSI")."""
+STRATEGY_SELF_SPECULATIVE: Strategy.ValueType  # 5
+"""Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
+the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
+above 0, and EXACT.
+"""
 Global___Strategy: _TypeAlias = Strategy  # noqa: Y015
+
+class _DrafterKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrafterKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrafterKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFTER_KIND_UNSPECIFIED: _DrafterKind.ValueType  # 0
+    """Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
+    Max-Gram if the texts of late have repeated themselves.
+    """
+    DRAFTER_KIND_SERVER: _DrafterKind.ValueType  # 1
+    """Drafter servers only. While there is none, tokens are decoded plainly."""
+    DRAFTER_KIND_MAX_GRAM: _DrafterKind.ValueType  # 2
+    """Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model."""
+    DRAFTER_KIND_SERVER_AND_MAX_GRAM: _DrafterKind.ValueType  # 3
+    """Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found."""
+
+class DrafterKind(_DrafterKind, metaclass=_DrafterKindEnumTypeWrapper):
+    """Who drafts, where a strategy has work for a drafter."""
+
+DRAFTER_KIND_UNSPECIFIED: DrafterKind.ValueType  # 0
+"""Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
+Max-Gram if the texts of late have repeated themselves.
+"""
+DRAFTER_KIND_SERVER: DrafterKind.ValueType  # 1
+"""Drafter servers only. While there is none, tokens are decoded plainly."""
+DRAFTER_KIND_MAX_GRAM: DrafterKind.ValueType  # 2
+"""Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model."""
+DRAFTER_KIND_SERVER_AND_MAX_GRAM: DrafterKind.ValueType  # 3
+"""Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found."""
+Global___DrafterKind: _TypeAlias = DrafterKind  # noqa: Y015
 
 class _DispatchPolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -150,7 +192,7 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     FALLBACK_KIND_DRAFTER_LOST: _FallbackKind.ValueType  # 4
     """A drafter failed."""
     FALLBACK_KIND_NO_DRAFTER: _FallbackKind.ValueType  # 5
-    """There was no drafter: tokens were decoded plainly."""
+    """There was no drafter: tokens were guessed from the text, or decoded plainly."""
     FALLBACK_KIND_SESSION_REFUSED: _FallbackKind.ValueType  # 6
     """A server had no room for a session."""
     FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
@@ -170,7 +212,7 @@ FALLBACK_KIND_TARGET_LOST: FallbackKind.ValueType  # 3
 FALLBACK_KIND_DRAFTER_LOST: FallbackKind.ValueType  # 4
 """A drafter failed."""
 FALLBACK_KIND_NO_DRAFTER: FallbackKind.ValueType  # 5
-"""There was no drafter: tokens were decoded plainly."""
+"""There was no drafter: tokens were guessed from the text, or decoded plainly."""
 FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
 """A server had no room for a session."""
 FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
@@ -267,6 +309,9 @@ class GenerateRequest(_message.Message):
     INCLUDE_TIMELINE_FIELD_NUMBER: _builtins.int
     STREAM_TIMELINE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text, at most 256 KiB of UTF-8."""
     add_special_tokens: _builtins.bool
@@ -294,8 +339,8 @@ class GenerateRequest(_message.Message):
     lookahead: _builtins.int
     """Draft tokens in a verification, in [1, 64]. The planner's choice if absent."""
     target_count: _builtins.int
-    """Targets to use at most, in [1, 64]. The planner's choice if absent. AUTOREGRESSIVE and
-    SPECULATIVE use one.
+    """Targets to use at most, in [1, 64]. The planner's choice if absent. Only DISTRIBUTED
+    uses more than one.
     """
     drafter_count: _builtins.int
     """Drafters to use at most, in [1, 8]. Default 1."""
@@ -311,6 +356,17 @@ class GenerateRequest(_message.Message):
     """The caller's name for the request, for logs. At most 64 characters of [A-Za-z0-9._-]. Chosen
     if empty.
     """
+    width: _builtins.int
+    """How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
+    tokens, and a rejected token's correction may be among them. Default 1: chains. UNSUPPORTED under
+    REJECTION with a temperature above 0. Servers that judge or draft no trees get chains.
+    """
+    branches: _builtins.int
+    """How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
+    Default 0. Needs a width of 2 or more.
+    """
+    drafter: Global___DrafterKind.ValueType
+    """Who drafts. Default: servers, and Max-Gram while there is none."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""
@@ -354,13 +410,18 @@ class GenerateRequest(_message.Message):
         include_timeline: _builtins.bool = ...,
         stream_timeline: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        width: _builtins.int | None = ...,
+        branches: _builtins.int | None = ...,
+        drafter: Global___DrafterKind.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "add_special_tokens", b"add_special_tokens", "drafter_count", b"drafter_count", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "add_special_tokens", b"add_special_tokens", "dispatch_policy", b"dispatch_policy", "drafter_count", b"drafter_count", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "verification_rule", b"verification_rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
+    _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
     _WhichOneofReturnType__drafter_count: _TypeAlias = _typing.Literal["drafter_count"]  # noqa: Y015
     _WhichOneofArgType__drafter_count: _TypeAlias = _typing.Literal["_drafter_count", b"_drafter_count"]  # noqa: Y015
     _WhichOneofReturnType__lookahead: _TypeAlias = _typing.Literal["lookahead"]  # noqa: Y015
@@ -373,10 +434,14 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__target_count: _TypeAlias = _typing.Literal["target_count"]  # noqa: Y015
     _WhichOneofArgType__target_count: _TypeAlias = _typing.Literal["_target_count", b"_target_count"]  # noqa: Y015
+    _WhichOneofReturnType__width: _TypeAlias = _typing.Literal["width"]  # noqa: Y015
+    _WhichOneofArgType__width: _TypeAlias = _typing.Literal["_width", b"_width"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__branches) -> _WhichOneofReturnType__branches | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter_count) -> _WhichOneofReturnType__drafter_count | None: ...
     @_typing.overload
@@ -389,6 +454,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_count) -> _WhichOneofReturnType__target_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__width) -> _WhichOneofReturnType__width | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -453,6 +520,8 @@ class GenerationStarted(_message.Message):
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     TARGET_COUNT_FIELD_NUMBER: _builtins.int
     PLAN_NOTE_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs."""
     seed: _builtins.int
@@ -471,6 +540,10 @@ class GenerationStarted(_message.Message):
     """Targets in use at the start."""
     plan_note: _builtins.str
     """Why AUTO chose so, in one line; empty if the request said it all."""
+    width: _builtins.int
+    """How many tokens drafters find at a place; 1: chains, and so for AUTOREGRESSIVE."""
+    branches: _builtins.int
+    """How many tokens beside the likeliest ones each forward of a drafter follows."""
     def __init__(
         self,
         *,
@@ -483,10 +556,12 @@ class GenerationStarted(_message.Message):
         lookahead: _builtins.int = ...,
         target_count: _builtins.int = ...,
         plan_note: _builtins.str = ...,
+        width: _builtins.int = ...,
+        branches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lookahead", b"lookahead", "model_fingerprint", b"model_fingerprint", "plan_note", b"plan_note", "promise", b"promise", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "seed", b"seed", "strategy", b"strategy", "target_count", b"target_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "lookahead", b"lookahead", "model_fingerprint", b"model_fingerprint", "plan_note", b"plan_note", "promise", b"promise", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "seed", b"seed", "strategy", b"strategy", "target_count", b"target_count", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,6 +696,11 @@ class GenerationStatistics(_message.Message):
     NETWORK_NS_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
+    CORRECTIONS_AHEAD_COUNT_FIELD_NUMBER: _builtins.int
+    BRANCH_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BRANCH_ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_GRAM_DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_GRAM_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -647,6 +727,18 @@ class GenerationStatistics(_message.Message):
     """From the request's arrival to the first token, ns."""
     total_ns: _builtins.int
     """From the request's arrival to the end, ns."""
+    corrections_ahead_count: _builtins.int
+    """Of the accepted tokens those that a drafter had found as a runner-up: corrections that were known
+    before they were needed. They do not count for acceptance_rate.
+    """
+    branch_token_count: _builtins.int
+    """Tokens beside the likeliest ones that targets were given to judge: a forward's row each."""
+    branch_accepted_count: _builtins.int
+    """How many of these became output."""
+    max_gram_drafted_token_count: _builtins.int
+    """Of the draft tokens, those that Max-Gram found in the text."""
+    max_gram_accepted_token_count: _builtins.int
+    """Of those, how many are what became output; a drafter may have found the same."""
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """What had to be done differently, and how often."""
@@ -668,10 +760,15 @@ class GenerationStatistics(_message.Message):
         network_ns: _builtins.int = ...,
         time_to_first_token_ns: _builtins.int = ...,
         total_ns: _builtins.int = ...,
+        corrections_ahead_count: _builtins.int = ...,
+        branch_token_count: _builtins.int = ...,
+        branch_accepted_count: _builtins.int = ...,
+        max_gram_drafted_token_count: _builtins.int = ...,
+        max_gram_accepted_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -837,6 +934,8 @@ class ServerInfo(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DECODE_STEP_NS_FIELD_NUMBER: _builtins.int
+    SELF_DRAFT_KIND_FIELD_NUMBER: _builtins.int
+    IS_INVARIANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in timelines, for example "target-0"."""
     address: _builtins.str
@@ -851,6 +950,10 @@ class ServerInfo(_message.Message):
     """Its model's fingerprint."""
     decode_step_ns: _builtins.int
     """One decoding step there, ns: measured."""
+    self_draft_kind: _builtins.str
+    """What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind."""
+    is_invariant: _builtins.bool
+    """Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant."""
     def __init__(
         self,
         *,
@@ -861,10 +964,12 @@ class ServerInfo(_message.Message):
         status: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
         decode_step_ns: _builtins.int = ...,
+        self_draft_kind: _builtins.str = ...,
+        is_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_step_ns", b"decode_step_ns", "model_fingerprint", b"model_fingerprint", "name", b"name", "ready", b"ready", "role", b"role", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_step_ns", b"decode_step_ns", "is_invariant", b"is_invariant", "model_fingerprint", b"model_fingerprint", "name", b"name", "ready", b"ready", "role", b"role", "self_draft_kind", b"self_draft_kind", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

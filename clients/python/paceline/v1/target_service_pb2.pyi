@@ -32,6 +32,7 @@ class VerifyRequest(_message.Message):
     SPECULATION_DEPTH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ANTICIPATE_FIELD_NUMBER: _builtins.int
+    PROPOSE_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
     """How far this verification runs ahead: 0 decides the request's first open position, 1 is assumed
     to follow on that, and so on. At most 65535.
@@ -44,6 +45,10 @@ class VerifyRequest(_message.Message):
     asks just that: the text so far with next_token_id, and no proposal. Any other call of the
     session drops it. It changes no answer, nor what the session holds; where there is no room it is
     not done.
+    """
+    propose: _builtins.bool
+    """Return what the target itself proposes after next_token_id, where it drafts for itself
+    (GetModelInfoResponse.self_draft_depth). Elsewhere, and under REJECTION, it has no effect.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
@@ -64,10 +69,11 @@ class VerifyRequest(_message.Message):
         speculation_depth: _builtins.int = ...,
         logprobs: _builtins.bool = ...,
         anticipate: _builtins.bool = ...,
+        propose: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "speculation_depth", b"speculation_depth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "propose", b"propose", "speculation_depth", b"speculation_depth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,6 +92,7 @@ class VerifyResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     HELD_LENGTH_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The call's sequence."""
     prefix_length: _builtins.int
@@ -110,6 +117,12 @@ class VerifyResponse(_message.Message):
     def timing(self) -> _session_service_pb2.CallTiming:
         """Where the time went."""
 
+    @_builtins.property
+    def proposal(self) -> _proposal_pb2.Proposal:
+        """If asked for: a tree of tokens that may follow next_token_id, found in the same forward. Empty
+        where the target does not draft for itself. Like a drafter's it is a guess: judge it.
+        """
+
     def __init__(
         self,
         *,
@@ -120,10 +133,11 @@ class VerifyResponse(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         held_length: _builtins.int = ...,
         timing: _session_service_pb2.CallTiming | None = ...,
+        proposal: _proposal_pb2.Proposal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "sequence", b"sequence", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "proposal", b"proposal", "sequence", b"sequence", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,16 @@ export interface GetModelInfoResponse {
    * cut into calls, nor from other calls. Elsewhere rounding does depend on both.
    */
   isInvariant: boolean;
+  /**
+   * How many tokens after its own a target can propose with a verdict (VerifyRequest.propose): the
+   * most tokens of a path of what it proposes. 0 where it does not draft for itself.
+   */
+  selfDraftDepth: number;
+  /**
+   * What it drafts for itself with: "streams" (Speculative Streaming), "medusa" or "simulated".
+   * Empty where it does not.
+   */
+  selfDraftKind: string;
 }
 
 /** What a forward of a given size takes. */
@@ -234,6 +244,8 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     treeTokenLimit: 0,
     treeDepthLimit: 0,
     isInvariant: false,
+    selfDraftDepth: 0,
+    selfDraftKind: "",
   };
 }
 
@@ -318,6 +330,12 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.isInvariant !== false) {
       writer.uint32(192).bool(message.isInvariant);
+    }
+    if (message.selfDraftDepth !== 0) {
+      writer.uint32(200).uint32(message.selfDraftDepth);
+    }
+    if (message.selfDraftKind !== "") {
+      writer.uint32(210).string(message.selfDraftKind);
     }
     return writer;
   },
@@ -547,6 +565,22 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.isInvariant = reader.bool();
             continue;
           }
+          case 25: {
+            if (tag !== 200) {
+              break;
+            }
+
+            message.selfDraftDepth = reader.uint32();
+            continue;
+          }
+          case 26: {
+            if (tag !== 210) {
+              break;
+            }
+
+            message.selfDraftKind = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -588,6 +622,8 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.treeTokenLimit = object.treeTokenLimit ?? 0;
     message.treeDepthLimit = object.treeDepthLimit ?? 0;
     message.isInvariant = object.isInvariant ?? false;
+    message.selfDraftDepth = object.selfDraftDepth ?? 0;
+    message.selfDraftKind = object.selfDraftKind ?? "";
     return message;
   },
 };

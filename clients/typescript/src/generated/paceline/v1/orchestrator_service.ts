@@ -39,6 +39,27 @@ export enum Strategy {
   STRATEGY_SPECULATIVE = 3,
   /** STRATEGY_DISTRIBUTED - Distributed speculative inference: drafting and several verifications overlap ("DSI"). */
   STRATEGY_DISTRIBUTED = 4,
+  /**
+   * STRATEGY_SELF_SPECULATIVE - Self-speculation with one target that drafts for itself ("self-SI"): each of its verdicts brings
+   * the tokens that the next one judges. Needs a target with GetModelInfoResponse.self_draft_depth
+   * above 0, and EXACT.
+   */
+  STRATEGY_SELF_SPECULATIVE = 5,
+}
+
+/** Who drafts, where a strategy has work for a drafter. */
+export enum DrafterKind {
+  /**
+   * DRAFTER_KIND_UNSPECIFIED - Not set: drafter servers, and Max-Gram while there is none. AUTO without a drafter server uses
+   * Max-Gram if the texts of late have repeated themselves.
+   */
+  DRAFTER_KIND_UNSPECIFIED = 0,
+  /** DRAFTER_KIND_SERVER - Drafter servers only. While there is none, tokens are decoded plainly. */
+  DRAFTER_KIND_SERVER = 1,
+  /** DRAFTER_KIND_MAX_GRAM - Max-Gram only: the orchestrator guesses from prompt and output what follows, without a model. */
+  DRAFTER_KIND_MAX_GRAM = 2,
+  /** DRAFTER_KIND_SERVER_AND_MAX_GRAM - Both: with DISTRIBUTED, Max-Gram goes on beyond what the drafter servers have found. */
+  DRAFTER_KIND_SERVER_AND_MAX_GRAM = 3,
 }
 
 /** When a block of draft tokens goes to a target. */
@@ -88,7 +109,7 @@ export enum FallbackKind {
   FALLBACK_KIND_TARGET_LOST = 3,
   /** FALLBACK_KIND_DRAFTER_LOST - A drafter failed. */
   FALLBACK_KIND_DRAFTER_LOST = 4,
-  /** FALLBACK_KIND_NO_DRAFTER - There was no drafter: tokens were decoded plainly. */
+  /** FALLBACK_KIND_NO_DRAFTER - There was no drafter: tokens were guessed from the text, or decoded plainly. */
   FALLBACK_KIND_NO_DRAFTER = 5,
   /** FALLBACK_KIND_SESSION_REFUSED - A server had no room for a session. */
   FALLBACK_KIND_SESSION_REFUSED = 6,
@@ -179,8 +200,8 @@ export interface GenerateRequest {
     | number
     | undefined;
   /**
-   * Targets to use at most, in [1, 64]. The planner's choice if absent. AUTOREGRESSIVE and
-   * SPECULATIVE use one.
+   * Targets to use at most, in [1, 64]. The planner's choice if absent. Only DISTRIBUTED
+   * uses more than one.
    */
   targetCount?:
     | number
@@ -207,6 +228,23 @@ export interface GenerateRequest {
    * if empty.
    */
   requestId: string;
+  /**
+   * How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
+   * tokens, and a rejected token's correction may be among them. Default 1: chains. UNSUPPORTED under
+   * REJECTION with a temperature above 0. Servers that judge or draft no trees get chains.
+   */
+  width?:
+    | number
+    | undefined;
+  /**
+   * How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
+   * Default 0. Needs a width of 2 or more.
+   */
+  branches?:
+    | number
+    | undefined;
+  /** Who drafts. Default: servers, and Max-Gram while there is none. */
+  drafter: DrafterKind;
 }
 
 /** One message of the stream. */
@@ -248,6 +286,10 @@ export interface GenerationStarted {
   targetCount: number;
   /** Why AUTO chose so, in one line; empty if the request said it all. */
   planNote: string;
+  /** How many tokens drafters find at a place; 1: chains, and so for AUTOREGRESSIVE. */
+  width: number;
+  /** How many tokens beside the likeliest ones each forward of a drafter follows. */
+  branches: number;
 }
 
 /** Final tokens and their text. */
@@ -328,6 +370,19 @@ export interface GenerationStatistics {
   timeToFirstTokenNs: number;
   /** From the request's arrival to the end, ns. */
   totalNs: number;
+  /**
+   * Of the accepted tokens those that a drafter had found as a runner-up: corrections that were known
+   * before they were needed. They do not count for acceptance_rate.
+   */
+  correctionsAheadCount: number;
+  /** Tokens beside the likeliest ones that targets were given to judge: a forward's row each. */
+  branchTokenCount: number;
+  /** How many of these became output. */
+  branchAcceptedCount: number;
+  /** Of the draft tokens, those that Max-Gram found in the text. */
+  maxGramDraftedTokenCount: number;
+  /** Of those, how many are what became output; a drafter may have found the same. */
+  maxGramAcceptedTokenCount: number;
 }
 
 /** Something that did not go as planned and cost no token. */
@@ -398,6 +453,10 @@ export interface ServerInfo {
   modelFingerprint: string;
   /** One decoding step there, ns: measured. */
   decodeStepNs: number;
+  /** What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind. */
+  selfDraftKind: string;
+  /** Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant. */
+  isInvariant: boolean;
 }
 
 /** Asks for the chat template. */
@@ -502,6 +561,9 @@ function createBaseGenerateRequest(): GenerateRequest {
     includeTimeline: false,
     streamTimeline: false,
     requestId: "",
+    width: undefined,
+    branches: undefined,
+    drafter: 0,
   };
 }
 
@@ -572,6 +634,15 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.requestId !== "") {
       writer.uint32(162).string(message.requestId);
+    }
+    if (message.width !== undefined) {
+      writer.uint32(168).uint32(message.width);
+    }
+    if (message.branches !== undefined) {
+      writer.uint32(176).uint32(message.branches);
+    }
+    if (message.drafter !== 0) {
+      writer.uint32(184).int32(message.drafter);
     }
     return writer;
   },
@@ -759,6 +830,30 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 21: {
+            if (tag !== 168) {
+              break;
+            }
+
+            message.width = reader.uint32();
+            continue;
+          }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.branches = reader.uint32();
+            continue;
+          }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.drafter = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -810,6 +905,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.includeTimeline = object.includeTimeline ?? false;
     message.streamTimeline = object.streamTimeline ?? false;
     message.requestId = object.requestId ?? "";
+    message.width = object.width ?? undefined;
+    message.branches = object.branches ?? undefined;
+    message.drafter = object.drafter ?? 0;
     return message;
   },
 };
@@ -940,6 +1038,8 @@ function createBaseGenerationStarted(): GenerationStarted {
     lookahead: 0,
     targetCount: 0,
     planNote: "",
+    width: 0,
+    branches: 0,
   };
 }
 
@@ -971,6 +1071,12 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
     }
     if (message.planNote !== "") {
       writer.uint32(74).string(message.planNote);
+    }
+    if (message.width !== 0) {
+      writer.uint32(80).uint32(message.width);
+    }
+    if (message.branches !== 0) {
+      writer.uint32(88).uint32(message.branches);
     }
     return writer;
   },
@@ -1060,6 +1166,22 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
             message.planNote = reader.string();
             continue;
           }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.width = reader.uint32();
+            continue;
+          }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.branches = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1086,6 +1208,8 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
     message.lookahead = object.lookahead ?? 0;
     message.targetCount = object.targetCount ?? 0;
     message.planNote = object.planNote ?? "";
+    message.width = object.width ?? 0;
+    message.branches = object.branches ?? 0;
     return message;
   },
 };
@@ -1414,6 +1538,11 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     networkNs: 0,
     timeToFirstTokenNs: 0,
     totalNs: 0,
+    correctionsAheadCount: 0,
+    branchTokenCount: 0,
+    branchAcceptedCount: 0,
+    maxGramDraftedTokenCount: 0,
+    maxGramAcceptedTokenCount: 0,
   };
 }
 
@@ -1460,6 +1589,21 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     if (message.totalNs !== 0) {
       writer.uint32(112).uint64(message.totalNs);
+    }
+    if (message.correctionsAheadCount !== 0) {
+      writer.uint32(120).uint32(message.correctionsAheadCount);
+    }
+    if (message.branchTokenCount !== 0) {
+      writer.uint32(128).uint32(message.branchTokenCount);
+    }
+    if (message.branchAcceptedCount !== 0) {
+      writer.uint32(136).uint32(message.branchAcceptedCount);
+    }
+    if (message.maxGramDraftedTokenCount !== 0) {
+      writer.uint32(144).uint32(message.maxGramDraftedTokenCount);
+    }
+    if (message.maxGramAcceptedTokenCount !== 0) {
+      writer.uint32(152).uint32(message.maxGramAcceptedTokenCount);
     }
     return writer;
   },
@@ -1589,6 +1733,46 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.totalNs = longToNumber(reader.uint64());
             continue;
           }
+          case 15: {
+            if (tag !== 120) {
+              break;
+            }
+
+            message.correctionsAheadCount = reader.uint32();
+            continue;
+          }
+          case 16: {
+            if (tag !== 128) {
+              break;
+            }
+
+            message.branchTokenCount = reader.uint32();
+            continue;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.branchAcceptedCount = reader.uint32();
+            continue;
+          }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.maxGramDraftedTokenCount = reader.uint32();
+            continue;
+          }
+          case 19: {
+            if (tag !== 152) {
+              break;
+            }
+
+            message.maxGramAcceptedTokenCount = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1620,6 +1804,11 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.networkNs = object.networkNs ?? 0;
     message.timeToFirstTokenNs = object.timeToFirstTokenNs ?? 0;
     message.totalNs = object.totalNs ?? 0;
+    message.correctionsAheadCount = object.correctionsAheadCount ?? 0;
+    message.branchTokenCount = object.branchTokenCount ?? 0;
+    message.branchAcceptedCount = object.branchAcceptedCount ?? 0;
+    message.maxGramDraftedTokenCount = object.maxGramDraftedTokenCount ?? 0;
+    message.maxGramAcceptedTokenCount = object.maxGramAcceptedTokenCount ?? 0;
     return message;
   },
 };
@@ -2036,7 +2225,17 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
 };
 
 function createBaseServerInfo(): ServerInfo {
-  return { name: "", address: "", role: 0, ready: false, status: "", modelFingerprint: "", decodeStepNs: 0 };
+  return {
+    name: "",
+    address: "",
+    role: 0,
+    ready: false,
+    status: "",
+    modelFingerprint: "",
+    decodeStepNs: 0,
+    selfDraftKind: "",
+    isInvariant: false,
+  };
 }
 
 export const ServerInfo: MessageFns<ServerInfo> = {
@@ -2061,6 +2260,12 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     }
     if (message.decodeStepNs !== 0) {
       writer.uint32(56).uint64(message.decodeStepNs);
+    }
+    if (message.selfDraftKind !== "") {
+      writer.uint32(66).string(message.selfDraftKind);
+    }
+    if (message.isInvariant !== false) {
+      writer.uint32(72).bool(message.isInvariant);
     }
     return writer;
   },
@@ -2134,6 +2339,22 @@ export const ServerInfo: MessageFns<ServerInfo> = {
             message.decodeStepNs = longToNumber(reader.uint64());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.selfDraftKind = reader.string();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.isInvariant = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2158,6 +2379,8 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     message.status = object.status ?? "";
     message.modelFingerprint = object.modelFingerprint ?? "";
     message.decodeStepNs = object.decodeStepNs ?? 0;
+    message.selfDraftKind = object.selfDraftKind ?? "";
+    message.isInvariant = object.isInvariant ?? false;
     return message;
   },
 };

@@ -1,0 +1,188 @@
+"""The same requests through both doors, gRPC and HTTP: when the first token comes, and the others.
+
+Both doors take turns, so that whatever else the machine does is shared fairly, and the numbers to
+look at are ratios within one turn. All is heard in this process, by asyncio: what the clients take
+to read is part of it, as it is for anybody who calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import InternalError
+from paceline_bench.processes import cpu_seconds
+from paceline_bench.report import table, times
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    import aiohttp
+
+    from paceline import AsyncClient, GenerateOptions
+
+__all__ = ["DOORS", "Doors", "Heard", "Turn", "doors_table", "row", "take_turn"]
+
+DOORS = ("gRPC", "HTTP")
+_OPTIONS: GenerateOptions = {"strategy": "autoregressive", "ignore_eos": True}
+_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Where requests go.
+
+    Attributes:
+        client: The orchestrator's.
+        session: For HTTP.
+        url: The gateway's.
+        model: What it calls the model.
+        pids: The gateway's process, and the orchestrator's.
+    """
+
+    client: AsyncClient
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    pids: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One stream: its text, when its first token came, and what each later one took on average."""
+
+    text: str
+    first_seconds: float
+    token_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Streams at the same time through one door, and the CPU time that servers used for them."""
+
+    heard: tuple[Heard, ...]
+    gateway_seconds: float
+    orchestrator_seconds: float
+
+
+async def take_turn(doors: Doors, door: str, *, streams: int, max_tokens: int) -> Turn:
+    """Send that many requests at once.
+
+    Raises:
+        PacelineError: One of them failed.
+        aiohttp.ClientError: The gateway cannot be reached.
+    """
+    pieces = _over_grpc if door == "gRPC" else _over_http
+    before = cpu_seconds(doors.pids)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    _listen(pieces(doors, f"Request {index}:", max_tokens), max_tokens),
+                    name=f"stream {index}",
+                )
+                for index in range(streams)
+            ]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    gateway, orchestrator = (
+        end - start for start, end in zip(before, cpu_seconds(doors.pids), strict=True)
+    )
+    return Turn(
+        heard=tuple(task.result() for task in tasks),
+        gateway_seconds=gateway,
+        orchestrator_seconds=orchestrator,
+    )
+
+
+async def _listen(pieces: AsyncIterator[str], token_count: int) -> Heard:
+    started, first, text = time.perf_counter(), 0.0, ""
+    async for piece in pieces:
+        first = first or time.perf_counter()
+        text += piece
+    return Heard(text, first - started, (time.perf_counter() - first) / max(1, token_count - 1))
+
+
+async def _over_grpc(doors: Doors, prompt: str, max_tokens: int) -> AsyncIterator[str]:
+    options: GenerateOptions = {**_OPTIONS, "max_tokens": max_tokens}
+    stream = doors.client.generate(prompt, timeout=_TIMEOUT_SECONDS, **options)
+    async for chunk in stream:
+        yield chunk.text
+
+
+async def _over_http(doors: Doors, prompt: str, max_tokens: int) -> AsyncIterator[str]:
+    body = {
+        "model": doors.model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "paceline": _OPTIONS,
+    }
+    async with doors.session.post(f"{doors.url}/v1/completions", json=body) as answer:
+        if answer.status != 200:
+            raise InternalError(f"HTTP {answer.status}: {(await answer.text())[:1000]}")
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                yield str(json.loads(line[6:])["choices"][0]["text"])
+
+
+def row(streams: int, turns: Sequence[tuple[Turn, Turn]], *, max_tokens: int) -> dict[str, Any]:
+    """Sum up what as many streams heard; each pair is gRPC's turn and HTTP's."""
+    texts = [[it.text for it in turn.heard] for pair in turns for turn in pair]
+    token_count = streams * len(turns) * max_tokens
+    through_http = [pair[1] for pair in turns]
+    return {
+        "stream_count": streams,
+        "identical": all(each == texts[0] for each in texts),
+        "first": _compared(turns, lambda it: it.first_seconds),
+        "token": _compared(turns, lambda it: it.token_seconds),
+        "gateway_ms_per_token": _per_token(through_http, "gateway_seconds", token_count),
+        "orchestrator_ms_per_token": _per_token(through_http, "orchestrator_seconds", token_count),
+    }
+
+
+def _compared(turns: Sequence[tuple[Turn, Turn]], what: Callable[[Heard], float]) -> dict[str, Any]:
+    """Return each door's median in ms, and the medians' ratio in each pair of turns, sorted."""
+    middles = [tuple(median(map(what, turn.heard)) for turn in pair) for pair in turns]
+    found = {
+        f"{door}_ms": median(1e3 * pair[index] for pair in middles)
+        for index, door in enumerate(DOORS)
+    }
+    return {**found, "ratios": sorted(http / grpc for grpc, http in middles)}
+
+
+def _per_token(turns: Sequence[Turn], name: str, token_count: int) -> float:
+    return 1e3 * float(sum(getattr(turn, name) for turn in turns)) / token_count
+
+
+def doors_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Lay the rows out: times in ms, ratios as median and range over the pairs of turns."""
+
+    def both(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{row[name]['gRPC_ms']:.1f} / {row[name]['HTTP_ms']:.1f}"
+
+    def ratio(name: str) -> Callable[[dict[str, Any]], str]:
+        def words(row: dict[str, Any]) -> str:
+            ratios = row[name]["ratios"]
+            return f"{times(median(ratios))} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+        return words
+
+    return table(
+        rows,
+        {
+            "streams": lambda row: str(row["stream_count"]),
+            "TTFT gRPC / HTTP": both("first"),
+            "HTTP to gRPC": ratio("first"),
+            "TPOT gRPC / HTTP": both("token"),
+            "HTTP to gRPC ": ratio("token"),
+            "gateway CPU": lambda row: f"{row['gateway_ms_per_token']:.2f}",
+            "orchestrator CPU": lambda row: f"{row['orchestrator_ms_per_token']:.2f}",
+            "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
+        },
+    )

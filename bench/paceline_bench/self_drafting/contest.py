@@ -1,0 +1,114 @@
+"""Every way decodes the same texts, in turn: how many tokens a forward gives, and how many rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from paceline import AsyncClient, Completion, GenerateOptions, Strategy
+    from paceline_bench.report import Row
+
+__all__ = ["Way", "compete", "parameter_count", "row_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to decode.
+
+    Attributes:
+        name: What tables call it.
+        client: A client of a system that can.
+        strategy: The method.
+        lookahead: Draft tokens in a verification, where there are some.
+        extra_parameters: What it needs besides the target.
+    """
+
+    name: str
+    client: AsyncClient
+    strategy: Strategy
+    lookahead: int | None = None
+    extra_parameters: int = 0
+
+    async def decode(self, prompt: str, *, max_tokens: int) -> Completion:
+        """Decode a text, greedily, to its full length.
+
+        Raises:
+            PacelineError: What the request failed with.
+        """
+        options: GenerateOptions = {
+            "strategy": self.strategy,
+            "max_tokens": max_tokens,
+            "targets": 1,
+            "ignore_eos": True,
+        }
+        if self.lookahead is not None:
+            options["lookahead"] = self.lookahead
+        return await self.client.generate(prompt, **options).collect()
+
+
+async def compete(
+    ways: Sequence[Way], prompts: Sequence[str], *, max_tokens: int, repeats: int
+) -> AsyncIterator[tuple[Way, Completion]]:
+    """Let every way decode every text so often, in turn: what disturbs one disturbs all.
+
+    Whoever comes first with a text is another one each time. Each way is warmed up first.
+    """
+    for way in ways:
+        await way.decode(prompts[0], max_tokens=max_tokens)
+    for turn in range(repeats * len(prompts)):
+        prompt = prompts[turn % len(prompts)]
+        for index in range(len(ways)):
+            way = ways[(turn + index) % len(ways)]
+            yield way, await way.decode(prompt, max_tokens=max_tokens)
+
+
+def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) -> Row:
+    """Sum up what became of a way's texts, beside plain decoding's of the same ones.
+
+    Rows are those of the tokens: of a text's next one, and of what is judged after it; not the
+    prompt's, nor those that streams have in the upper layers besides.
+    """
+    statistics = [each.finished.statistics for each in own]
+    tokens = sum(len(each.token_ids) for each in own)
+    forwards = sum(each.target_forward_count for each in statistics)
+    drafted = sum(each.drafted_token_count for each in statistics)
+    return {
+        "name": way.name,
+        "strategy": way.strategy.abbreviation,
+        "tokens": tokens,
+        "target_forwards": forwards,
+        "drafter_forwards": sum(each.drafter_forward_count for each in statistics),
+        "tokens_per_forward": tokens / forwards,
+        "rows_per_forward": 1 + drafted / forwards,
+        "accepted": sum(each.accepted_token_count for each in statistics),
+        "tokens_per_second": tokens / _seconds(own),
+        "times_as_fast": _seconds(plain) / _seconds(own),
+        "repeats_times_as_fast": [
+            _seconds([plain_one]) / _seconds([own_one])
+            for plain_one, own_one in zip(plain, own, strict=True)
+        ],
+        "extra_parameters": way.extra_parameters,
+        "identical": [it.token_ids for it in own] == [it.token_ids for it in plain],
+    }
+
+
+def parameter_count(weights: Path) -> int:
+    """Return how many numbers a file in safetensors has.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no such file.
+    """
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+
+
+def _seconds(completions: Sequence[Completion]) -> float:
+    return sum(each.finished.statistics.total_ns for each in completions) / 1e9

@@ -1,0 +1,75 @@
+"""What is said of trees: tables of rows, and what a grid shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_bench.report import table, times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from paceline_bench.simulate.trees import Gain
+
+__all__ = ["gains_table", "grid_findings"]
+
+_NOISE = 2.0  # standard errors
+_SLOWER = 1.01
+
+
+_COLUMNS: dict[str, Callable[[Gain], str]] = {
+    "": lambda gain: gain.name,
+    "method": lambda gain: gain.strategy,
+    "targets": lambda gain: str(gain.target_count),
+    "width, branches": lambda gain: f"{gain.width}, {gain.branches}" if gain.width > 1 else "-",
+    "lookahead": lambda gain: str(gain.lookahead),
+    "target forwards' time": lambda gain: f"{gain.time:.2f}",
+    "over SI": lambda gain: _with_error(gain.over_si, gain.over_si_error),
+    "over chains": lambda gain: (
+        _with_error(gain.over_chain, gain.over_chain_error) if gain.width > 1 else "-"
+    ),
+}
+_PER_GPU: dict[str, Callable[[Gain], str]] = {
+    "GPUs": lambda gain: str(gain.gpu_count),
+    "tokens a forward's time": lambda gain: f"{gain.over_plain:.2f}",
+    "per GPU": lambda gain: f"{gain.per_gpu:.2f}",
+}
+
+
+def gains_table(gains: Iterable[Gain], *, per_gpu: bool) -> str:
+    """Lay them out in Markdown."""
+    return table(gains, _COLUMNS | (_PER_GPU if per_gpu else {}))
+
+
+def grid_findings(gains: Sequence[Gain]) -> Iterator[str]:
+    """Say of each method, number of targets and shape where trees gain the most, and lose."""
+    ways = dict.fromkeys(_way(gain) for gain in gains if gain.width > 1)
+    for way in ways:
+        own = [gain for gain in gains if _way(gain) == way]
+        best, best_si = (
+            max(own, key=lambda gain: gain.over_chain),
+            max(own, key=lambda gain: gain.over_si),
+        )
+        yield (
+            f"{way}: up to {times(best.over_chain)} of chains ({best.name}), up to"
+            f" {times(best_si.over_si)} of SI ({best_si.name})"
+        )
+        slower = [
+            gain for gain in own if gain.over_chain * _SLOWER + _NOISE * gain.over_chain_error < 1
+        ]
+        if slower:
+            worst = min(slower, key=lambda gain: gain.over_chain)
+            yield (
+                f"{way}: slower than chains by more than 1 % in {len(slower)} of {len(own)} cells,"
+                f" at worst {times(worst.over_chain)} ({worst.name})"
+            )
+
+
+def _way(gain: Gain) -> str:
+    targets = f", {gain.target_count} targets" if gain.gpu_count > 1 else ""
+    shape = f", width {gain.width}, {gain.branches} branches" if gain.width > 1 else ""
+    return f"{gain.strategy}{targets}{shape}"
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.2f}" + (f" ± {error:.2f}" if error >= 0.005 else "")

@@ -1,0 +1,280 @@
+"""What trees are worth: SI and DSI with and without them, on the virtual clock.
+
+What is charged: forwards, of whatever they work on the same, and if asked for each further row of
+one; the prompt is a forward like any other, and nothing else takes time. All ways to decode meet
+the same draws, so that luck cancels out of their ratios. Times are in parts of a target forward.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline_bench.node import SimulatedNode
+from paceline_bench.protocol_runs import CHAIN, Batch, Setup, Shape, mean_and_error, total_times
+from paceline_bench.recurrences import (
+    expected_distributed_times,
+    expected_speculative_forwards,
+    scheduled_stretches,
+)
+from paceline_orchestrator.planning.estimates import LOOKAHEADS, smallest_lookahead
+from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.ranks import hit_rates
+from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.tree_shapes import speculative_speed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Gain", "TreeJob", "compare_trees", "grid_jobs", "steady", "write_gains"]
+
+_TARGET = 10_000  # a target forward, so that parts of it are integers
+_SI_LOOKAHEADS = range(1, 21)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeJob:
+    """What is to be compared on one node.
+
+    Attributes:
+        name: What people call it.
+        node: Steady latencies, acceptance rate, and the targets of DSI.
+        shapes: Of the trees.
+        shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
+        token_count: Tokens of a generation.
+        repeats: Generations.
+    """
+
+    name: str
+    node: SimulatedNode
+    shapes: tuple[Shape, ...]
+    shares: tuple[float, ...]
+    token_count: int
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What trees gave one method on one node.
+
+    Attributes:
+        name: The node's.
+        drafter: The drafter's latency over the target's.
+        acceptance_rate: The drafter's.
+        strategy: The method's label.
+        target_count: Targets it had.
+        gpu_count: Devices in use.
+        width: See Shape; 1 is the method without trees.
+        branches: Likewise.
+        lookahead: The best one.
+        time: Of a generation, in target forwards: the mean.
+        over_plain: How many times as fast as plain decoding.
+        over_si: As SI without trees, at its best lookahead.
+        over_si_error: The standard error of that.
+        over_chain: As the same method without trees.
+        over_chain_error: The standard error of that.
+        per_gpu: Tokens for each target forward's time, over the devices in use.
+    """
+
+    name: str
+    drafter: float
+    acceptance_rate: float
+    strategy: str
+    target_count: int
+    gpu_count: int
+    width: int
+    branches: int
+    lookahead: int
+    time: float
+    over_plain: float
+    over_si: float
+    over_si_error: float
+    over_chain: float
+    over_chain_error: float
+    per_gpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    setup: Setup
+    times: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.times)
+
+    def over(self, rival: _Timed) -> tuple[float, float]:
+        """Return how many times as fast as a rival, and the standard error."""
+        ratio = rival.mean / self.mean
+        pairs = zip(rival.times, self.times, strict=True)
+        _, error = mean_and_error([(theirs - ratio * ours) / self.mean for theirs, ours in pairs])
+        return ratio, error
+
+
+def steady(
+    drafter: float,
+    acceptance_rate: float,
+    *,
+    target_count: int,
+    target_row: float = 0,
+    drafter_row: float = 0,
+) -> SimulatedNode:
+    """Make a node whose first forwards take no longer than others.
+
+    Args:
+        drafter: The drafter's latency over the target's.
+        acceptance_rate: The drafter's.
+        target_count: Targets of DSI.
+        target_row: What each further row adds to a target's forward, in parts of it.
+        drafter_row: The same of the drafter's.
+    """
+    step = max(1, round(drafter * _TARGET))
+    return SimulatedNode(
+        target=ServerLatency(_TARGET, _TARGET, row=round(target_row * _TARGET)),
+        drafter=ServerLatency(step, step, row=round(drafter_row * step)),
+        acceptance_rate=acceptance_rate,
+        target_count=target_count,
+    )
+
+
+def grid_jobs(job: TreeJob, *, drafters: Sequence[float], rates: Sequence[float]) -> list[TreeJob]:
+    """Lay out a grid of drafter latencies and acceptance rates; else all is as in the job."""
+    row = job.node.target.row / _TARGET, job.node.drafter.row / job.node.drafter.step
+    return [
+        replace(
+            job,
+            name=f"drafter {drafter:g}, acceptance {rate:g}",
+            node=steady(
+                drafter,
+                rate,
+                target_count=job.node.target_count,
+                target_row=float(row[0]),
+                drafter_row=float(row[1]),
+            ),
+        )
+        for drafter in drafters
+        for rate in rates
+    ]
+
+
+def compare_trees(job: TreeJob) -> list[Gain]:
+    """Simulate SI and DSI, each as a chain and with every shape: seconds."""
+    si = _timed(job, Strategy.SPECULATIVE)
+    chains = {Strategy.SPECULATIVE: si, Strategy.DISTRIBUTED: _timed(job, Strategy.DISTRIBUTED)}
+    return [
+        _gain(job, timed, si=si, chain=chain)
+        for strategy, chain in chains.items()
+        for timed in (chain, *(_timed(job, strategy, shape) for shape in job.shapes))
+    ]
+
+
+def write_gains(path: Path, gains: Sequence[Gain]) -> None:
+    """Write a CSV file with a line for each."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Gain)])
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in gains)
+
+
+def _timed(job: TreeJob, strategy: Strategy, shape: Shape = CHAIN) -> _Timed:
+    """Simulate a method with each lookahead that may be the best, and return the best."""
+    candidates = _LOOKAHEADS[strategy](job, shape)
+    overlaps = METHODS[strategy].overlaps
+    setups = [
+        Setup(
+            strategy,
+            job.node.target,
+            job.node.drafter,
+            lookahead=lookahead,
+            target_count=job.node.target_count if overlaps else 1,
+            shape=shape,
+        )
+        for lookahead in sorted(candidates)
+    ]
+    return min((_simulated(job, setup) for setup in setups), key=lambda timed: timed.mean)
+
+
+def _simulated(job: TreeJob, setup: Setup) -> _Timed:
+    batch = Batch(setup, job.node.acceptance_rate, job.token_count, range(job.repeats), job.shares)
+    return _Timed(setup, tuple(total_times(batch)))
+
+
+def _speculative_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
+    """Return the best of a chain by the exact expectation, and of a tree by the formula.
+
+    The formula knows neither of the end of a text nor of the price of rows.
+    """
+    best = {min(_SI_LOOKAHEADS, key=lambda lookahead: _expected_si(job, lookahead))}
+    if shape.width > 1:
+        ratio = float(job.node.drafter.step / job.node.target.step)
+        rates = hit_rates(job.node.acceptance_rate, shares=job.shares, width=shape.width)
+        best.add(speculative_speed(ratio, rates, branch_count=shape.branches)[1])
+    return best
+
+
+def _expected_si(job: TreeJob, lookahead: int) -> float:
+    (drafts,), (rounds,) = expected_speculative_forwards(
+        np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
+    )
+    round_time = job.node.target.step + lookahead * job.node.target.row
+    return float(drafts * float(job.node.drafter.step) + rounds * float(round_time))
+
+
+def _distributed_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
+    """Return 1, and the best of a chain by the exact expectation with free rows."""
+    del shape
+    node = job.node
+    feasible = smallest_lookahead(
+        int(node.target.step), int(node.drafter.step), target_count=node.target_count
+    )
+    shorter = [each for each in LOOKAHEADS if each < feasible]
+    return {1, min([*shorter, feasible], key=lambda lookahead: _expected_dsi(job, lookahead))}
+
+
+def _expected_dsi(job: TreeJob, lookahead: int) -> float:
+    setup = Setup(
+        Strategy.DISTRIBUTED,
+        job.node.target,
+        job.node.drafter,
+        lookahead=lookahead,
+        target_count=job.node.target_count,
+    )
+    table = scheduled_stretches(setup, max_tokens=job.token_count)
+    return float(expected_distributed_times(np.array([job.node.acceptance_rate]), table)[0])
+
+
+_LOOKAHEADS = {
+    Strategy.SPECULATIVE: _speculative_lookaheads,
+    Strategy.DISTRIBUTED: _distributed_lookaheads,
+}
+
+
+def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
+    setup, step = timed.setup, float(job.node.target.step)
+    gpu_count = setup.target_count + METHODS[setup.strategy].overlaps
+    over_si, over_si_error = timed.over(si)
+    over_chain, over_chain_error = timed.over(chain)
+    over_plain = job.token_count * step / timed.mean
+    return Gain(
+        name=job.name,
+        drafter=float(job.node.drafter.step) / step,
+        acceptance_rate=job.node.acceptance_rate,
+        strategy=METHODS[setup.strategy].label,
+        target_count=setup.target_count,
+        gpu_count=gpu_count,
+        width=setup.shape.width,
+        branches=setup.shape.branches,
+        lookahead=setup.lookahead,
+        time=timed.mean / step,
+        over_plain=over_plain,
+        over_si=over_si,
+        over_si_error=over_si_error,
+        over_chain=over_chain,
+        over_chain_error=over_chain_error,
+        per_gpu=over_plain / gpu_count,
+    )

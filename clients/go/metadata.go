@@ -1,0 +1,78 @@
+package paceline
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+)
+
+var (
+	metadataName  = regexp.MustCompile(`^[0-9a-z_.-]+$`)
+	metadataValue = regexp.MustCompile(`^[ -~]*$`) // printable ASCII, as gRPC's headers are
+	bearerToken   = regexp.MustCompile(`^[!-~]+$`)
+)
+
+// WithMetadata sets what goes along with every call. What goes along with one call alone is in its
+// context: metadata.AppendToOutgoingContext of grpc-go puts it there.
+func WithMetadata(pairs map[string]string) DialOption {
+	return WithMetadataFunc(func(context.Context) map[string]string { return pairs })
+}
+
+// WithMetadataFunc sets what is called for each call, with its context, and returns what goes along with
+// it, such as the current trace's traceparent.
+func WithMetadataFunc(source func(context.Context) map[string]string) DialOption {
+	return func(o *dialOptions) { o.metadata = source }
+}
+
+// WithToken sets what is called for each call, resumptions included: what it returns goes along as
+// "authorization: Bearer ...". Where it fails, the call fails with an ErrPermissionDenied around that.
+func WithToken(source func(context.Context) (string, error)) DialOption {
+	return func(o *dialOptions) { o.token = source }
+}
+
+// alongWith returns the context with all that goes along with a call. Errors never show values: they may
+// be secret.
+func (o *dialOptions) alongWith(ctx context.Context) (context.Context, error) {
+	if own, _ := metadata.FromOutgoingContext(ctx); own != nil {
+		for name, values := range own {
+			for _, value := range values {
+				if err := checkMetadata(name, value); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if o.metadata != nil {
+		for name, value := range o.metadata(ctx) {
+			if err := checkMetadata(name, value); err != nil {
+				return nil, err
+			}
+			ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+		}
+	}
+	if o.token == nil {
+		return ctx, nil
+	}
+	token, err := o.token(ctx)
+	if err != nil {
+		return nil, &Error{Kind: ErrPermissionDenied, Message: "there is no token: " + err.Error(), cause: err}
+	}
+	if !bearerToken.MatchString(token) {
+		return nil, invalidField("token", "must be printable ASCII without spaces")
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
+}
+
+func checkMetadata(name, value string) error {
+	lower := strings.ToLower(name)
+	if !metadataName.MatchString(lower) || strings.HasPrefix(lower, "grpc-") {
+		return invalidField("metadata", fmt.Sprintf("%q is no name: letters, digits, - _ . and not grpc-", name))
+	}
+	if !strings.HasSuffix(lower, "-bin") && !metadataValue.MatchString(value) {
+		return invalidField("metadata", name+": must be printable ASCII")
+	}
+	return nil
+}

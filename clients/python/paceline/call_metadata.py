@@ -1,0 +1,101 @@
+"""What goes along with a client's calls beside their messages: headers, and who calls."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from paceline.errors import InvalidFieldError
+
+__all__ = [
+    "AsyncToken",
+    "CallMetadata",
+    "Metadata",
+    "MetadataSource",
+    "Token",
+    "checked_metadata",
+]
+
+Metadata: TypeAlias = Mapping[str, str | bytes]
+MetadataSource: TypeAlias = Metadata | Callable[[], Metadata]
+Token: TypeAlias = Callable[[], str]
+AsyncToken: TypeAlias = Callable[[], str | Awaitable[str]]
+
+_Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+_NAME = re.compile(r"[0-9a-z_.-]+")
+_TEXT = re.compile(r"[ -~]*")  # what HTTP/2 headers of gRPC can hold: printable ASCII
+_TOKEN = re.compile(r"[!-~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class CallMetadata:
+    """A client's headers and credentials, found anew for each call.
+
+    Values are never shown in errors: they may be secret.
+
+    Attributes:
+        source: The client's own metadata, or what tells it.
+        token: Tells the bearer token.
+    """
+
+    source: MetadataSource
+    token: AsyncToken | None
+
+    @classmethod
+    def of(cls, source: MetadataSource | None, *, token: AsyncToken | None) -> CallMetadata:
+        """Check what is known already.
+
+        Raises:
+            InvalidFieldError: A name or value cannot be sent.
+        """
+        if source is not None and not callable(source):
+            checked_metadata(source)
+        return cls(source or {}, token)
+
+    def pairs(self, own: _Pairs) -> _Pairs:
+        """Return what goes along with a call that has metadata of its own.
+
+        Raises:
+            InvalidFieldError: A name or value cannot be sent.
+        """
+        return self._with_token(own, self.token() if self.token is not None else None)
+
+    async def pairs_async(self, own: _Pairs) -> _Pairs:
+        """Return the same, where the token may have to be waited for."""
+        token = self.token() if self.token is not None else None
+        return self._with_token(own, await token if inspect.isawaitable(token) else token)
+
+    def _with_token(self, own: _Pairs, token: object) -> _Pairs:
+        source = self.source() if callable(self.source) else self.source
+        pairs = (*checked_metadata(source), *own)
+        if self.token is None:
+            return pairs
+        if not (isinstance(token, str) and _TOKEN.fullmatch(token)):
+            raise InvalidFieldError.of("token", "must be printable ASCII without spaces")
+        return (*pairs, ("authorization", f"Bearer {token}"))
+
+
+def checked_metadata(metadata: Metadata | None) -> _Pairs:
+    """Return it as gRPC takes it.
+
+    Raises:
+        InvalidFieldError: A name or value cannot be sent.
+    """
+    return tuple(_checked(name, value) for name, value in (metadata or {}).items())
+
+
+def _checked(name: str, value: str | bytes) -> tuple[str, str | bytes]:
+    lower = name.lower() if isinstance(name, str) else ""
+    if not _NAME.fullmatch(lower) or lower.startswith("grpc-"):
+        raise InvalidFieldError.of(
+            "metadata", f"{name!r} is no name: letters, digits, - _ . and not grpc-"
+        )
+    if lower.endswith("-bin") != isinstance(value, bytes):
+        raise InvalidFieldError.of("metadata", f"{name}: bytes go with names in -bin, and text not")
+    if isinstance(value, bytes) or (isinstance(value, str) and _TEXT.fullmatch(value)):
+        return lower, value
+    raise InvalidFieldError.of("metadata", f"{name}: must be printable ASCII")

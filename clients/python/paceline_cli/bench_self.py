@@ -1,0 +1,149 @@
+"""`paceline bench self`: targets that draft for themselves, beside plain decoding and SI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from paceline import AsyncClient, Strategy
+from paceline.errors import InvalidFieldError
+from paceline_bench.report import load_average, write_json
+from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
+from paceline_bench.self_drafting.tables import report
+from paceline_cli.bundled import find_models
+from paceline_cli.local_system import LocalSystemConfig
+from paceline_cli.options import read_options
+from paceline_cli.screen import progress
+from paceline_cli.up import running_system
+from paceline_serving.settings import OneOrMore, Settings, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline import Completion
+    from paceline_cli.bundled import BundledModels
+
+__all__ = ["SelfSettings", "main"]
+
+_EXAMPLES = """
+paceline bench self --adapter models/python-target-medusa
+paceline bench self --adapter ~/medusa --adapter ~/streams --prompts 24 --chart self.png
+"""
+
+
+class SelfSettings(Settings):
+    """Decode held-out prompts with a target alone, with a drafter (SI), and by itself.
+
+    The bundled target, and for each adapter one more process of it that drafts for itself with
+    that; everybody decodes the same texts in turn, greedily, on one target with one thread. Tokens
+    and rows of a forward do not depend on the machine; how fast a way is does, so look at ratios.
+    The exit code is 0 if every text was plain decoding's, else 1.
+    """
+
+    adapter: OneOrMore = option(
+        (), description="directory with an adapter; can be given again", kind="repeated"
+    )
+    prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
+    repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
+    max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
+    lookahead: int = Field(4, ge=1, le=64, description="draft tokens in a verification of SI")
+    models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
+    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    chart: Path | None = Field(None, description="where to draw them, such as self.png")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    settings = read_options(
+        SelfSettings, arguments, program="paceline bench self", examples=_EXAMPLES
+    )
+    models = find_models(settings.models)
+    adapters = {path: _parameters(Path(path)) for path in settings.adapter}
+    load_at_start = load_average()
+    content = asyncio.run(_run(settings, models, adapters))
+    print(report(content), end="")
+    if settings.json_file is not None:
+        write_json(settings.json_file, **content, load_at_start=load_at_start)
+    if settings.chart is not None:
+        from paceline_bench.charts import save_figure
+        from paceline_bench.self_drafting.chart import draw_self_drafting
+
+        save_figure(draw_self_drafting(content), settings.chart)
+    return 0 if all(row["identical"] for row in content["rows"]) else 1
+
+
+async def _run(
+    settings: SelfSettings, models: BundledModels, adapters: dict[str, int]
+) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        both = await stack.enter_async_context(running_system(_system(models)))
+        client = await stack.enter_async_context(AsyncClient(both.orchestrator_address))
+        ways = [
+            Way(name="non-SI", client=client, strategy=Strategy.AUTOREGRESSIVE),
+            Way(
+                name=f"SI, lookahead {settings.lookahead}",
+                client=client,
+                strategy=Strategy.SPECULATIVE,
+                lookahead=settings.lookahead,
+                extra_parameters=parameter_count(models.drafter / "model.safetensors"),
+            ),
+        ]
+        for path, extra_parameters in adapters.items():
+            alone = await stack.enter_async_context(running_system(_system(models, adapter=path)))
+            client = await stack.enter_async_context(AsyncClient(alone.orchestrator_address))
+            name = f"self-SI, {Path(path).name}"
+            ways.append(
+                Way(
+                    name=name,
+                    client=client,
+                    strategy=Strategy.SELF_SPECULATIVE,
+                    extra_parameters=extra_parameters,
+                )
+            )
+        return await _measured(ways, settings, models)
+
+
+async def _measured(
+    ways: Sequence[Way], settings: SelfSettings, models: BundledModels
+) -> dict[str, Any]:
+    done: dict[str, list[Completion]] = {way.name: [] for way in ways}
+    lines = models.prompts.read_text().splitlines()[: settings.prompts]
+    prompts = [json.loads(line)["text"] for line in lines]
+    runs = len(ways) * len(prompts) * settings.repeats
+    with progress(f"{len(prompts)} texts x {settings.max_tokens} tokens", total=runs) as step:
+        async for way, completion in compete(
+            ways, prompts, max_tokens=settings.max_tokens, repeats=settings.repeats
+        ):
+            done[way.name].append(completion)
+            step(way.name)
+    plain = done[ways[0].name]
+    return {
+        "rows": [row_of(way, done[way.name], plain=plain) for way in ways],
+        "texts": len(prompts),
+        "tokens": settings.max_tokens,
+    }
+
+
+def _system(models: BundledModels, *, adapter: str = "") -> LocalSystemConfig:
+    target, drafter = _model(models.target), _model(models.drafter)
+    if adapter:
+        return LocalSystemConfig(
+            targets=1, drafters=0, target_arguments=(*target, f"--adapter={adapter}")
+        )
+    return LocalSystemConfig(targets=1, target_arguments=target, drafter_arguments=drafter)
+
+
+def _model(directory: Path) -> tuple[str, ...]:
+    return (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
+
+
+def _parameters(adapter: Path) -> int:
+    try:
+        return parameter_count(adapter / "adapter.safetensors")
+    except (OSError, ValueError) as error:
+        raise InvalidFieldError.of("adapter", f"{adapter} has no weights: {error}") from error

@@ -1,0 +1,139 @@
+"""The text of a request as one of its drafters: Max-Gram over prompt and output, without a server.
+
+It has a seat beside those of the servers, the last one. Its drafts are answered in the very turn in
+which they are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a
+token, so that is done piece by piece, between other work, and only once the text is to draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.calls.statistics import TextStatistics
+from paceline_protocol.max_gram import MaxGram
+from paceline_protocol.proposal import NOTHING, Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_protocol.messages import CapacityChanged, StartDraft
+
+__all__ = ["TEXT_DRAFTER", "TextDrafter"]
+
+TEXT_DRAFTER = "max-gram"
+"""What the timeline calls it, where a server's name stands else."""
+
+# Of a prompt, the last so many tokens are searched: the index takes some 0.5 KB for each.
+_MOST_TOKENS = 16_384
+_PIECE_TOKENS = 32
+
+
+@dataclass(slots=True)
+class _Guess:
+    """What was proposed last: tokens after a text."""
+
+    prefix: Sequence[int]
+    token_ids: list[int]
+
+
+class TextDrafter:
+    """Drafts from a request's own text.
+
+    Args:
+        prompt: The text so far.
+        seat: Its index among the drafters: the one after the servers'.
+        is_beside: Whether it drafts beside servers; else only while there is none.
+        make_distribution: Under rejection sampling: makes what a token was drawn from.
+
+    Attributes:
+        statistics: What became of what it drafted.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        seat: int,
+        is_beside: bool,
+        make_distribution: Callable[[int], object] | None = None,
+    ) -> None:
+        self._prompt = prompt
+        self._seat = seat
+        self._is_beside = is_beside
+        self._make_distribution = make_distribution
+        self._max_gram = MaxGram()
+        self._skipped = max(0, len(prompt) - _MOST_TOKENS)
+        self._is_ready = False
+        self._final_length = len(prompt)  # of the whole text
+        self._indexed_length = self._skipped  # of that, what the index has, and is final
+        self._guesses: list[_Guess] = []  # whose tokens are not all final yet
+        self.statistics = TextStatistics()
+
+    def is_wanted(self, capacity: CapacityChanged) -> bool:
+        """Whether it shall draft, with these servers there."""
+        return self._is_beside or not capacity.drafters
+
+    def join(self, capacity: CapacityChanged) -> CapacityChanged:
+        """Take its seat beside these servers, if it is wanted and has read the prompt."""
+        if not (self._is_ready and self.is_wanted(capacity)):
+            return capacity
+        return replace(capacity, drafters=(*capacity.drafters, self._seat), text=self._seat)
+
+    def sits_at(self, drafter: int) -> bool:
+        """Whether this is its seat."""
+        return drafter == self._seat
+
+    async def read_prompt(self) -> None:
+        """Read the prompt, and let others work in between."""
+        for start in range(self._skipped, len(self._prompt), _PIECE_TOKENS):
+            self._max_gram.extend(self._prompt[start : start + _PIECE_TOKENS])
+            await asyncio.sleep(0)
+        self._indexed_length = len(self._prompt)
+        self._is_ready = True
+
+    def propose(self, draft: StartDraft) -> Proposal:
+        """Return what the text says, which may be nothing."""
+        start = self._indexed_length
+        self._max_gram.follow(draft.prefix[start:], start=start - self._skipped)
+        self._indexed_length = min(self._final_length, len(draft.prefix))
+        found = self._max_gram.propose(draft.max_tokens)
+        if not found:
+            return NOTHING
+        self.statistics.drafted += len(found)
+        self._note(draft.prefix, found)
+        make = self._make_distribution
+        return Proposal(tuple(found), distributions=tuple(map(make, found)) if make else ())
+
+    def settle(self, token_ids: Sequence[int]) -> None:
+        """Let tokens become final, and see whether they are what was proposed."""
+        for token_id in token_ids:
+            self._judge(token_id)
+            self._final_length += 1
+
+    def _note(self, prefix: Sequence[int], found: list[int]) -> None:
+        last = self._guesses[-1] if self._guesses else None
+        if last is not None and list(prefix[len(last.prefix) :]) == last.token_ids:
+            last.token_ids += found
+        else:
+            self._guesses.append(_Guess(prefix, found))
+
+    def _judge(self, token_id: int) -> None:
+        place = self._final_length
+        waiting: list[_Guess] = []
+        verdicts: list[bool] = []
+        for guess in self._guesses:
+            offset = place - len(guess.prefix)
+            if offset < 0:
+                if guess.prefix[place] == token_id:  # else it was about another text
+                    waiting.append(guess)
+                continue
+            is_right = guess.token_ids[offset] == token_id
+            verdicts.append(is_right)
+            if is_right and offset + 1 < len(guess.token_ids):
+                waiting.append(guess)
+        self._guesses = waiting
+        if verdicts:
+            self.statistics.accepted += any(verdicts)
+            self.statistics.rejected += not any(verdicts)

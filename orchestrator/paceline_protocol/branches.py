@@ -1,0 +1,97 @@
+"""Branches: tokens beside the chains of drafters, and which of them are worth a target's rows.
+
+A node's worth is the probability that its text becomes the output: the product, along its path, of
+how often tokens of their rank were right. So runners-up come in the order of their ranks, and what
+follows on one after it; the rates are those of this request, with what is assumed at its start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING
+
+from paceline_protocol.ranks import runner_up_shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from paceline_protocol.task import DecodingTask
+    from paceline_protocol.tree import Node
+
+__all__ = ["BranchQueue", "branches_beside", "hit_rate"]
+
+# A drafter's first choice is right so often.
+_FIRST_RATE = 0.7
+_SHARES = runner_up_shares()
+# As many places do these count for.
+_ASSUMED_COUNT = 20
+
+
+def hit_rate(rank: int, ranks: Mapping[int, int]) -> float:
+    """Return how often a token of a rank, from 1 on, is expected to be right.
+
+    Args:
+        rank: Its place among its siblings.
+        ranks: How often each was right so far; see DraftStatistics.
+    """
+    assumed = _FIRST_RATE if rank == 1 else (1 - _FIRST_RATE) * _SHARES[rank - 2]
+    seen = ranks.get(rank, 0) + _ASSUMED_COUNT * assumed
+    return seen / (sum(ranks.values()) + _ASSUMED_COUNT)
+
+
+def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:
+    """Choose which branches ride along with a trunk, each after its parent: the largest worths.
+
+    None if the trunk alone is longer than a tree may be.
+    """
+    room = task.tree_tokens - (len(trunk) - 1)
+    longest = trunk[0].length + task.tree_depth
+    if task.width == 1 or trunk[-1].length > longest:
+        return ()
+    chosen: list[Node] = []
+    beside = (child for node in trunk for child in node.children.values())
+    best = BranchQueue(child for child in beside if child.length <= longest)
+    while len(chosen) < room and (node := best.pop()) is not None:
+        chosen.append(node)
+        if node.length < longest:
+            best.extend(node.children.values())
+    return tuple(chosen)
+
+
+class BranchQueue:
+    """Branches that wait for a verification, the largest worth first.
+
+    A node that has got one meanwhile, or needs none any more, is passed over when its turn comes.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._heap: list[tuple[float, int, Node]] = []
+        self._numbers = count()
+        self._kept_length = 0
+        self.extend(nodes)
+
+    def extend(self, nodes: Iterable[Node]) -> None:
+        """Add those of these that wait."""
+        for node in nodes:
+            if _waits(node):
+                heapq.heappush(self._heap, (-node.worth, next(self._numbers), node))
+
+    def pop(self) -> Node | None:
+        """Take the best out; None if there is none."""
+        while self._heap:
+            _, _, node = heapq.heappop(self._heap)
+            if _waits(node):
+                return node
+        return None
+
+    def forget_what_is_over(self) -> None:
+        """Drop those that wait no longer, once they may be most of all."""
+        if len(self._heap) > 2 * self._kept_length + 100:
+            self._heap = [entry for entry in self._heap if _waits(entry[-1])]
+            heapq.heapify(self._heap)
+            self._kept_length = len(self._heap)
+
+
+def _waits(node: Node) -> bool:
+    return node.alive and node.is_branch and not node.assigned and node.next_token is None

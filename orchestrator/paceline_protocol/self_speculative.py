@@ -1,0 +1,210 @@
+"""Self-speculation ("self-SI"): a target judges its own guesses, and guesses anew in that forward.
+
+Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131), Section 3.1, and Medusa (Cai et
+al. 2024, arXiv 2401.10774), Section 2.1: what makes the guesses is the target's business, and all
+the same here. There is no drafter, and no forward but those that decide.
+
+Design. One verification is in flight: of the text, and of the tree that the last verdict proposed
+to follow it. Its verdict commits the accepted path and one token more, and proposes the next tree.
+The first one has nothing to judge, so with a target that never proposes this is plain decoding, a
+call for each token. A tree keeps what can become output: nothing after an end id, nor beyond the
+last token but one. What is asked a second time, of this target or another, is the tree's first
+chain: every target can judge that, also one that cannot judge trees.
+
+Difference: typical acceptance (Medusa, Section 2.3.1) is not there; it does not keep the target's
+distribution. Under rejection sampling targets propose nothing, since what they guess is drawn from
+no distribution.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_protocol.commitment import Commitment, DraftStatistics
+from paceline_protocol.messages import (
+    AbandonVerify,
+    BlockVerified,
+    CapacityChanged,
+    Command,
+    EmitTokens,
+    Event,
+    Finish,
+    FinishReason,
+    StartVerify,
+    VerifyFailed,
+)
+from paceline_protocol.proposal import NOTHING, Proposal
+from paceline_protocol.task import VerificationRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_protocol.task import DecodingTask
+
+__all__ = ["SelfSpeculativeDecoding"]
+
+
+class SelfSpeculativeDecoding:
+    """Decode with one target that drafts for itself.
+
+    It stays with one target, whose session holds the text, until that target is lost.
+    """
+
+    def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
+        self._task = task
+        self._commitment = Commitment(task)
+        self._targets = capacity.targets
+        self._target: int | None = None
+        self._verify_count = 0
+        self._is_verifying = False
+        self._proposal = NOTHING  # what the target guesses to follow the text
+        self._finished = False
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        """What became of the target's guesses."""
+        return self._commitment.statistics
+
+    def start(self) -> list[Command]:
+        """Begin; see DecodingMethod."""
+        return self._proceed()
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take in an event; see DecodingMethod."""
+        commands: list[Command] = []
+        match event:
+            case _ if self._finished:
+                return []
+            case BlockVerified(verify_id=verify_id) if self._awaits(verify_id):
+                commands.append(self._take_verdict(event))
+            case VerifyFailed(verify_id=verify_id) if self._awaits(verify_id):
+                self._give_up()
+            case CapacityChanged(targets=targets):
+                self._targets = targets
+                if self._is_verifying and not event.has(self._verifier):
+                    commands.append(AbandonVerify(self._verify_count))
+                    self._give_up()
+            case _:
+                return []
+        return commands + self._proceed()
+
+    def stop(self) -> list[Command]:
+        """End early; see DecodingMethod."""
+        if self._finished:
+            return []
+        self._finished = True
+        self.statistics.discarded += len(self._proposal)
+        withdrawn: list[Command] = [AbandonVerify(self._verify_count)] if self._is_verifying else []
+        return [*withdrawn, Finish(FinishReason.STOPPED)]
+
+    def _proceed(self) -> list[Command]:
+        if self._commitment.finish_reason is not None:
+            self._finished = True
+            return [Finish(self._commitment.finish_reason)]
+        if self._is_verifying or not self._targets:
+            return []
+        if self._target not in self._targets:
+            self._target = self._targets[0]
+            self._keep_first_chain()
+        self._verify_count += 1
+        self._is_verifying = True
+        return [
+            StartVerify(
+                verify_id=self._verify_count,
+                target=self._target,
+                prefix=self._commitment.prefix,
+                proposal=self._proposal,
+                depth=0,
+                # After its verdict a token is left for a guess, and one for the target.
+                propose=self._is_exact and self._commitment.remaining > 2,
+            )
+        ]
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._task.rule is VerificationRule.EXACT
+
+    @property
+    def _verifier(self) -> int:
+        assert self._target is not None, "a verification runs at a target"
+        return self._target
+
+    def _awaits(self, verify_id: int) -> bool:
+        return self._is_verifying and verify_id == self._verify_count
+
+    def _give_up(self) -> None:
+        self._is_verifying = False
+        self._keep_first_chain()  # who has its seat next may be another server
+
+    def _keep_first_chain(self) -> None:
+        chain = _first_chain(self._proposal)
+        self.statistics.discarded += len(self._proposal) - len(chain)
+        self._proposal = chain
+
+    def _take_verdict(self, verdict: BlockVerified) -> EmitTokens:
+        self._is_verifying = False
+        judged, path = self._proposal, verdict.accepted_path
+        corrections, rejected = _corrections_and_rejections(judged, path)
+        self.statistics.corrections_ahead += corrections
+        self.statistics.rejected += rejected
+        self.statistics.discarded += len(judged) - len(path) - rejected
+        emission = self._commitment.commit(
+            (*judged.along(path), verdict.next_token),
+            accepted=(True,) * len(path) + (False,),
+            logprobs=verdict.logprobs,
+        )
+        self._proposal = NOTHING
+        if self._is_exact and self._commitment.finish_reason is None:
+            self._proposal = self._useful_part(verdict.proposal)
+            self.statistics.drafted += len(self._proposal)
+        return emission
+
+    def _useful_part(self, proposal: Proposal) -> Proposal:
+        """Leave out what could not become output."""
+        depths: list[int] = []  # 0: left out
+        kept: list[int] = []
+        for index, parent in enumerate(_parents(proposal)):
+            depth, is_open = 1, True
+            if parent:
+                depth = depths[parent - 1] + 1
+                is_open = depths[parent - 1] > 0
+                is_open &= proposal.token_ids[parent - 1] not in self._task.eos_ids
+            is_useful = is_open and depth < self._commitment.remaining
+            depths.append(depth if is_useful else 0)
+            if is_useful:
+                kept.append(index)
+        return _part(proposal, kept)
+
+
+def _first_chain(proposal: Proposal) -> Proposal:
+    """Return the path of first children: of what follows a token, the best comes first."""
+    chain: list[int] = []
+    for index, parent in enumerate(_parents(proposal)):
+        if parent == (chain[-1] + 1 if chain else 0):
+            chain.append(index)
+    return _part(proposal, chain)
+
+
+def _corrections_and_rejections(proposal: Proposal, path: Sequence[int]) -> tuple[int, int]:
+    """Return how many runners-up were accepted, and how many first choices were not.
+
+    The other runners-up are judged, too, but nobody held them likely.
+    """
+    first: dict[int, int] = {}
+    for index, parent in enumerate(_parents(proposal)):
+        first.setdefault(parent, index)
+    places = (0, *(index + 1 for index in path))
+    corrections = sum(first[place] != index for place, index in zip(places, path, strict=False))
+    return corrections, sum(place in first for place in places) - (len(path) - corrections)
+
+
+def _part(proposal: Proposal, kept: Sequence[int]) -> Proposal:
+    """Return the proposal of these tokens of one, and those before them."""
+    place = {0: 0} | {index + 1: number for number, index in enumerate(kept, start=1)}
+    parents = _parents(proposal)
+    part = Proposal(proposal.along(kept), tuple(place[parents[index]] for index in kept))
+    return Proposal(part.token_ids) if part.is_chain else part
+
+
+def _parents(proposal: Proposal) -> Sequence[int]:
+    return proposal.parents or range(len(proposal))

@@ -1,0 +1,137 @@
+"""What a target guesses by itself, with an adapter, beside the rows that decided.
+
+Which row decides is known with the verdict. So an adapter runs then, beside that row alone, for all
+texts of a forward at once. For streams that is a second way through the upper layers, with a few
+rows; beside all rows of a proposal, as the paper has them, they would be as many times more.
+
+Letters: R texts, J guesses of each (the reach, gamma), E the model's width, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline_engine.adapters.card import model_fingerprint
+from paceline_engine.adapters.files import load_adapter
+from paceline_engine.adapters.medusa import MedusaHeads
+from paceline_engine.adapters.rank_paths import propose, rank_counts
+from paceline_engine.adapters.streams import SeenTokens
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.decisions import rank_from
+from paceline_engine.fields import MOST_TREE_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline_engine.adapters.files import LoadedAdapter
+    from paceline_engine.backends.key_values import KeyValues
+    from paceline_engine.backends.model_files import ModelFiles
+    from paceline_engine.calls import SessionSpec
+    from paceline_engine.proposal import Proposal
+
+__all__ = ["DecidedRow", "SelfDrafter", "load_for"]
+
+
+def load_for(files: ModelFiles, model: Any, directory: Path) -> LoadedAdapter:
+    """Load an adapter for a model that was loaded from files.
+
+    Cost: reads the model's files once more, about a second per gigabyte.
+
+    Raises:
+        ModelLoadError: it is damaged, for another model, or of another version.
+    """
+    return load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRow:
+    """The row that decided a text's next token.
+
+    Attributes:
+        text: What it sees is its first tokens.
+        length: So many, itself included.
+        read: (E,) what the adapter reads of it.
+        spec: How tokens are chosen there.
+    """
+
+    text: KeyValues
+    length: int
+    read: Tensor
+    spec: SessionSpec
+
+
+class SelfDrafter:
+    """An adapter beside a loaded model.
+
+    Attributes:
+        depth: The most tokens of a path that it proposes.
+        kind: What guesses.
+        read_at: Which layer's input it reads; the number of layers: what the head gets.
+    """
+
+    def __init__(self, adapter: LoadedAdapter, model: Any, *, takes_trees: bool) -> None:
+        """Build it.
+
+        Args:
+            model: The one that the adapter was loaded for.
+            takes_trees: Whether the model judges trees. Else only the best guesses are proposed.
+
+        Raises:
+            ModelLoadError: its tree is none that can be judged.
+        """
+        self.kind = adapter.card.kind
+        self._adapter = adapter.module
+        self._model = model
+        tree = adapter.card.tree
+        self._paths = tree if takes_trees else tuple(path for path in tree if not any(path))
+        if not 0 < len(self._paths) <= MOST_TREE_TOKENS:
+            raise ModelLoadError(
+                f"the adapter's card has a tree of {len(self._paths)} guesses, which is not in"
+                f" [1, {MOST_TREE_TOKENS}]"
+            )
+        self._widths = rank_counts(self._paths)
+        self.depth = len(self._widths)
+        self.read_at = model.config.num_hidden_layers - adapter.module.upper_layers
+
+    def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
+        """Guess what follows each row's next token: the card's tree, with guesses in it.
+
+        Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
+        their positions (`rank_from`).
+
+        Args:
+            vocabulary_size: The tokens that can be chosen: the head may have more rows.
+        """
+        logits = torch.stack([*self._guess(rows)], 1)[..., :vocabulary_size]
+        return [
+            self._into_tree(own, spec=row.spec, position=row.length)
+            for row, own in zip(rows, logits, strict=True)
+        ]
+
+    def _into_tree(self, logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
+        """Choose guesses by (J, V); the row's next token is at the position."""
+        ranked = rank_from(
+            logits[: self.depth],
+            spec=spec,
+            positions=range(position + 1, position + 1 + self.depth),
+            count=max(self._widths),
+        )
+        return propose(self._paths, [[token for token, _ in own] for own in ranked])
+
+    def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
+        """Yield for each guess its logits: (R, V)."""
+        read = torch.stack([row.read for row in rows])
+        if isinstance(self._adapter, MedusaHeads):
+            return self._adapter.guess(read)
+        positions = torch.tensor([row.length - 1 for row in rows]).to(read.device)
+        seen = [self._seen(row) for row in rows]
+        return self._adapter.guess(self._model, read, positions=positions, seen=seen)
+
+    def _seen(self, row: DecidedRow) -> SeenTokens:
+        keys, values = row.text.until(row.length)
+        return SeenTokens(keys[self.read_at :], values[self.read_at :])

@@ -1,0 +1,87 @@
+"""What the page is fed with: a generation with all that happens behind it, as it happens."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from paceline import Chunk, Strategy
+from paceline_gateway.bodies import LiveBody, parse
+
+if TYPE_CHECKING:
+    from paceline import Started
+    from paceline_gateway.choices import Choice, Event
+    from paceline_gateway.connection import Connection
+    from paceline_gateway.gateway import Gateway
+
+__all__ = ["describe", "watch"]
+
+# What a page offers; it knows none by itself.
+_STRATEGIES = [
+    {"name": each.value, "abbreviation": each.abbreviation}
+    for each in Strategy
+    if each not in {Strategy.AUTO, Strategy.UNKNOWN}
+]
+
+
+async def describe(
+    gateway: Gateway, connection: Connection, _content: bytes, _request_id: str
+) -> None:
+    """Tell what model and servers there are, and by which strategies it can be decoded."""
+    info = await gateway.orchestrators.info()
+    drafts_for_itself = any(each.self_draft_kind for each in info.servers)
+    await connection.answer(
+        {
+            "model": info.model_name,
+            "version": info.version,
+            "fingerprint": info.model_fingerprint,
+            "context_length": info.context_length,
+            "strategies": [
+                each
+                for each in _STRATEGIES
+                if drafts_for_itself or each["name"] != Strategy.SELF_SPECULATIVE
+            ],
+            "servers": [
+                {"name": each.name, "role": each.role, "ready": each.ready} for each in info.servers
+            ],
+        }
+    )
+
+
+async def watch(gateway: Gateway, connection: Connection, content: bytes, request_id: str) -> None:
+    """Continue a prompt, and tell of each draft, verification and cancel between the chunks."""
+    body = parse(LiveBody, content)
+    await gateway.model(body.model)
+    (choice,) = gateway.choices(
+        [body.prompt], body.options(), count=1, request_id=request_id, charge=connection.charge
+    )
+    await _tell(choice, connection)
+
+
+async def _tell(choice: Choice, connection: Connection) -> None:
+    """Send the stream's messages; `started` again where it goes on at another orchestrator."""
+    started: Started | None = None
+    async with aclosing(choice.events()) as events:
+        async for event in events:
+            if choice.started is not started:
+                if started is None:
+                    await connection.begin_events()
+                started = choice.started
+                await connection.event(asdict(started), name="started")
+            await connection.event(_fields(event), name=_name(event))
+    finished = asdict(choice.finished)
+    del finished["timeline"]  # told already
+    await connection.event(finished, name="finished")
+    await connection.end_events()
+
+
+def _name(event: Event) -> str:
+    return "chunk" if isinstance(event, Chunk) else "timeline"
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    fields = asdict(event)
+    if isinstance(event, Chunk):
+        del fields["logprobs"]  # nobody could ask for them
+    return fields

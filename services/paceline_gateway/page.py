@@ -1,0 +1,62 @@
+"""The page at `/`: files that lie in this package, and may do nothing but what is written here."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+__all__ = ["page_routes"]
+
+_FOLDER = "paceline_gateway"
+_KINDS = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# Scripts and styles are its own files, and it speaks to this gateway alone: a text that a model
+# writes, or a link that somebody sends, can make it do nothing else.
+_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self'; script-src 'self'; style-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def page_routes() -> list[Route]:
+    """Serve the page, and its other files under /paceline/page/. They need no key."""
+    return [
+        _file("/" if name == "index.html" else f"/paceline/page/{name}", name, content)
+        for name, content in _contents().items()
+    ]
+
+
+def _contents() -> dict[str, bytes]:
+    """Read all files once: what is not there now is not served."""
+    found = files(_FOLDER).joinpath("page_files").iterdir()
+    return {
+        each.name: each.read_bytes()
+        for each in sorted(found, key=lambda it: it.name)
+        if each.name.rpartition(".")[2] in _KINDS
+    }
+
+
+def _file(path: str, name: str, content: bytes) -> Route:
+    kind = _KINDS[name.rpartition(".")[2]]
+
+    async def serve(_request: Request) -> Response:
+        return Response(content, headers=_HEADERS, media_type=kind)
+
+    return Route(path, serve)

@@ -1,0 +1,60 @@
+"""Generate with trees: who is asked for what, and who is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_text import continuation
+from support.orchestrating import PROMPT, a_drafter, orchestrating, targets
+
+STRATEGIES = (pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_drafters_are_asked_for_trees_and_targets_are_given_them(strategy):
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        received = await system.generate(strategy=strategy, width=3, branches=2, lookahead=2)
+        assert received.token_ids == continuation(PROMPT, 24)
+        assert (received.started.width, received.started.branches) == (3, 2)
+        asked = {(it.width, it.branch_count) for it in system.drafters[0].calls}
+        assert asked == {(3, 2)}
+        judged = [it.proposal for each in system.targets for it in each.calls]
+        assert any(it.parents for it in judged)
+        took = received.finished.statistics
+        assert took.branch_token_count > 0
+        assert took.branch_accepted_count == took.corrections_ahead_count == 0  # all are wrong
+        counts = took.accepted_token_count + took.rejected_token_count
+        assert took.drafted_token_count == counts + took.discarded_token_count
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_AUTO])
+async def test_servers_that_judge_no_trees_get_chains(strategy):
+    async with orchestrating(
+        drafters=[a_drafter()], targets=targets(1, takes_trees=False)
+    ) as system:
+        received = await system.generate(strategy=strategy, width=4, branches=4)
+        assert received.token_ids == continuation(PROMPT, 24)
+        assert (received.started.width, received.started.branches) == (1, 0)
+        assert all(it.width == 1 for it in system.drafters[0].calls)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_drafter_of_chains_is_asked_for_chains(strategy):
+    async with orchestrating(drafters=[a_drafter(takes_trees=False)], targets=targets(2)) as system:
+        received = await system.generate(strategy=strategy, width=3, branches=2, lookahead=2)
+        assert received.token_ids == continuation(PROMPT, 24)
+        assert {(it.width, it.branch_count) for it in system.drafters[0].calls} == {(1, 0)}
+        assert received.finished.statistics.accepted_token_count > 0
+
+
+@pytest.mark.parametrize("knows", [(True, False, False), (False, True, True)])
+async def test_in_a_mixed_fleet_each_target_gets_what_it_knows(knows):
+    fleet = [target for it in knows for target in targets(1, takes_trees=it)]
+    async with orchestrating(drafters=[a_drafter()], targets=fleet) as system:
+        received = await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, width=3, lookahead=1, target_count=3
+        )
+        assert received.token_ids == continuation(PROMPT, 24)
+        for target in system.targets:
+            assert target.takes_trees or not any(it.proposal.parents for it in target.calls)

@@ -1,0 +1,94 @@
+"""A target that drafts for itself, over real gRPC: the tokens of plain decoding, in fewer calls.
+
+A simulated target's token is a hash of the whole text before it, so one wrong token anywhere shows
+in all that follow it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import Strategy
+from support.processes import ServerProcess
+from support.streams import disturbed, mishaps
+from support.system import MODELS, System, simulated_model
+from support.tiny_adapters import write_adapter
+from support.waiting import eventually
+
+RATES = "0.9,0.8,0.7,0.6"
+TOKENS = 400
+PROMPTS = ("one:", "two:", "three:")
+
+
+@pytest.fixture(scope="module")
+def system():
+    servers = [
+        simulated_model("target", index, seconds=0.005, simulated_self_rates=RATES)
+        for index in range(2)
+    ]
+    with System(drafters=[], targets=servers).running() as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def texts(system):
+    with system.client() as client:
+        return [decode(client, prompt, Strategy.AUTOREGRESSIVE).token_ids for prompt in PROMPTS]
+
+
+def decode(client, prompt, strategy, **options):
+    return client.generate(prompt, strategy=strategy, max_tokens=TOKENS, **options).collect()
+
+
+def test_every_token_is_that_of_plain_decoding_and_a_forward_gives_several(system, texts):
+    with system.client() as client:
+        done = [decode(client, prompt, Strategy.SELF_SPECULATIVE) for prompt in PROMPTS]
+    assert [each.token_ids for each in done] == texts
+    assert not mishaps(*done)
+    # With the first guesses alone 1 + 0.9 + 0.9 * 0.8 + ... = 3.4, and the runners-up beside them.
+    assert all(each.finished.statistics.target_forward_count < TOKENS / 2.5 for each in done)
+
+
+def test_with_temperature_it_is_that_of_the_same_seed(system):
+    sampled = {"temperature": 0.8, "seed": 7}
+    with system.client() as client:
+        plain = decode(client, PROMPTS[0], Strategy.AUTOREGRESSIVE, **sampled)
+        own = decode(client, PROMPTS[0], Strategy.SELF_SPECULATIVE, **sampled)
+    assert own.token_ids == plain.token_ids
+
+
+def test_a_target_killed_mid_stream_costs_no_token(system, texts):
+    def kill_who_works():
+        eventually(
+            lambda: next((it for it in system.targets if it.metric("paceline_calls_live")), None),
+            what="a target has a call",
+        ).kill()
+
+    try:
+        with system.client() as client:
+            generation = client.generate(
+                PROMPTS[0], strategy=Strategy.SELF_SPECULATIVE, max_tokens=TOKENS, timeout=60
+            )
+            done = disturbed(generation, kill_who_works, after=20)
+        assert done.token_ids == texts[0]
+        assert done.finished.statistics.fallbacks.get("target_lost", 0) >= 1
+    finally:
+        system.mend()
+
+
+@pytest.mark.parametrize("kind", ["medusa", "streams"])
+def test_with_an_adapter_of_a_real_model_every_token_is_that_of_plain_decoding(kind, tmp_path):
+    # Of weights changed at random some guesses are right and many are wrong.
+    model, tree = MODELS / "python-target", [[0], [1], [0, 0], [0, 1], [0, 0, 0]]
+    adapter = write_adapter(tmp_path / kind, model, kind=kind, tree=tree)
+    flags = (f"--model={model}", f"--adapter={adapter}", "--dtype=float32", "--threads=1")
+    target = ServerProcess("target", *flags, "--device=cpu", "--debug-calls", name="target-0")
+    with System(drafters=[], targets=[target]).running() as system, system.client() as client:
+        options = {"max_tokens": 40, "ignore_eos": True}
+        for sampling in ({}, {"temperature": 0.8, "seed": 3}):
+            plain, own = (
+                client.generate("def area(", strategy=strategy, **options, **sampling).collect()
+                for strategy in (Strategy.AUTOREGRESSIVE, Strategy.SELF_SPECULATIVE)
+            )
+            assert own.token_ids == plain.token_ids
+            assert own.finished.statistics.drafted_token_count > 40

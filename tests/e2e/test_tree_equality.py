@@ -1,0 +1,53 @@
+"""The promise with trees: the tokens of plain decoding, and corrections were found ahead."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import product
+
+import pytest
+
+from paceline import Strategy
+from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome, missing_evidence
+from support.equality import check_rarity
+
+WIDTHS, BRANCHES = (1, 2, 4), (0, 4, 16)
+CELLS = [
+    Cell(strategy, 4, target_count, sampling, width, branches)
+    for (strategy, target_count), sampling, width, branches in product(
+        ((Strategy.SPECULATIVE, 1), (Strategy.DISTRIBUTED, 2), (Strategy.DISTRIBUTED, 3)),
+        SAMPLINGS,
+        WIDTHS,
+        BRANCHES,
+    )
+    if width > 1 or branches == 0
+]
+SHORT = [
+    Cell(Strategy.SPECULATIVE, 4, 1, "temperature 0.7", 4, 4),
+    Cell(Strategy.SPECULATIVE, 4, 1, "greedy", 2, 0),
+    Cell(Strategy.DISTRIBUTED, 4, 2, "temperature 0.7", 4, 4),
+    Cell(Strategy.DISTRIBUTED, 4, 3, "greedy", 2, 0),
+]
+FEW_PROMPTS, ROUNDS = 4, 4
+
+
+@pytest.fixture(scope="module")
+def proof(bundled, oracle, tokenizer):
+    return EqualityProof(bundled, oracle, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[] if cell in SHORT else pytest.mark.long) for cell in CELLS],
+    ids=lambda cell: "-".join(map(str, asdict(cell).values())),
+)
+def test_with_trees_too_the_tokens_are_those_of_plain_decoding(cell, proof, prompts):
+    outcome = Outcome()
+    # What trees find depends on timing: on a busy machine more prompts may be needed.
+    for start in range(0, ROUNDS * FEW_PROMPTS, FEW_PROMPTS):
+        proof.run(cell, prompts[start : start + FEW_PROMPTS], outcome)
+        if not missing_evidence(cell, outcome):
+            break
+    assert not missing_evidence(cell, outcome), outcome
+    assert outcome.positions >= FEW_PROMPTS * TOKENS
+    check_rarity(outcome.near_ties, position_count=outcome.positions)

@@ -1,0 +1,103 @@
+"""What `paceline bench self` makes of what every way decoded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from paceline import Strategy
+from paceline_bench.self_drafting.chart import draw_self_drafting
+from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
+from paceline_bench.self_drafting.tables import report
+
+
+def completion(*token_ids, seconds=1.0, **counts):
+    statistics = {
+        "target_forward_count": len(token_ids),
+        "drafter_forward_count": 0,
+        "drafted_token_count": 0,
+        "accepted_token_count": 0,
+        "total_ns": round(seconds * 1e9),
+    }
+    statistics |= {f"{name}_count": count for name, count in counts.items()}
+    return SimpleNamespace(
+        token_ids=token_ids, finished=SimpleNamespace(statistics=SimpleNamespace(**statistics))
+    )
+
+
+def way(name, strategy=Strategy.AUTOREGRESSIVE, **facts):
+    return Way(name=name, client=None, strategy=strategy, **facts)
+
+
+PLAIN = [completion(1, 2, 3, 4), completion(5, 6, 7, 8)]
+
+
+def a_row(name="self-SI", *, strategy=Strategy.SELF_SPECULATIVE, tokens=(1, 2, 3, 4)):
+    own = [
+        completion(*tokens, seconds=0.5, target_forward=2, drafted_token=6, accepted_token=2),
+        completion(5, 6, 7, 8, seconds=0.25, target_forward=2, drafted_token=6, accepted_token=2),
+    ]
+    return row_of(way(name, strategy, extra_parameters=20_480), own, plain=PLAIN)
+
+
+def test_a_row_has_tokens_and_rows_of_a_forward_and_the_ratio_of_times():
+    row = a_row()
+    assert (row["tokens"], row["target_forwards"]) == (8, 4)
+    assert row["tokens_per_forward"] == 2
+    assert row["rows_per_forward"] == 4
+    assert row["times_as_fast"] == pytest.approx(2 / 0.75)
+    assert row["repeats_times_as_fast"] == [2, 4]
+    assert row["identical"]
+
+
+def test_a_text_that_differs_is_told_and_has_no_speed():
+    row = a_row(tokens=(1, 2, 3, 5))
+    assert not row["identical"]
+    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
+    told = report({"rows": [plain, plain, row]})
+    assert "DIFFERENT" in told
+    assert "text differs" in told
+
+
+def test_the_report_says_what_two_models_would_have_to_give():
+    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
+    # Half as fast for each target forward as the target by itself: 2 x 2 tokens break even.
+    two = a_row("SI, lookahead 4", strategy=Strategy.SPECULATIVE) | {
+        "tokens_per_second": a_row()["tokens_per_second"] / 2
+    }
+    told = report({"rows": [plain, two, a_row()]})
+    assert "| self-SI | 2.00 | 4.0 | - | 11 | 2.67x | 20,480 | identical |" in told
+    assert "would have to give 4.00 tokens for each target forward (2.00 times as many)" in told
+
+
+def test_it_is_drawn():
+    plain = row_of(way("non-SI"), PLAIN, plain=PLAIN)
+    figure = draw_self_drafting({"rows": [plain, a_row(), a_row(tokens=(9, 9, 9, 9))]})
+    assert len(figure.axes) == 2
+
+
+def test_parameters_are_counted_from_the_files_head(tmp_path):
+    path = tmp_path / "adapter.safetensors"
+    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, path, metadata={"kind": "x"})
+    assert parameter_count(path) == 17
+
+
+async def test_who_comes_first_with_a_text_changes_from_text_to_text():
+    order = []
+
+    class Recorded:
+        def __init__(self, name):
+            self.name = name
+
+        async def decode(self, prompt, *, max_tokens):
+            order.append((self.name, prompt))
+            return completion(1)
+
+    ways = [Recorded("a"), Recorded("b")]
+    told = [it async for it in compete(ways, ["x", "y"], max_tokens=4, repeats=2)]
+    assert order[:2] == [("a", "x"), ("b", "x")]  # warm-up
+    assert order[2:6] == [("a", "x"), ("b", "x"), ("b", "y"), ("a", "y")]
+    assert len(told) == 8

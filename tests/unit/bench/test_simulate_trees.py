@@ -1,0 +1,205 @@
+"""What trees are worth by simulation: known times, what is said of them, and who it is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline_bench.protocol_runs import Shape
+from paceline_bench.simulate.claims import per_gpu_claim
+from paceline_bench.simulate.heatmaps import Cell, Timing
+from paceline_bench.simulate.tree_tables import gains_table, grid_findings
+from paceline_bench.simulate.trees import (
+    Gain,
+    TreeJob,
+    compare_trees,
+    grid_jobs,
+    steady,
+)
+from paceline_cli.__main__ import main
+from paceline_protocol.ranks import hit_share, runner_up_shares
+from paceline_protocol.tree_shapes import distributed_speed, leaves_speed
+
+TREE = Shape(3, 2)
+JOB = TreeJob(
+    name="here",
+    node=steady(0.1, 0.6, target_count=2),
+    shapes=(TREE,),
+    shares=runner_up_shares(0.4),
+    token_count=20,
+    repeats=6,
+)
+GAIN = Gain(
+    name="here",
+    drafter=0.1,
+    acceptance_rate=0.6,
+    strategy="DSI",
+    target_count=7,
+    gpu_count=8,
+    width=3,
+    branches=2,
+    lookahead=1,
+    time=25.0,
+    over_plain=2.0,
+    over_si=1.5,
+    over_si_error=0.02,
+    over_chain=1.2,
+    over_chain_error=0.01,
+    per_gpu=0.25,
+)
+
+
+def test_each_method_stands_as_a_chain_and_with_each_shape_beside_si():
+    si, si_tree, dsi, dsi_tree = compare_trees(JOB)
+    assert [
+        (gain.strategy, gain.width, gain.branches) for gain in (si, si_tree, dsi, dsi_tree)
+    ] == [
+        ("SI", 1, 0),
+        ("SI", 3, 2),
+        ("DSI", 1, 0),
+        ("DSI", 3, 2),
+    ]
+    assert si.over_si == si.over_chain == dsi.over_chain == 1
+    assert si.over_si_error == 0
+    for gain in (si, si_tree, dsi, dsi_tree):
+        assert gain.over_si == pytest.approx(si.time / gain.time)
+        assert gain.over_plain == pytest.approx(20 / gain.time)
+    assert dsi_tree.over_chain == pytest.approx(dsi.time / dsi_tree.time)
+
+
+def test_where_every_draft_token_is_right_times_are_known():
+    """The last of 20 tokens needs no draft: DSI has it after 19 drafts and a forward."""
+    job = replace(JOB, node=steady(0.1, 1.0, target_count=20), shapes=())
+    si, dsi = compare_trees(job)
+    assert dsi.time == pytest.approx(19 * 0.1 + 1)
+    assert si.time == pytest.approx(19 * 0.1 + 1)
+    assert si.lookahead >= 19
+
+
+def test_what_each_gpu_is_worth_counts_the_drafters_with_dsi():
+    """SI's drafter and target take turns, on one."""
+    si, _, dsi, _ = compare_trees(JOB)
+    assert (si.gpu_count, dsi.gpu_count) == (1, 3)
+    assert si.per_gpu == si.over_plain
+    assert dsi.per_gpu == pytest.approx(dsi.over_plain / 3)
+
+
+def test_rows_with_a_price_make_speculation_slower():
+    dear = replace(JOB, node=steady(0.1, 0.6, target_count=2, target_row=0.2, drafter_row=0.5))
+    for free, priced in zip(compare_trees(JOB), compare_trees(dear), strict=True):
+        assert priced.time > free.time
+
+
+def test_a_grid_keeps_the_price_of_rows_and_the_targets():
+    job = replace(JOB, node=steady(0.5, 0.5, target_count=7, target_row=0.02, drafter_row=0.1))
+    first, *_, last = grid_jobs(job, drafters=(0.1, 0.4), rates=(0.3, 0.9))
+    assert first.name == "drafter 0.1, acceptance 0.3"
+    assert (last.node.drafter.step, last.node.acceptance_rate) == (4000, 0.9)
+    assert {(each.node.target.row, each.node.target_count) for each in (first, last)} == {(200, 7)}
+    assert (first.node.drafter.row, last.node.drafter.row) == (100, 400)
+
+
+def test_the_table_has_a_line_for_each_and_gpus_only_if_asked_for():
+    with_gpus = gains_table([GAIN], per_gpu=True).splitlines()
+    assert with_gpus[2] == (
+        "| here | DSI | 7 | 3, 2 | 1 | 25.00 | 1.50 ± 0.02 | 1.20 ± 0.01 | 8 | 2.00 | 0.25 |"
+    )
+    assert "GPU" not in gains_table([GAIN], per_gpu=False)
+
+
+def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
+    lost = replace(GAIN, name="there", over_chain=0.9, over_si=1.7)
+    noisy = replace(lost, over_chain_error=0.2)
+    lines = list(grid_findings([GAIN, lost, noisy]))
+    way = "DSI, 7 targets, width 3, 2 branches"
+    assert lines == [
+        f"{way}: up to 1.20x of chains (here), up to 1.70x of SI (there)",
+        f"{way}: slower than chains by more than 1 % in 1 of 3 cells, at worst 0.90x (there)",
+    ]
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("paceline_cli.simulate_trees._COARSE", ((0.1, 0.4), (0.5, 0.9)))
+
+
+SHORT = ("--tokens", "8", "--repeats", "2", "--sp", "1,2", "--widths", "2,3", "--branches", "1")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_grid_of_trees_comes_as_pictures_and_tables(capsys, tmp_path):
+    findings = tmp_path / "trees.json"
+    options = ("--output-directory", str(tmp_path), "--json", str(findings))
+    code, out, err = run(capsys, "simulate", "trees", *SHORT, *options)
+    assert code == 0
+    assert out.startswith("2 generations of 8 tokens, decoding alone; rank decay 0.4")
+    assert "DSI, 2 targets, width 3, 1 branches: up to" in out
+    assert "drafter 0.4, acceptance 0.9, 2 target(s)" in err
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"trees-2-1.png", "trees-3-1.png", "trees.csv", "trees.json"}
+    with (tmp_path / "trees.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    # Four cells: SI's chain and its two trees, which have no SP degree, and DSI's for two of them.
+    assert len(rows) == len(json.loads(findings.read_text())["rows"]) == 4 * (3 + 2 * 3)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_rows_of_table_2_come_with_what_each_gpu_is_worth(capsys, tmp_path):
+    options = ("--output-directory", str(tmp_path), "--per-gpu", "--rank-decay", "llama")
+    code, out, _ = run(capsys, "simulate", "table2", *SHORT, "--target-row", "0.01", *options)
+    assert code == 0
+    assert "rank decay llama; rows 0.01 and 0" in out
+    lines = [line for line in out.splitlines() if line.startswith("| vicuna-13b/cnn-dm | DSI | 2")]
+    assert [line.split(" | ")[3] for line in lines] == ["-", "2, 1", "3, 1"]
+    assert all(line.split(" | ")[8] == "3" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trees", "--rank-decay", "0"), "'0' is neither above 0 and at most 1 nor 'llama'"),
+        (("trees", "--rank-decay", "fast"), "'fast' is neither above 0"),
+        (("trees", "--widths", "17"), "'17' is not within 1 to 16"),
+        (("table1", "--per-gpu"), "--per-gpu goes with pictures and rows, not table1"),
+        (("figure2", "--widths", "2"), "--widths goes with trees and table2, not figure2"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(("simulate", *arguments))
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_figures_tell_what_each_gpu_is_worth_beside_si():
+    """SI has 2 tokens in a forward's time on one GPU, DSI 4 on eight, elsewhere 2.5."""
+    cells = [
+        Cell(10, rate, 100.0, Timing(2, 50, 0, 50), Timing(1, dsi, 0, dsi), 0, 0)
+        for rate, dsi in ((80, 25.0), (60, 40.0))
+    ]
+    assert per_gpu_claim(cells, target_count=7) == (
+        "Per GPU, where SI has 1 and DSI 8: DSI makes up to 0.25 of SI's tokens (drafter 0.10,"
+        " acceptance 0.80), 0.20 on average"
+    )
+
+
+def test_leaves_gain_what_the_formula_allows_and_not_much_less():
+    """DSI on 7 targets, 25 draws, within 4 standard errors of the bound."""
+    leaves = Shape(4)
+    node, shares = steady(0.066, 0.63, target_count=7), runner_up_shares(0.4)
+    job = replace(JOB, node=node, shapes=(leaves,), shares=shares, token_count=50, repeats=25)
+    gain = compare_trees(job)[-1]
+    assert (gain.strategy, gain.width, gain.branches) == ("DSI", 4, 0)
+    chain = distributed_speed(0.066, 0.63)
+    most = leaves_speed(0.066, 0.63, hit_share=hit_share(shares, 4)) / chain
+    assert 0.9 * most < gain.over_chain <= most + 4 * gain.over_chain_error

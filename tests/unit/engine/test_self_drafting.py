@@ -1,0 +1,294 @@
+"""Targets that draft for themselves: what is proposed, and that nothing else changes."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline_engine.adapters.card import AdapterCard
+from paceline_engine.adapters.files import load_adapter
+from paceline_engine.adapters.rank_paths import cartesian_tree, propose
+from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.transformers import TransformersBackend
+from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule, VerifyOptions
+from paceline_engine.decisions import judge_by, rank_from
+from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import Proposal
+from paceline_model_server.loading import new_host
+from paceline_model_server.settings import ModelServerSettings
+from support.self_speculation import StreamingDecoder
+from support.tiny_adapters import write_adapter
+from support.trees import random_tree
+from unit.engine.conftest import NEVER, call_on, chain, continuation, running
+
+SPEC = SessionSpec(200)
+SPECS = [
+    SPEC,
+    SessionSpec(200, SamplingParameters(0.8, top_p=0.9), seed=3),
+    SessionSpec(200, SamplingParameters(1.2, top_k=20), seed=8),
+]
+PROMPT = [5, 6, 7, 8, 9]
+REACH = 3
+# Unequal paths; more first guesses than there are likely ones, so that some are right.
+PATHS = (*((rank,) for rank in range(60)), (0, 0), (0, 1), (3, 0), (0, 0, 0), (0, 1, 0), (0, 1, 2))
+VOCABULARY_SIZE = 300
+
+
+@pytest.fixture(scope="module", params=["medusa", "streams"])
+def adapter(request, tiny_pair, tmp_path_factory):
+    """A directory."""
+    directory = tmp_path_factory.mktemp("adapters") / request.param
+    return write_adapter(directory, tiny_pair.target, kind=request.param, tree=PATHS, reach=REACH)
+
+
+@pytest.fixture(scope="module", params=["fused", "library", "together"])
+def backend(request, tiny_pair, adapter):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "library":
+            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+        model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float64")
+    model._together = request.param == "together"
+    return model
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_pair):
+    return TransformersBackend(str(tiny_pair.target), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_pair, adapter):
+    """What the modules guess beside a text's last row: (J, V)."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).double().eval()
+    fingerprint = AdapterCard.read(adapter).fingerprint
+    module = load_adapter(adapter, model=model, fingerprint=fingerprint).module
+    # Without the rows that stand for no token.
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:VOCABULARY_SIZE])
+
+    @torch.no_grad()
+    def guess(text):
+        trunk = compute_trunk(model, torch.tensor([text]), upper_layers=module.upper_layers)
+        rows = [each[0, -1] for each in module.draft_logits(model, trunk)]
+        return torch.stack(rows)[:, :VOCABULARY_SIZE]
+
+    guess.model, guess.module = model, module
+    return guess
+
+
+def expected(reference, text, spec=SPEC) -> Proposal:
+    """The card's tree with the guesses after a text, whose next token is at its length."""
+    positions = range(len(text) + 1, len(text) + 1 + REACH)
+    ranked = rank_from(reference(text), spec=spec, positions=positions, count=60)
+    return propose(PATHS, [[token for token, _ in own] for own in ranked])
+
+
+def item(backend, prompt, task, spec=SPEC) -> Item:
+    return Item(backend.new_cache(spec), spec, array("I", prompt), task)
+
+
+def test_it_says_how_far_and_with_what(backend, adapter, plain):
+    said = backend.description
+    assert (said.self_draft_depth, said.self_draft_kind) == (REACH, adapter.name)
+    assert replace(said, self_draft_depth=0, self_draft_kind="") == plain.description
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["greedy", "nucleus", "top-k"])
+def test_what_is_proposed_is_what_the_modules_guess(backend, reference, spec):
+    chance = random.Random(spec.seed)
+    text = continuation(ModelText(backend, spec), PROMPT, 24)
+    served = ModelText(backend, spec)
+    done = 0
+    while done < 12:
+        right = text[done : done + chance.randint(0, 4)]
+        tree = random_tree(chance, right, size=9, vocabulary_size=VOCABULARY_SIZE)
+        given = tree if chance.random() < 0.5 else Proposal((*right, 7, 8))
+        judged = served.judge(
+            [*PROMPT, *text[:done]], given.token_ids, parents=given.parents, propose=True
+        )
+        accepted = given.along(judged.accepted_path)
+        assert [*accepted, judged.next_token] == text[done : done + len(accepted) + 1]
+        after = [*PROMPT, *text[:done], *accepted]
+        assert judged.proposal == expected(reference, after, spec)
+        done += len(accepted) + 1
+
+
+def test_decoding_by_proposals_takes_the_forwards_that_the_paper_says(backend, reference, plain):
+    served, text = ModelText(backend, SPEC), list(PROMPT)
+    proposal, forwards = Proposal(), 0
+    while len(text) < 30:
+        judged = served.judge(text, proposal.token_ids, parents=proposal.parents, propose=True)
+        text += [*proposal.along(judged.accepted_path), judged.next_token]
+        proposal, forwards = judged.proposal, forwards + 1
+    made = text[len(PROMPT) :]
+    assert made == continuation(ModelText(plain, SPEC), PROMPT, len(made))
+    assert forwards < len(made), "some guesses are right"
+    if isinstance(backend.decoder, FusedLlama) and reference.module.upper_layers:
+        slow = StreamingDecoder(reference.model, reference.module, PATHS)
+        assert slow.decode(PROMPT, count=len(made)) == made
+        assert slow.forwards == forwards
+
+
+def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pair):
+    if backend._together:
+        pytest.skip("the other way of attending is asked for at load only")
+    with pytest.MonkeyPatch.context() as patch:
+        if not isinstance(backend.decoder, FusedLlama):
+            patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
+        without = TransformersBackend(str(tiny_pair.target), dtype="float64")
+    found = []
+    for model, proposes in [(backend, True), (backend, False), (without, False)]:
+        items = [
+            item(model, PROMPT, Judge(Proposal((1, 2, 3), (0, 0, 1)), propose=proposes)),
+            item(model, [9, 8], Judge(Proposal((4, 5)))),
+        ]
+        feeds = [model._feed(each, None) for each in items]
+        found.append(torch.cat(model._forward(feeds, NEVER)).clone())
+        model._read.clear()
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+
+
+def test_each_gets_what_it_would_get_alone(backend):
+    chance = random.Random(5)
+
+    def items():
+        chance.seed(5)
+        return [
+            item(
+                backend,
+                [7 + n, *range(3 * n)],
+                Judge(
+                    random_tree(chance, (), size=1 + n, vocabulary_size=VOCABULARY_SIZE),
+                    propose=n % 3 != 2,
+                ),
+                SPECS[n % 3],
+            )
+            for n in range(7)
+        ] + [item(backend, PROMPT, Draft())]
+
+    together = backend.run(items(), NEVER)
+    alone = [backend.run([each], NEVER)[0] for each in items()]
+    assert [each.judgement for each in together] == [each.judgement for each in alone]
+    proposed = [len(each.judgement.proposal) > 0 for each in together[:-1]]
+    assert proposed == [n % 3 != 2 for n in range(7)]
+
+
+def test_who_does_not_ask_has_nothing_computed_for_it(backend, monkeypatch):
+    computed = []
+    monkeypatch.setattr(
+        backend.self_drafter, "_guess", lambda rows: computed.append(rows) or iter(())
+    )
+    assert ModelText(backend, SPEC).judge(PROMPT, [1]).proposal == Proposal()
+    assert (computed, backend._read) == ([], {})
+
+
+def test_what_is_left_is_the_prefix_and_the_accepted_path(backend):
+    right = continuation(ModelText(backend, SPEC), PROMPT, 3)
+    wrong = (right[0] + 1) % VOCABULARY_SIZE
+    served = ModelText(backend, SPEC)
+    served.judge(PROMPT, [wrong, right[0], right[1]], parents=[0, 0, 2], propose=True)
+    assert served.cache.token_ids.tolist() == [*PROMPT, *right[:2]]
+    again = served.judge([*PROMPT, *right], propose=True)
+    assert served.row_count == 1
+    assert again == ModelText(backend, SPEC).judge([*PROMPT, *right], propose=True)
+
+
+def test_only_tokens_that_there_are_are_proposed(backend):
+    # The head has 20 rows more, and random heads like them as well.
+    for first in range(20):
+        proposal = ModelText(backend, SPEC).judge([first, 3], propose=True).proposal
+        assert max(proposal.token_ids) < VOCABULARY_SIZE
+
+
+def test_without_memory_for_guesses_there_is_a_verdict_all_the_same(backend, monkeypatch):
+    def fail(_rows):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(backend.self_drafter, "_guess", fail)
+    judged = ModelText(backend, SPEC).judge(PROMPT, propose=True)
+    assert judged == ModelText(backend, SPEC).judge(PROMPT)
+
+
+async def test_a_host_hands_proposals_out_and_under_rejection_none(backend):
+    async with running(backend) as host:
+        verdicts = []
+        for rule in VerificationRule:
+            session = host.open_session(replace(SPEC, rule=rule)).session_id
+            call = call_on(session, 1, base=[], append=PROMPT)
+            options = VerifyOptions(propose=True)
+            verdicts.append(await host.verify(call, chain([]), options=options))
+    exact, rejection = verdicts
+    assert exact.proposal == ModelText(backend, SPEC).judge(PROMPT, propose=True).proposal
+    assert rejection.proposal == Proposal()
+    assert exact.next_token == rejection.next_token
+
+
+def test_an_invariant_model_proposes_chains(tiny_pair, adapter):
+    settings = {"adapter": str(adapter), "invariant": True}
+    model = TransformersBackend(str(tiny_pair.target), **settings)
+    proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal
+    assert proposal.parents == (0, 1, 2)
+    assert model.description.self_draft_depth == 3
+
+
+def test_a_short_path_beside_a_longer_one_ends_where_it_ends():
+    # Medusa's tables pad short paths; a pad that reads as token 0 would count as accepted.
+    tree = propose(((0,), (1,), (0, 0)), [[3, 4], [0]])
+    logits = torch.zeros(4, 6)
+    logits[0, 4] = 1  # the path that is the shorter one
+    logits[2, 0] = 1  # after it token 0, as a pad would have it
+    logits[3, 0] = 1
+    judged = judge_by(logits, Judge(tree), spec=SPEC, position=2)
+    assert (judged.accepted_path, judged.next_token) == ((1,), 0)
+
+
+def refusal(model, adapter) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        TransformersBackend(str(model), adapter=str(adapter))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "streams"])
+def test_what_is_no_adapter_for_the_model_is_refused(kind, tiny_pair, tmp_path):
+    def write(name, **card):
+        said = {"kind": kind, "tree": cartesian_tree((2, 1)), **card}
+        return write_adapter(tmp_path / name, tiny_pair.target, **said)
+
+    good = write("good")
+    assert "fingerprint" in refusal(tiny_pair.drafter, good)
+    assert "no readable card" in refusal(tiny_pair.target, tmp_path / "nowhere")
+    assert "format_version" in refusal(tiny_pair.target, write("newer", format_version=2))
+    many = cartesian_tree((257,))
+    assert "257 guesses" in refusal(tiny_pair.target, write("bushy", tree=many))
+    assert "0 guesses" in refusal(tiny_pair.target, write("bare", tree=()))
+    weights = good / "adapter.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert "damaged" in refusal(tiny_pair.target, good)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"role": "drafter", "model": "somewhere"}, "only a target drafts for itself"),
+        ({"role": "target", "model": "nowhere"}, "nowhere"),
+    ],
+)
+async def test_only_a_target_has_one(settings, words):
+    role = settings.pop("role")
+    host = new_host(ModelServerSettings(**settings, adapter="adapter"), role=role, on_failure=print)
+    with pytest.raises(ModelLoadError, match=words):
+        await host.start()
+
+
+def test_a_simulated_model_has_none():
+    with pytest.raises(ValueError, match="--adapter needs --backend transformers"):
+        ModelServerSettings(backend="simulated", adapter="adapter")

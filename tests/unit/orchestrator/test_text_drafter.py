@@ -1,0 +1,82 @@
+"""The request's text as a drafter: what it says, when it sits, and what it counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline_orchestrator.calls import text_drafter
+from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_protocol.max_gram import MaxGram
+from paceline_protocol.messages import CapacityChanged, StartDraft
+
+PROMPT = (1, 2, 3, 4, 1, 2)
+
+
+async def a_drafter(prompt=PROMPT, *, seat=1, is_beside=False, **settings):
+    drafter = TextDrafter(prompt, seat=seat, is_beside=is_beside, **settings)
+    await drafter.read_prompt()
+    return drafter
+
+
+def ask(drafter, prefix, count=3):
+    return drafter.propose(StartDraft(1, 1, tuple(prefix), max_tokens=count)).token_ids
+
+
+async def test_it_sits_after_the_servers_while_there_is_none_or_always():
+    nobody, server = CapacityChanged((0,), ()), CapacityChanged((0,), (0,))
+    fills_in, beside = await a_drafter(), await a_drafter(is_beside=True)
+    assert fills_in.join(nobody) == CapacityChanged((0,), (1,), text=1)
+    assert fills_in.join(server) == server
+    assert beside.join(server) == CapacityChanged((0,), (0, 1), text=1)
+    unread = TextDrafter(PROMPT, seat=1, is_beside=True)
+    assert unread.join(nobody) == nobody
+
+
+async def test_it_follows_texts_that_come_and_go():
+    drafter, text = await a_drafter(), [*PROMPT]
+    for final, assumed in (((), (3,)), ((3, 4), (1, 2, 9)), ((7,), ()), ((3, 4, 1), (2, 3, 4))):
+        drafter.settle(final)
+        text += final
+        reference = MaxGram()
+        reference.extend((*text, *assumed))
+        assert ask(drafter, (*text, *assumed)) == tuple(reference.propose(3))
+
+
+async def test_it_counts_what_became_of_what_it_said():
+    drafter = await a_drafter()
+    assert ask(drafter, PROMPT) == (3, 4, 1)
+    assert ask(drafter, (*PROMPT, 3, 4, 1)) == (2, 3, 4), "it goes on from there"
+    drafter.settle((3, 4, 1, 2, 9, 4))
+    took = drafter.statistics
+    assert (took.drafted, took.accepted, took.rejected) == (6, 4, 1)
+
+
+async def test_what_it_said_of_another_text_is_not_judged():
+    drafter = await a_drafter()
+    assert ask(drafter, (*PROMPT, 4)) == (1, 2, 4)
+    drafter.settle((3, 1, 2))
+    assert (drafter.statistics.accepted, drafter.statistics.rejected) == (0, 0)
+
+
+async def test_of_a_long_prompt_the_end_is_searched(monkeypatch):
+    monkeypatch.setattr(text_drafter, "_MOST_TOKENS", 4)
+    drafter = await a_drafter((9, 8, 1, 2, 3, 1))
+    assert ask(drafter, (9, 8, 1, 2, 3, 1)) == (2, 3, 1)
+    assert not ask(drafter, (9, 8, 1, 2, 3, 1, 9))
+    drafter.settle((2,))
+    assert ask(drafter, (9, 8, 1, 2, 3, 1, 2)) == (3, 1, 2)
+
+
+@pytest.mark.parametrize("make", [None, lambda token_id: ("one hot", token_id)])
+async def test_its_tokens_come_with_what_they_were_drawn_from_if_asked_for(make):
+    drafter = await a_drafter(make_distribution=make)
+    found = drafter.propose(StartDraft(1, 1, PROMPT, max_tokens=2))
+    assert found.distributions == ((("one hot", 3), ("one hot", 4)) if make else ())
+
+
+async def test_what_it_said_before_the_targets_own_token_is_judged_too():
+    drafter = await a_drafter()
+    assert ask(drafter, PROMPT) == (3, 4, 1)
+    assert ask(drafter, (*PROMPT, 3, 4, 1, 2), 1) == (3,), "the target's 2 came between"
+    drafter.settle((3, 4, 1, 2, 3))
+    assert (drafter.statistics.accepted, drafter.statistics.rejected) == (4, 0)
