@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline_protocol.branches import hit_rate
 from paceline_protocol.messages import EmitTokens, FinishReason
 
 if TYPE_CHECKING:
@@ -77,12 +78,17 @@ class Commitment:
         self.finish_reason = None if task.max_tokens else FinishReason.LENGTH
         self.statistics = DraftStatistics()
         self._eos_ids = task.eos_ids
+        self._known_rates = task.hit_rates
         self._run_length = 0
 
     @property
     def remaining(self) -> int:
         """How many tokens may still come."""
         return self.limit - len(self.prefix)
+
+    def hit_rate(self, rank: int) -> float:
+        """Return how often a drafter's token of a rank, from 1 on, is expected to be right."""
+        return hit_rate(rank, self.statistics.ranks, known=self._known_rates)
 
     def ends_after(self, token_id: int, *, length: int) -> bool:
         """Whether a text of this length that ends with this token goes no further."""
