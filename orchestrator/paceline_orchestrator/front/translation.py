@@ -221,4 +221,6 @@ def _event(event: TimelineEvent) -> pb.TimelineEvent:
         token_ids=event.token_ids,
         call_id=event.call_id,
         speculation_depth=event.depth,
+        branch_token_count=event.branch_count,
+        is_branch=event.is_branch,
     )

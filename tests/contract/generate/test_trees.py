@@ -28,6 +28,22 @@ async def test_drafters_are_asked_for_trees_and_targets_are_given_them(strategy)
         assert took.drafted_token_count == counts + took.discarded_token_count
 
 
+async def test_the_timeline_tells_branches_from_the_chain():
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        received = await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, width=3, lookahead=2, include_timeline=True
+        )
+        told = received.finished.timeline
+        drafted = [it for it in told if it.kind == pb.TIMELINE_EVENT_KIND_DRAFTED]
+        assert sum(it.branch_token_count for it in drafted) > 0
+        judged = [it for it in told if it.kind == pb.TIMELINE_EVENT_KIND_VERIFYING]
+        rows = sum(it.branch_token_count for it in judged)
+        branches = sum(it.is_branch for it in judged)
+        # What was sent when the text ended is not in the timeline, nor what a branch begins with.
+        assert 0 < rows <= received.finished.statistics.branch_token_count
+        assert branches < len(judged)
+
+
 @pytest.mark.parametrize("strategy", [*STRATEGIES, pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_AUTO])
 async def test_servers_that_judge_no_trees_get_chains(strategy):
     async with orchestrating(
