@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning import rehearsal, widths
 from paceline_orchestrator.planning.estimates import (
     Measurements,
@@ -77,7 +78,9 @@ def test_a_refined_plan_has_the_lookahead_that_simulates_best():
 def test_trees_are_simulated_with_what_else_a_plan_wants_to_know(monkeypatch):
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
     monkeypatch.setattr(widths, "best_trees", lambda _: Trees(Shape(2), 1.25))
-    knows_trees = replace(VICUNA, target_count=1, tree_tokens=64, tree_depth=64)
+    free = RowPrices(((1, 1.0), (16, 1.0)))
+    prices = {"target_prices": free, "drafter_prices": free}
+    knows_trees = replace(VICUNA, target_count=1, tree_tokens=64, tree_depth=64, **prices)
     before, after = Planner().choose(knows_trees), refined(knows_trees).choose(knows_trees)
     assert (before.shape, after.shape) == (CHAIN, Shape(2))
     assert after.token_ns == pytest.approx(before.token_ns / 1.25, abs=1)

@@ -129,6 +129,12 @@ class Measurements:
         return self.target_step_ns + self.call_ns
 
     @property
+    def knows_trees(self) -> bool:
+        """Whether servers take trees, and it is known what their rows cost."""
+        measured = self.target_prices.are_measured and self.drafter_prices.are_measured
+        return measured and self.tree_tokens > 0
+
+    @property
     def part(self) -> int:
         """This request's part of the targets, rounded; at least one, which it may have to share."""
         return max(1, (2 * self.target_count + self.request_count) // (2 * self.request_count))

@@ -152,7 +152,7 @@ class Planner:
 
     def _with_trees(self, option: Option, measurements: Measurements) -> Option:
         """Return the same with the trees that pay, if any do, once that was simulated."""
-        if not measurements.tree_tokens:
+        if not measurements.knows_trees:
             return option
         trees = self._widths.trees(case_of(option, measurements))
         if trees.gain is None:

@@ -137,7 +137,7 @@ def best_trees(case: TreeCase) -> Trees:
     """Simulate a case as a chain and with each shape, and return what pays.
 
     Cost:
-        Up to a second of computing.
+        Between 0.2 and some 3 seconds of computing.
     """
     chain_time = _total_time(case, CHAIN)
     best, best_time = CHAIN, chain_time / _LEAST_GAIN * _WORTHWHILE_GAIN

@@ -288,10 +288,10 @@ def test_a_targets_own_guesses_say_nothing_of_the_drafter():
     assert a_plan(planning).hit_rates[0] == before
 
 
-def a_tree_planning(*, row_ms=None, target_count=1):
+def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
     """Targets and a drafter that know trees, and rows at this price."""
     targets = [a_server(30, row_ms=row_ms, tree_tokens=64) for _ in range(target_count)]
-    return a_planning(targets, drafter=a_server(3, tree_tokens=64))
+    return a_planning(targets, drafter=a_server(3, row_ms=drafter_row_ms, tree_tokens=64))
 
 
 def simulated(planning, **wish):
@@ -361,17 +361,22 @@ def test_only_a_request_that_leaves_its_method_open_gets_trees_unasked():
     assert a_plan(planning, shape=asked, strategy=Strategy.SPECULATIVE).shape == asked
 
 
+@pytest.mark.parametrize("unknown", ["row_ms", "drafter_row_ms"])
+def test_rows_of_which_nobody_knows_the_price_are_not_taken_for_free(unknown):
+    assert simulated(a_tree_planning(**{unknown: None})).shape == CHAIN
+
+
 @pytest.mark.parametrize("chains_only", ["target", "drafter"])
 def test_servers_that_know_chains_only_are_not_asked_for_trees(chains_only):
     limits = {"target": 64, "drafter": 64, chains_only: 0}
-    drafter = a_server(3, tree_tokens=limits["drafter"])
-    planning = a_planning([a_server(30, tree_tokens=limits["target"])], drafter=drafter)
+    drafter = a_server(3, row_ms=0, tree_tokens=limits["drafter"])
+    planning = a_planning([a_server(30, row_ms=0, tree_tokens=limits["target"])], drafter=drafter)
     assert simulated(planning).shape == CHAIN
 
 
 def test_where_requests_share_targets_rows_are_left_to_the_others():
-    targets = [a_server(30, homes=2, tree_tokens=64) for _ in range(2)]
-    planning = a_planning(targets, drafter=a_server(3, tree_tokens=64))
+    targets = [a_server(30, homes=2, row_ms=0, tree_tokens=64) for _ in range(2)]
+    planning = a_planning(targets, drafter=a_server(3, row_ms=0, tree_tokens=64))
     plan = simulated(planning)
     assert plan.strategy is Strategy.SPECULATIVE
     assert plan.shape == CHAIN
