@@ -69,8 +69,16 @@ async def test_in_a_mixed_fleet_each_target_gets_what_it_knows(knows):
     fleet = [target for it in knows for target in targets(1, takes_trees=it)]
     async with orchestrating(drafters=[a_drafter()], targets=fleet) as system:
         received = await system.generate(
-            strategy=pb.STRATEGY_DISTRIBUTED, width=3, lookahead=1, target_count=3
+            strategy=pb.STRATEGY_DISTRIBUTED,
+            width=3,
+            lookahead=1,
+            target_count=3,
+            include_timeline=True,
         )
         assert received.token_ids == continuation(PROMPT, 24)
+        told = [it for it in received.finished.timeline if it.branch_token_count]
+        chains_only = {f"target-{index}" for index, it in enumerate(knows) if not it}
+        assert told
+        assert chains_only.isdisjoint(it.server for it in told)
         for target in system.targets:
             assert target.takes_trees or not any(it.proposal.parents for it in target.calls)
