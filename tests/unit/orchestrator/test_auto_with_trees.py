@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline_orchestrator.planning import widths
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -20,7 +21,8 @@ async def generated(system, **wish):
 
 
 @virtually
-async def test_auto_begins_with_chains_and_goes_on_with_the_trees_that_pay():
+async def test_auto_begins_with_chains_and_goes_on_with_the_trees_that_pay(monkeypatch):
+    monkeypatch.setattr(widths, "_REPEATS", 1)
     # Where the drafter's first choice is wrong, its second is right.
     models = [*drafters(1, agrees=lambda position: position % 3 > 0), *targets(1)]
     async with virtual_system(*models) as system:
