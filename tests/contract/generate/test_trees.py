@@ -23,7 +23,8 @@ async def test_drafters_are_asked_for_trees_and_targets_are_given_them(strategy)
         assert any(it.parents for it in judged)
         took = received.finished.statistics
         assert took.branch_token_count > 0
-        assert took.branch_accepted_count == took.corrections_ahead_count == 0  # all are wrong
+        if strategy == pb.STRATEGY_SPECULATIVE:  # in DSI a target may be ahead of the drafter
+            assert took.corrections_ahead_count > 0
         counts = took.accepted_token_count + took.rejected_token_count
         assert took.drafted_token_count == counts + took.discarded_token_count
 
@@ -78,7 +79,7 @@ async def test_in_a_mixed_fleet_each_target_gets_what_it_knows(knows):
         assert received.token_ids == continuation(PROMPT, 24)
         told = [it for it in received.finished.timeline if it.branch_token_count]
         chains_only = {f"target-{index}" for index, it in enumerate(knows) if not it}
-        assert told
+        assert bool(told) == (received.started.width > 1)
         assert chains_only.isdisjoint(it.server for it in told)
         for target in system.targets:
             assert target.takes_trees or not any(it.proposal.parents for it in target.calls)
