@@ -43,17 +43,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
+# More for pytest: PYTEST_ARGS=-x
+PYTEST_ARGS ?=
 # So many processes of tests at once; a file's tests stay together, since they share servers.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
 test: install ## every test but the long ones, the chart's and the other languages'
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-full: install ## the long form of the proofs (about two hours)
-	$(BIN)/python -m pytest -m full
+	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
 
 CHAOS_TOKENS ?= 100000
 
@@ -96,7 +98,7 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
-	$(BIN)/python -m pytest tests/clients
+	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -110,7 +112,7 @@ chart: install ## write what the chart says twice: the README's table, the schem
 
 chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
 	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
-	  $(BIN)/python -m pytest tests/chart -m "not full"
+	  $(BIN)/python -m pytest tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[chart]'
