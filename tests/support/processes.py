@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import resource
 import signal
@@ -15,7 +14,8 @@ import tempfile
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
+from functools import cache
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,7 +32,10 @@ __all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "leftovers", "runn
 # that it is gone: a child of a killed child is found, too.
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
+# Below those that the system gives to connections: a server that is started again wants its port
+# back, which a connection may have got meanwhile.
 _PORTS = range(20_000, 32_000)
+_PORTS_OF_A_RUN = 400
 # gRPC would try again after 1 s, and then later and later.
 _EAGER = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50))
 _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
@@ -80,8 +83,12 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> Self:
-        assert self._process is None or self._process.poll() is not None
+        assert not self.is_running
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
         )
@@ -109,7 +116,7 @@ class ServerProcess:
         """Start it again if it has ended, let it run if it cannot, and wait until it serves."""
         self.thaw()
         self.give_descriptors_back()
-        if self._process is None or self._process.poll() is not None:
+        if not self.is_running:
             self.start()
         self.wait_until_ready()
 
@@ -172,7 +179,7 @@ class ServerProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        if self._process.poll() is None:
+        if self.is_running:
             self._process.send_signal(number)
 
     def calls(self) -> list[dict[str, Any]]:
@@ -260,12 +267,28 @@ def _is_serving(address: str) -> bool:
 
 
 def _free_address() -> str:
-    """Find a port below those that the system gives to connections.
-
-    A server that is started again wants its port back, which a connection may have got meanwhile.
-    """
-    for port in random.SystemRandom().sample(_PORTS, k=1000):
+    """Return an address that no other process of tests picks, nor this one soon again."""
+    _, ports = _own_ports()
+    for port in islice(ports, _PORTS_OF_A_RUN):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"127.0.0.1:{port}"
     raise AssertionError("no port is free")
+
+
+@cache
+def _own_ports() -> tuple[socket.socket, Iterator[int]]:
+    """Take a block of ports; its first one is held for as long as this process lives.
+
+    Two processes that looked for any port would now and then find the same one: what a server is to
+    listen at is free until it does.
+    """
+    for first in _PORTS[::_PORTS_OF_A_RUN]:
+        holder = socket.socket()
+        try:
+            holder.bind(("127.0.0.1", first))
+        except OSError:
+            holder.close()
+            continue
+        return holder, cycle(range(first + 1, first + _PORTS_OF_A_RUN))
+    raise AssertionError("too many processes of tests run at once")
