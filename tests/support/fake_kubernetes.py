@@ -92,7 +92,7 @@ class FakeKubernetes:
             target=lambda: asyncio.run(self._live(running)), name="fake API server"
         )
         self._thread.start()
-        assert running.wait(10)
+        assert running.wait(90)
         self.start()
         return self
 
@@ -186,11 +186,11 @@ class FakeKubernetes:
     def stop(self) -> None:
         """Go away, as an API server that is being replaced."""
         self.cut()
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(90)
 
     def start(self) -> None:
         """Come back, where it was."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(90)
 
     @property
     def watch_count(self) -> int:
@@ -305,7 +305,7 @@ class FakeKubernetes:
     def _run(self, action: Callable[[], object]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (action(), done.set()))
-        assert done.wait(10)
+        assert done.wait(90)
 
 
 def _selects(request: web.Request, each: dict[str, Any]) -> bool:

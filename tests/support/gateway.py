@@ -81,7 +81,7 @@ async def gateway_over(
         registry = CollectorRegistry()
         process = HttpProcess(values, registry=registry)
         await process.begin()
-        stack.push_async_callback(process.finish)
+        stack.push_async_callback(process.finish, drain=False)
         await until(
             lambda: all(each.serves for each in process.orchestrators.client.endpoints),
             what="all orchestrators are known",
