@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
+from support.ports import free_address
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
@@ -84,7 +86,7 @@ class FakeKubernetes:
         self._version = 100
         self._forgotten = 0  # versions up to this one cannot be watched from
         self._watches: set[asyncio.Queue[dict[str, Any] | None]] = set()
-        self.port = 0
+        self.port = int(free_address().rpartition(":")[2])
 
     def __enter__(self) -> Self:
         running = threading.Event()
@@ -218,7 +220,6 @@ class FakeKubernetes:
             reuse_address=True,
         )
         await site.start()
-        self.port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
         await self._runner.cleanup()

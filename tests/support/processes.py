@@ -7,21 +7,21 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from itertools import count, cycle, islice
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from support.ports import free_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,10 +32,6 @@ __all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "leftovers", "runn
 # that it is gone: a child of a killed child is found, too.
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
-# Below those that the system gives to connections: a server that is started again wants its port
-# back, which a connection may have got meanwhile.
-_PORTS = range(20_000, 32_000)
-_PORTS_OF_A_RUN = 400
 # gRPC would try again after 1 s, and then later and later.
 _EAGER = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50))
 _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
@@ -57,9 +53,9 @@ class ServerProcess:
     def __init__(self, role: str, *flags: str, name: str = "", tls: bool = False) -> None:
         self.role = role
         self.name = name or role
-        self.address = _free_address()
-        self.metrics_address = _free_address()
-        self._health_address = _free_address() if tls else self.address
+        self.address = free_address()
+        self.metrics_address = free_address()
+        self._health_address = free_address() if tls else self.address
         self._command = [
             *(sys.executable, "-m", f"paceline_{role}"),
             *(f"--listen={self.address}", f"--metrics-listen={self.metrics_address}"),
@@ -264,31 +260,3 @@ def _is_serving(address: str) -> bool:
             return any(response.status == serving for response in watch)
         except grpc.RpcError:
             return False
-
-
-def _free_address() -> str:
-    """Return an address that no other process of tests picks, nor this one soon again."""
-    _, ports = _own_ports()
-    for port in islice(ports, _PORTS_OF_A_RUN):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
-    raise AssertionError("no port is free")
-
-
-@cache
-def _own_ports() -> tuple[socket.socket, Iterator[int]]:
-    """Take a block of ports; its first one is held for as long as this process lives.
-
-    Two processes that looked for any port would now and then find the same one: what a server is to
-    listen at is free until it does.
-    """
-    for first in _PORTS[::_PORTS_OF_A_RUN]:
-        holder = socket.socket()
-        try:
-            holder.bind(("127.0.0.1", first))
-        except OSError:
-            holder.close()
-            continue
-        return holder, cycle(range(first + 1, first + _PORTS_OF_A_RUN))
-    raise AssertionError("too many processes of tests run at once")

@@ -12,6 +12,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_models import FakeModelServer
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+from support.ports import free_address
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ async def test_without_any_target_the_request_ends_with_no_target(monkeypatch):
 
 
 async def test_a_target_that_comes_back_in_time_goes_on():
-    target = targets(1)[0]
+    target = targets(1, address=free_address())[0]
     async with orchestrating(targets=[target]) as system:
         target.faults.extend(["", "", "hang"])
         call = asyncio.create_task(system.generate(max_tokens=6))

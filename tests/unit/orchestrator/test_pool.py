@@ -15,6 +15,7 @@ from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
+from support.ports import free_address
 from support.waiting import until as soon
 
 LONGEST_WAIT_SECONDS = 90.0
@@ -75,7 +76,7 @@ async def test_a_server_is_used_while_it_says_that_it_serves():
 
 
 async def test_a_server_that_was_killed_is_used_again_when_it_is_back():
-    target = FakeModelServer("target")
+    target = FakeModelServer("target", address=free_address())
     async with a_pool(target) as pool:
         await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         await target.kill()
