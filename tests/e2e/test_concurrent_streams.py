@@ -115,7 +115,7 @@ def seen(system) -> dict[str, float]:
 
 
 def calls_live(system) -> float:
-    return sum(server.metric("paceline_calls_live") for server in system.models)
+    return sum(server.metric("paceline_calls_live") for server in system.targets)
 
 
 def happened(system, before: dict[str, float]) -> tuple[float, float]:
