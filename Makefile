@@ -98,7 +98,7 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
-	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) tests/clients $(PYTEST_ARGS)
 
 lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -112,7 +112,7 @@ chart: install ## write what the chart says twice: the README's table, the schem
 
 chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
 	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
-	  $(BIN)/python -m pytest tests/chart -m "not full" $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[chart]'

@@ -17,11 +17,11 @@ def use(request):
     """Make a client, and let it generate or answer, in the face that is tested."""
 
     async def asynchronous(address, do, **settings):
-        async with AsyncClient(address, timeout=20, **settings) as client:
+        async with AsyncClient(address, timeout=60, **settings) as client:
             return await do(client)
 
     async def blocking(address, do, **settings):
-        with Client(address, timeout=20, **settings) as client:
+        with Client(address, timeout=60, **settings) as client:
             return await asyncio.to_thread(do, client)
 
     return {"asyncio": asynchronous, "blocking": blocking}[request.param]
