@@ -54,6 +54,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     seconds: list[float] = field(default_factory=list)  # that each request had left
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)  # of each call
     info_hangs: bool = False
+    info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
     chat_template: ChatTemplate | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
@@ -96,6 +97,8 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         self.info_asked.set()
         if self.info_hangs:
             await asyncio.Event().wait()
+        if self.info_errors:
+            await _abort(context, self.info_errors.pop(0))
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 
