@@ -69,9 +69,9 @@ def test_every_dependency_is_pinned_within_its_range(path):
 @pytest.mark.parametrize(
     ("extras", "names"),
     [
-        ("cli,gateway", ["orchestrator"]),
-        ("server", ["orchestrator", "server", "torch-cuda"]),
-        ("server", ["orchestrator", "server", "torch-cpu"]),
+        ("cli,gateway,tracing", ["orchestrator"]),
+        ("server,tracing", ["orchestrator", "server", "torch-cuda"]),
+        ("server,tracing", ["orchestrator", "server", "torch-cpu"]),
     ],
 )
 def test_an_images_list_has_all_that_is_needed_as_it_is_pinned(extras, names):
@@ -84,7 +84,7 @@ def test_an_images_list_has_all_that_is_needed_as_it_is_pinned(extras, names):
 
 
 def test_an_image_gets_nothing_that_it_does_not_need():
-    assert listed("orchestrator").keys() == needed("cli", "gateway")
+    assert listed("orchestrator").keys() == needed("cli", "gateway", "tracing")
     assert listed("server").keys() <= needed("server")
     beyond = listed("torch-cuda").keys() - {"torch", "triton"}
     assert all(name.startswith(("nvidia-", "cuda-")) for name in beyond)

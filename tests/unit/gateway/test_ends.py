@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from paceline import errors
+from support.collected_spans import CollectedSpans
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
@@ -138,6 +139,20 @@ async def test_a_trace_goes_through_to_the_servers():
         *_, generate = gateway.fakes[0].metadata
     assert generate["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
     assert generate["traceparent"] != headers["traceparent"], "a span of its own"
+
+
+async def test_a_request_is_a_span_above_its_generations():
+    spans = CollectedSpans()
+    async with gateway_over() as gateway:
+        gateway.process.gateway.spans = spans
+        assert (await gateway.post("/v1/completions", prompt="p", n=2)).status_code == 200
+        await until(lambda: spans.ended, what="it has ended")
+        (span,) = spans.ended
+        at = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
+        *_, first, second = gateway.fakes[0].metadata
+        assert first["traceparent"] == second["traceparent"] == at
+    assert span.name == "POST /v1/completions"
+    assert span.attributes["paceline.status"] == "200"
 
 
 async def test_request_ids_go_through_to_the_servers():
