@@ -32,12 +32,13 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## a virtual environment with everything, in .venv
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The servers need the client, in one command with them so that no registry has to have it.
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo "Python 3.11 or newer is needed; say PYTHON=... if it has another name"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (some minutes the first time; torch is the large part) ..."
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[dev]'
 	@touch $@
 
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
@@ -102,8 +103,8 @@ test-clients: install ## the clients' own tests, and every case with every clien
 
 lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,chart]'
-	build/lock/bin/python -m pip freeze --exclude paceline | sed -E 's/\+cpu$$//' > constraints.txt
+	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) ./clients/python '.[dev,chart]'
+	build/lock/bin/python -m pip freeze --exclude paceline --exclude paceline-client | sed -E 's/\+cpu$$//' > constraints.txt
 	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) uv==$(UV_VERSION)
 	PATH="$(CURDIR)/build/lock/bin:$$PATH" build/lock/bin/python k8s/lock.py --uv-args="$(UV_ARGS)" --pip-args="$(PIP_ARGS)"
 
@@ -115,7 +116,7 @@ chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3
 	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[chart]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[chart]'
 	@touch $@
 
 $(CHART_TOOLS)/checkov: # apart, since its pins fight with ours
