@@ -12,29 +12,12 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
-__all__ = ["BranchQueue", "branches_beside", "hit_rate"]
-
-# What is known of a request's tokens at its start counts for as many places.
-_KNOWN_COUNT = 20
-# Nothing is hopeless: worths are logarithms.
-_LEAST_RATE = 1e-6
-
-
-def hit_rate(rank: int, ranks: Mapping[int, int], *, known: Sequence[float]) -> float:
-    """Return how often a token of a rank, from 1 on, is expected to be right.
-
-    Args:
-        rank: Its place among its siblings.
-        ranks: How often each was right so far; see DraftStatistics.
-        known: What was known of them before; see DecodingTask.hit_rates.
-    """
-    right = ranks.get(rank, 0) + _KNOWN_COUNT * known[rank - 1]
-    return max(_LEAST_RATE, right / (sum(ranks.values()) + _KNOWN_COUNT))
+__all__ = ["BranchQueue", "branches_beside"]
 
 
 def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import hit_rate
 from paceline_protocol.messages import EmitTokens, FinishReason
 
 if TYPE_CHECKING:
@@ -15,6 +14,11 @@ if TYPE_CHECKING:
     from paceline_protocol.task import DecodingTask
 
 __all__ = ["Commitment", "DraftStatistics"]
+
+# What is known of a request's draft tokens at its start counts for as many places.
+_KNOWN_COUNT = 20
+# Nothing is hopeless: worths are logarithms.
+_LEAST_RATE = 1e-6
 
 
 @dataclass(slots=True)
@@ -87,8 +91,13 @@ class Commitment:
         return self.limit - len(self.prefix)
 
     def hit_rate(self, rank: int) -> float:
-        """Return how often a drafter's token of a rank, from 1 on, is expected to be right."""
-        return hit_rate(rank, self.statistics.ranks, known=self._known_rates)
+        """Return how often a drafter's token of a rank, from 1 on, is expected to be right.
+
+        By what was known at the start, and what was seen since.
+        """
+        ranks = self.statistics.ranks
+        right = ranks[rank] + _KNOWN_COUNT * self._known_rates[rank - 1]
+        return max(_LEAST_RATE, right / (sum(ranks.values()) + _KNOWN_COUNT))
 
     def ends_after(self, token_id: int, *, length: int) -> bool:
         """Whether a text of this length that ends with this token goes no further."""

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_protocol.branches import BranchQueue, branches_beside, hit_rate
+from paceline_protocol.branches import BranchQueue, branches_beside
 from paceline_protocol.commitment import Commitment, DraftStatistics
-from paceline_protocol.task import ASSUMED_RATES, DecodingTask
+from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree import TokenTree
 
 TASK = DecodingTask((1,), 99, width=3)
 
 
 def rate(rank, ranks=()):
-    return hit_rate(rank, dict(ranks), known=ASSUMED_RATES)
+    commitment = Commitment(TASK)
+    commitment.statistics.ranks.update(dict(ranks))
+    return commitment.hit_rate(rank)
 
 
 @pytest.fixture
