@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Matrix"]
 
-_LEGEND = "`-` is a case that a language cannot say, or one that is not built on this machine."
+_LEGEND = """\
+The cases are those of [tests/contract/vectors/clients](../tests/contract/vectors/clients). `-` is \
+one that a language cannot say, or whose client is not built on the machine."""
 _MARKS = {"passed": "pass", "failed": "**FAIL**", "skipped": "-"}
 
 
@@ -28,6 +30,15 @@ class Matrix:
         outcomes = self._outcomes.setdefault((group, name), {})
         if outcomes.get(language) != "failed":
             outcomes[language] = outcome
+
+    def is_whole(self, case_count: int) -> bool:
+        """Whether every case was played, none failed, and no language was skipped altogether."""
+        rows, languages = list(self._outcomes.values()), set(self._languages)
+        return (
+            len(rows) == case_count
+            and all(row.keys() == languages and "failed" not in row.values() for row in rows)
+            and all(any(row[each] == "passed" for row in rows) for each in languages)
+        )
 
     def markdown(self) -> str:
         """Return every case as a row."""
