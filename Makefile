@@ -25,7 +25,7 @@ UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
-  client-typescript client-go client-cpp test-clients
+  client-typescript client-go client-cpp test-clients conformance-page
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -100,6 +100,9 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) tests/clients $(PYTEST_ARGS)
+
+conformance-page: install ## play every case with every client, and write clients/conformance.md
+	CLIENT_TOOLCHAINS=required $(BIN)/python -m pytest tests/clients/test_conformance.py --rewrite-page
 
 lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

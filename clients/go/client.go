@@ -80,9 +80,9 @@ func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOp
 	return c.stream(ctx, broken.transcript.branch(), g), nil
 }
 
-// SystemInfo describes the models and servers the orchestrator works with now. It asks one orchestrator
+// Info describes the models and servers the orchestrator works with now. It asks one orchestrator
 // after the other until one answers.
-func (c *Client) SystemInfo(ctx context.Context) (*SystemInfo, error) {
+func (c *Client) Info(ctx context.Context) (*SystemInfo, error) {
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()
 	asked := make(map[*endpoint]bool)

@@ -128,6 +128,46 @@ func TestNextPassesOverTimelineEventsAndNextEventDoesNot(t *testing.T) {
 	}
 }
 
+func TestARangeHasTheChunksOrTheEvents(t *testing.T) {
+	client := serve(t).dial(t)
+	text := ""
+	generate(t, client).Chunks()(func(chunk paceline.Chunk, err error) bool {
+		text += chunk.Text
+		return err == nil
+	})
+	if text != wholeText {
+		t.Fatalf("the text is %q", text)
+	}
+	count := 0
+	generate(t, client, paceline.WithStreamTimeline(true)).Events()(func(event paceline.Event, err error) bool {
+		count++
+		return err == nil
+	})
+	if count != 2*tokenCount {
+		t.Fatalf("%d events", count)
+	}
+}
+
+func TestARangeEndsWithTheError(t *testing.T) {
+	stream := generate(t, serve(t, leg{chunks: 2, err: lost}).dial(t))
+	var failures []error
+	stream.Chunks()(func(chunk paceline.Chunk, err error) bool {
+		failures = append(failures, err)
+		return true
+	})
+	if len(failures) != 3 || failures[0] != nil || failures[1] != nil {
+		t.Fatalf("errors are %v", failures)
+	}
+	wantKind(t, failures[2], paceline.ErrConnectionLost)
+}
+
+func TestLeavingARangeCancelsItAtTheServer(t *testing.T) {
+	server := serve(t, leg{chunks: 1, hangs: true})
+	stream := generate(t, server.dial(t))
+	stream.Chunks()(func(paceline.Chunk, error) bool { return false })
+	receive(t, server.cancelled, "the server hears of the cancel")
+}
+
 func TestClosingAStreamCancelsItAtTheServer(t *testing.T) {
 	server := serve(t, leg{chunks: 1, hangs: true})
 	stream := generate(t, server.dial(t))
@@ -285,7 +325,7 @@ func TestABreakAfterTheLastMessageIsNoError(t *testing.T) {
 }
 
 func TestSystemInfoNamesTheServers(t *testing.T) {
-	info, err := serve(t).dial(t).SystemInfo(context.Background())
+	info, err := serve(t).dial(t).Info(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +364,7 @@ func TestClosingTheClientEndsAUnaryCallThatWaits(t *testing.T) {
 		<-server.asleep
 		client.Close()
 	}()
-	_, err := client.SystemInfo(context.Background())
+	_, err := client.Info(context.Background())
 	wantKind(t, err, paceline.ErrClientCancelled)
 }
 
@@ -336,7 +376,7 @@ func TestCancellingTheContextEndsAUnaryCallThatWaits(t *testing.T) {
 		<-server.asleep
 		cancel()
 	}()
-	_, err := server.dial(t).SystemInfo(ctx)
+	_, err := server.dial(t).Info(ctx)
 	wantKind(t, err, paceline.ErrClientCancelled)
 }
 

@@ -141,7 +141,7 @@ func TestATokenThatCannotBeHadFailsTheCall(t *testing.T) {
 	if _, err = stream.Text(); !errors.Is(err, shut) || !errors.Is(err, ErrPermissionDenied) {
 		t.Fatalf("%v", err)
 	}
-	if _, err = client.SystemInfo(context.Background()); !errors.Is(err, shut) {
+	if _, err = client.Info(context.Background()); !errors.Is(err, shut) {
 		t.Fatalf("%v", err)
 	}
 }
@@ -153,6 +153,6 @@ func TestMetadataOfTheContextIsChecked(t *testing.T) {
 	}
 	defer client.Close()
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-a", "line\nbreak")
-	_, err = client.SystemInfo(ctx)
+	_, err = client.Info(ctx)
 	wantViolation(t, err, "metadata")
 }

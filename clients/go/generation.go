@@ -100,6 +100,8 @@ type Started struct {
 	Lookahead        int
 	TargetCount      int
 	PlanNote         string // why StrategyAuto chose so, in one line; else empty
+	Width            int    // how many tokens drafters find at a place; 1: chains
+	Branches         int    // tokens beside the likeliest ones that each drafter forward follows
 }
 
 // An Event is a Chunk or a TimelineEvent.
@@ -145,20 +147,25 @@ type Usage struct {
 // went otherwise than planned by kind, such as "target_lost"; a kind that this client does not know is
 // "fallback 12".
 type Statistics struct {
-	TargetForwardCount  int
-	DrafterForwardCount int
-	DraftedTokenCount   int
-	AcceptedTokenCount  int
-	RejectedTokenCount  int
-	DiscardedTokenCount int
-	AcceptanceRate      float64
-	CancelledRPCCount   int
-	Fallbacks           map[string]int
-	Queue               time.Duration
-	Forward             time.Duration
-	Network             time.Duration
-	TimeToFirstToken    time.Duration
-	Total               time.Duration
+	TargetForwardCount        int
+	DrafterForwardCount       int
+	DraftedTokenCount         int
+	AcceptedTokenCount        int
+	RejectedTokenCount        int
+	DiscardedTokenCount       int
+	AcceptanceRate            float64
+	CancelledRPCCount         int
+	Fallbacks                 map[string]int
+	Queue                     time.Duration
+	Forward                   time.Duration
+	Network                   time.Duration
+	TimeToFirstToken          time.Duration
+	Total                     time.Duration
+	CorrectionsAheadCount     int // corrections that a drafter had found beside its chain
+	BranchTokenCount          int // tokens beside the chains that targets judged
+	BranchAcceptedCount       int // those of them that became output
+	MaxGramDraftedTokenCount  int // draft tokens that Max-Gram found in the text
+	MaxGramAcceptedTokenCount int // those of them that became output
 }
 
 // Finished is the end of a generation; Timeline is there if asked for.
@@ -209,6 +216,8 @@ type ServerInfo struct {
 	Status           string
 	ModelFingerprint string
 	DecodeStep       time.Duration
+	SelfDraftKind    string // what it drafts for itself with, such as "medusa"; else empty
+	IsInvariant      bool   // its choices are the same bit by bit, whatever it computes beside
 }
 
 // SystemInfo is what an orchestrator works with.

@@ -21,6 +21,8 @@ func readStarted(message *pb.GenerationStarted) *Started {
 		Lookahead:        int(message.GetLookahead()),
 		TargetCount:      int(message.GetTargetCount()),
 		PlanNote:         message.GetPlanNote(),
+		Width:            int(message.GetWidth()),
+		Branches:         int(message.GetBranches()),
 	}
 }
 
@@ -80,20 +82,25 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		fallbacks[kind] = int(fallback.GetCount())
 	}
 	return Statistics{
-		TargetForwardCount:  int(message.GetTargetForwardCount()),
-		DrafterForwardCount: int(message.GetDrafterForwardCount()),
-		DraftedTokenCount:   int(message.GetDraftedTokenCount()),
-		AcceptedTokenCount:  int(message.GetAcceptedTokenCount()),
-		RejectedTokenCount:  int(message.GetRejectedTokenCount()),
-		DiscardedTokenCount: int(message.GetDiscardedTokenCount()),
-		AcceptanceRate:      message.GetAcceptanceRate(),
-		CancelledRPCCount:   int(message.GetCancelledRpcCount()),
-		Fallbacks:           fallbacks,
-		Queue:               time.Duration(message.GetQueueNs()),
-		Forward:             time.Duration(message.GetForwardNs()),
-		Network:             time.Duration(message.GetNetworkNs()),
-		TimeToFirstToken:    time.Duration(message.GetTimeToFirstTokenNs()),
-		Total:               time.Duration(message.GetTotalNs()),
+		TargetForwardCount:        int(message.GetTargetForwardCount()),
+		DrafterForwardCount:       int(message.GetDrafterForwardCount()),
+		DraftedTokenCount:         int(message.GetDraftedTokenCount()),
+		AcceptedTokenCount:        int(message.GetAcceptedTokenCount()),
+		RejectedTokenCount:        int(message.GetRejectedTokenCount()),
+		DiscardedTokenCount:       int(message.GetDiscardedTokenCount()),
+		AcceptanceRate:            message.GetAcceptanceRate(),
+		CancelledRPCCount:         int(message.GetCancelledRpcCount()),
+		Fallbacks:                 fallbacks,
+		Queue:                     time.Duration(message.GetQueueNs()),
+		Forward:                   time.Duration(message.GetForwardNs()),
+		Network:                   time.Duration(message.GetNetworkNs()),
+		TimeToFirstToken:          time.Duration(message.GetTimeToFirstTokenNs()),
+		Total:                     time.Duration(message.GetTotalNs()),
+		CorrectionsAheadCount:     int(message.GetCorrectionsAheadCount()),
+		BranchTokenCount:          int(message.GetBranchTokenCount()),
+		BranchAcceptedCount:       int(message.GetBranchAcceptedCount()),
+		MaxGramDraftedTokenCount:  int(message.GetMaxGramDraftedTokenCount()),
+		MaxGramAcceptedTokenCount: int(message.GetMaxGramAcceptedTokenCount()),
 	}
 }
 
@@ -108,6 +115,8 @@ func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
 			Status:           server.GetStatus(),
 			ModelFingerprint: server.GetModelFingerprint(),
 			DecodeStep:       time.Duration(server.GetDecodeStepNs()),
+			SelfDraftKind:    server.GetSelfDraftKind(),
+			IsInvariant:      server.GetIsInvariant(),
 		}
 	}
 	return &SystemInfo{

@@ -90,6 +90,32 @@ func (s *Stream) Started() *Started { return s.transcript.started }
 // Finished is how it ended, with statistics; nil until it has.
 func (s *Stream) Finished() *Finished { return s.transcript.finished }
 
+// Chunks ranges over the rest: it is an iter.Seq2[Chunk, error]. An error comes last, with an empty
+// chunk. Leaving the loop closes the stream.
+func (s *Stream) Chunks() func(yield func(Chunk, error) bool) {
+	return func(yield func(Chunk, error) bool) { each(s, s.Next, s.Chunk, yield) }
+}
+
+// Events ranges over the rest with what happens behind the chunks, if WithStreamTimeline asks for it: it
+// is an iter.Seq2[Event, error], and ends as Chunks does.
+func (s *Stream) Events() func(yield func(Event, error) bool) {
+	return func(yield func(Event, error) bool) { each(s, s.NextEvent, s.Event, yield) }
+}
+
+// each yields what a stream moves to, until it ends or nobody wants more.
+func each[T any](s *Stream, next func() bool, at func() T, yield func(T, error) bool) {
+	defer s.Close()
+	for next() {
+		if !yield(at(), nil) {
+			return
+		}
+	}
+	if err := s.Err(); err != nil {
+		var nothing T
+		yield(nothing, err)
+	}
+}
+
 // Collect reads the rest and returns the whole; of a resumed generation, all its parts.
 func (s *Stream) Collect() (*Completion, error) {
 	for s.Next() {

@@ -264,6 +264,8 @@ def details(choice: Choice) -> dict[str, Any]:
         "strategy": started.strategy,
         "rule": finished.promise,
         "lookahead": finished.lookahead,
+        "width": started.width,
+        "branches": started.branches,
         "targets_used": finished.targets_used,
         "plan_note": started.plan_note,
         "finish_reason": finished.finish_reason,

@@ -21,7 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from paceline import GenerateOptions, Strategy, VerificationRule
+from paceline import DrafterKind, GenerateOptions, Strategy, VerificationRule
+from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_TARGETS, MOST_WIDTH
 from paceline_gateway.errors import RequestError
 
 __all__ = [
@@ -42,6 +43,7 @@ Prompt: TypeAlias = str | list[int]
 
 _MOST_UINT32 = (1 << 32) - 1
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
+_DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
 
 
@@ -145,10 +147,11 @@ class Extension(_Fields):
     """What Paceline has besides: how to decode, and limits that OpenAI has no name for."""
 
     strategy: _one_of(*_STRATEGIES) = "auto"  # type: ignore[valid-type]
-    lookahead: Annotated[int, Field(ge=1, le=64)] | None = None
-    targets: Annotated[int, Field(ge=1, le=64)] | None = None
-    width: Annotated[int, Field(ge=1, le=16)] | None = None
-    branches: Annotated[int, Field(ge=0, le=64)] | None = None
+    lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
+    targets: Annotated[int, Field(ge=1, le=MOST_TARGETS)] | None = None
+    drafter: _one_of(*_DRAFTERS) | None = None  # type: ignore[valid-type]
+    width: Annotated[int, Field(ge=1, le=MOST_WIDTH)] | None = None
+    branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
     rule: _one_of(*_RULES) | None = None  # type: ignore[valid-type]
     top_k: Annotated[int, Field(ge=0, le=_MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -25,6 +25,8 @@ _MOST_TEXT = 1000
 # What the wire calls it: what OpenAI calls it. A prompt's text is named by who asks.
 _PARAMETERS = {
     "add_special_tokens": "prompt",
+    "branches": "paceline.branches",
+    "drafter": "paceline.drafter",
     "lookahead": "paceline.lookahead",
     "rule": "paceline.rule",
     "sampling.min_p": "paceline.min_p",
@@ -36,6 +38,7 @@ _PARAMETERS = {
     "target_count": "paceline.targets",
     "targets": "paceline.targets",
     "verification_rule": "paceline.rule",
+    "width": "paceline.width",
 }
 _PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids"})
 

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from support.certificates import Certificates
+from support.conformance.cases import all_cases
 from support.conformance.drivers import LANGUAGES, ROOT, Driver, Language
 from support.conformance.report import Matrix
 from support.conformance.stage import LiveStage, LoopThread, ScriptedStage, refusing_address
@@ -14,6 +15,7 @@ from support.conformance.toolchains import missing
 from support.system import System, simulated_model, simulated_system
 
 REPORT = ROOT / "build" / "clients.md"
+PAGE = ROOT / "clients" / "conformance.md"
 MATRIX = pytest.StashKey[Matrix]()
 CASE = "case"
 
@@ -24,6 +26,11 @@ def pytest_addoption(parser):
         metavar="COMMAND",
         help="test the client that this command drives, as tests/contract/vectors/clients/README.md"
         " says, instead of ours",
+    )
+    parser.addoption(
+        "--rewrite-page",
+        action="store_true",
+        help="write what a whole run finds into clients/conformance.md",
     )
 
 
@@ -157,6 +164,18 @@ def pytest_runtest_makereport(item, call):
         which = {"group": case.group, "name": case.name, "language": language}
         report.user_properties.append((CASE, which))
     return report
+
+
+def pytest_sessionfinish(session):
+    """Hold the committed page against what a whole run found."""
+    matrix, option = session.config.stash[MATRIX], session.config.getoption
+    if option("--driver") or not matrix.is_whole(len(all_cases())):
+        return
+    if option("--rewrite-page"):
+        PAGE.write_text(matrix.markdown())
+    elif PAGE.read_text() != matrix.markdown():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\n{PAGE.relative_to(ROOT)} is stale: make conformance-page")
 
 
 def pytest_terminal_summary(terminalreporter, config):

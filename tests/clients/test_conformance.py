@@ -17,8 +17,6 @@ WAYS_TO_BE_CANCELLED = {"$in": [None, {"kind": "ClientCancelled"}]}
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: f"{case.group}: {case.name}")
 def test_the_client_answers_as_every_other(driver, case, stage, words):
-    if case.needs in driver.language.lacks:
-        pytest.skip(f"not yet: {case.needs}")
     answers, clients = [], set()
     try:
         for step in case.steps:

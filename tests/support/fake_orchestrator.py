@@ -148,6 +148,8 @@ def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:
         strategy=pb.STRATEGY_DISTRIBUTED,
         promise=1,
         prompt_token_count=PROMPT_LENGTH,
+        width=request.width,
+        branches=request.branches,
     )
 
 

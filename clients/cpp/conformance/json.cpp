@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <deque>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <string>
@@ -38,7 +41,12 @@ Json told(const paceline::Statistics& it) {
           {"forward_ns", it.forward_ns},
           {"network_ns", it.network_ns},
           {"time_to_first_token_ns", it.time_to_first_token_ns},
-          {"total_ns", it.total_ns}};
+          {"total_ns", it.total_ns},
+          {"corrections_ahead_count", it.corrections_ahead_count},
+          {"branch_token_count", it.branch_token_count},
+          {"branch_accepted_count", it.branch_accepted_count},
+          {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
+          {"max_gram_accepted_token_count", it.max_gram_accepted_token_count}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.
@@ -115,6 +123,9 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(lookahead),
       PACELINE_OPTION(targets),
       PACELINE_OPTION(drafters),
+      PACELINE_OPTION(width),
+      PACELINE_OPTION(branches),
+      PACELINE_OPTION(drafter),
       PACELINE_OPTION(rule),
       PACELINE_OPTION(dispatch),
       PACELINE_OPTION(ignore_eos),
@@ -133,9 +144,51 @@ std::map<std::string, Setter> setters() {
 #undef PACELINE_OPTION
 }
 
-std::optional<std::string> file(const Json& tls, const char* key) {
-  if (!tls.contains(key) || tls[key].is_null()) return std::nullopt;
-  return tls[key].get<std::string>();
+using Text = std::optional<std::string>;
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Put a file's path, or what is in it, where the request says.
+void set_pem(const Json& request, const char* key, Text& path, Text& content) {
+  const auto& tls = request["tls"];
+  if (!tls.contains(key) || tls[key].is_null()) return;
+  if (request.value("tls_from_memory", false)) {
+    content = content_of(tls[key].get<std::string>());
+  } else {
+    path = tls[key].get<std::string>();
+  }
+}
+
+paceline::Tls read_tls(const Json& request) {
+  paceline::Tls tls;
+  set_pem(request, "ca", tls.ca_file, tls.ca);
+  set_pem(request, "certificate", tls.certificate_file, tls.certificate);
+  set_pem(request, "key", tls.key_file, tls.key);
+  return tls;
+}
+
+// Tell one token after the other, and the last one again and again.
+std::function<std::string()> read_tokens(const Json& tokens) {
+  return [left = tokens.get<std::deque<std::string>>()]() mutable {
+    auto told = left.front();
+    if (left.size() > 1) left.pop_front();
+    return told;
+  };
+}
+
+std::string from_hexadecimal(const std::string& digits) {
+  std::string bytes;
+  for (std::size_t at = 0; at + 1 < digits.size(); at += 2) {
+    bytes += static_cast<char>(std::stoi(digits.substr(at, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+bool is_binary(const std::string& name) {
+  return name.size() >= 4 && name.substr(name.size() - 4) == "-bin";
 }
 
 // Read a number, also "NaN" and "Infinity", which JSON has none for.
@@ -173,7 +226,9 @@ Json told(const std::optional<paceline::Started>& started) {
           {"prompt_token_count", started->prompt_token_count},
           {"lookahead", started->lookahead},
           {"target_count", started->target_count},
-          {"plan_note", started->plan_note}};
+          {"plan_note", started->plan_note},
+          {"width", started->width},
+          {"branches", started->branches}};
 }
 
 Json told(const std::optional<paceline::Finished>& finished) {
@@ -199,7 +254,9 @@ Json told(const paceline::SystemInfo& system) {
                        {"ready", server.ready},
                        {"status", server.status},
                        {"model_fingerprint", server.model_fingerprint},
-                       {"decode_step_ns", server.decode_step_ns}});
+                       {"decode_step_ns", server.decode_step_ns},
+                       {"self_draft_kind", server.self_draft_kind},
+                       {"is_invariant", server.is_invariant}});
   }
   return {{"version", system.version},
           {"model_name", system.model_name},
@@ -227,17 +284,36 @@ Json told(const paceline::PacelineError& error) {
           {"retry_after_seconds", retry ? Json(retry->count()) : Json()}};
 }
 
+std::string read_addresses(const Json& request) {
+  if (!request.contains("addresses")) return request.at("address").get<std::string>();
+  std::string addresses;
+  for (const auto& address : request["addresses"]) {
+    addresses += (addresses.empty() ? "" : ",") + address.get<std::string>();
+  }
+  return addresses;
+}
+
 paceline::ClientOptions read_client_options(const Json& request) {
   paceline::ClientOptions options;
   options.insecure = request.value("insecure", false);
-  if (request.contains("tls") && !request["tls"].is_null()) {
-    const auto& tls = request["tls"];
-    options.tls = {file(tls, "ca"), file(tls, "certificate"), file(tls, "key"), std::nullopt};
-  }
+  options.metadata = read_metadata(request, "client_metadata");
+  if (request.contains("tokens")) options.token = read_tokens(request["tokens"]);
+  if (request.contains("tls") && !request["tls"].is_null()) options.tls = read_tls(request);
   if (request.contains("client_timeout_seconds")) {
     options.timeout = seconds(request["client_timeout_seconds"]);
   }
   return options;
+}
+
+// Bytes are hexadecimal digits.
+paceline::Metadata read_metadata(const Json& request, const char* key) {
+  paceline::Metadata metadata;
+  const auto told = request.value(key, Json::object());
+  for (const auto& [name, value] : told.items()) {
+    const auto text = value.get<std::string>();
+    metadata[name] = is_binary(name) ? from_hexadecimal(text) : text;
+  }
+  return metadata;
 }
 
 paceline::Prompt read_prompt(const Json& prompt) {
@@ -261,7 +337,10 @@ paceline::CallOptions read_call(const Json& request) {
   if (request.contains("timeout_seconds") && !request["timeout_seconds"].is_null()) {
     call.timeout = seconds(request["timeout_seconds"]);
   }
-  call.resume_attempts = request.value("resume_attempts", 0);
+  // Null is the client's default; without a word there are none.
+  const auto attempts = request.value("resume_attempts", Json(0));
+  if (!attempts.is_null()) call.resume_attempts = attempts.get<int>();
+  call.metadata = read_metadata(request, "metadata");
   return call;
 }
 

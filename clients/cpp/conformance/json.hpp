@@ -23,10 +23,12 @@ Json told(const std::optional<paceline::Finished>& finished);
 Json told(const paceline::SystemInfo& system);
 Json told(const paceline::PacelineError& error);
 
+std::string read_addresses(const Json& request);
 paceline::ClientOptions read_client_options(const Json& request);
 paceline::Prompt read_prompt(const Json& prompt);
 paceline::GenerateOptions read_options(const Json& options);
 paceline::CallOptions read_call(const Json& request);
+paceline::Metadata read_metadata(const Json& request, const char* key);
 
 }  // namespace conformance
 

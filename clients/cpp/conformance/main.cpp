@@ -78,7 +78,8 @@ void read_again(paceline::Generation& generation, Reading& reading) {
 }
 
 template <class Range>
-void read_range(Range&& range, paceline::Generation& generation, const Json& request, const Json& cancel, Reading& reading) {
+void read_range(Range&& range, paceline::Generation& generation, const Json& request,
+                const Json& cancel, Reading& reading) {
   const auto began = Clock::now();
   const auto enough = cancel.value("after_chunks", -1);
   const Seconds pause(request.value("pause_seconds", 0.0));
@@ -159,7 +160,8 @@ class Driver {
     const auto what = request.at("do").get<std::string>();
     if (what == "generate") return generate(request);
     if (what == "system_info") {
-      return {{"system", conformance::told(client(request).system_info())}};
+      const auto metadata = read_metadata(request, "metadata");
+      return {{"system", conformance::told(client(request).info({}, metadata))}};
     }
     if (what == "close") {
       clients_.erase(request.at("client"));
@@ -173,7 +175,8 @@ class Driver {
     const auto& client = this->client(request);
     auto& generation = held_.emplace_back(
         client.generate(read_prompt(request.at("prompt")),
-                        read_options(request.value("options", Json::object())), read_call(request)));
+                        read_options(request.value("options", Json::object())),
+                        read_call(request)));
     const auto reading = read(generation, request);
     auto answer = told(reading, generation);
     answer["events"] = reading.events;
@@ -191,8 +194,8 @@ class Driver {
     const auto name = request.at("client").get<std::string>();
     const auto found = clients_.find(name);
     if (found != clients_.end()) return found->second;
-    const auto address = request.at("address").get<std::string>();
-    return clients_.try_emplace(name, address, read_client_options(request)).first->second;
+    return clients_.try_emplace(name, read_addresses(request), read_client_options(request))
+        .first->second;
   }
 
   std::map<std::string, paceline::Client> clients_;

@@ -25,7 +25,7 @@ constexpr const char* kUsage =
 
 Streams the continuation to standard output; the last line, on standard error, says what it took.
 
-  --address HOST:PORT      the orchestrator (127.0.0.1:50050)
+  --address HOST:PORT      the orchestrator (127.0.0.1:50050), or several between commas
   --max-tokens N           tokens to generate at most (the server's default: 256)
   --temperature T          0 is greedy (the server's default)
   --seed S                 the same seed gives the same text; else chosen

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -31,6 +30,12 @@ std::string host_of(const std::string& endpoint) {
   return host;
 }
 
+bool is_ip(const std::string& host) {
+  in6_addr either;  // the larger one
+  return inet_pton(AF_INET, host.c_str(), &either) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), &either) == 1;
+}
+
 // A name other than localhost is not: where it leads to is not ours to know.
 bool is_loopback_host(const std::string& host) {
   in_addr ipv4;
@@ -54,18 +59,50 @@ std::pair<std::string, std::string> split_scheme(const std::string& address) {
   return {"", address};
 }
 
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts(1);
+  for (const char c : list) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+std::string stripped(const std::string& text) {
+  const auto first = text.find_first_not_of(' ');
+  if (first == std::string::npos) return "";
+  return text.substr(first, text.find_last_not_of(' ') + 1 - first);
+}
+
+// None for a socket.
+std::vector<std::string> hosts_of(const std::string& address) {
+  const auto [scheme, endpoints] = split_scheme(address);
+  std::vector<std::string> hosts;
+  if (scheme == "unix") return hosts;
+  for (const auto& endpoint : split(endpoints)) hosts.push_back(host_of(endpoint));
+  return hosts;
+}
+
 }  // namespace
 
+std::vector<std::string> listed(const std::string& addresses) {
+  if (!split_scheme(addresses).first.empty()) return {addresses};
+  auto all = split(addresses);
+  std::transform(all.begin(), all.end(), all.begin(), stripped);
+  return all;
+}
+
 bool is_loopback(const std::string& address) {
-  const auto [scheme, endpoints] = split_scheme(address);
-  if (scheme == "unix") return true;
-  bool local = !endpoints.empty();
-  if (!local) host_of(endpoints);  // throws
-  std::istringstream list(endpoints);
-  for (std::string endpoint; std::getline(list, endpoint, ',');) {
-    local = is_loopback_host(host_of(endpoint)) && local;
-  }
-  return local;
+  const auto hosts = hosts_of(address);
+  return std::all_of(hosts.begin(), hosts.end(), is_loopback_host);
+}
+
+bool leads_to_one(const std::string& address) {
+  const auto hosts = hosts_of(address);
+  return hosts.empty() || (hosts.size() == 1 && (hosts[0] == "localhost" || is_ip(hosts[0])));
 }
 
 void check_address(const std::string& address, bool has_tls, bool insecure) {

@@ -21,10 +21,20 @@ constexpr Seconds kLongestTimeout = std::chrono::hours(24 * 7);
 // An orchestrator that drains answers so for moments, until its name leads elsewhere.
 constexpr int kRefusals = 3;
 
+// Where a stream goes on at others by itself, all of them are asked so often without any text: from
+// one that has begun more is lost with it, and one that nobody has heard of is better told.
+constexpr int kRounds = 30;
+constexpr int kRoundsUnheard = 2;
+
 // As many streams as one connection carries can break at once and all go on at once. After that a
 // client knocks at most ten times a second, however many of its generations want to.
 constexpr int kRetriesAtOnce = 100;
 constexpr std::chrono::milliseconds kRetryInterval{100};
+
+template <class Error>
+bool is(const PacelineError& error) {
+  return dynamic_cast<const Error*>(&error) != nullptr;
+}
 
 }  // namespace
 
@@ -36,10 +46,10 @@ Seconds checked_timeout(Seconds timeout) {
   return std::min(timeout, kLongestTimeout);
 }
 
-int checked_attempts(int resume_attempts) {
-  if (resume_attempts < 0) {
+std::optional<int> checked_attempts(std::optional<int> resume_attempts) {
+  if (resume_attempts.value_or(0) < 0) {
     throw InvalidFieldError::of("resume_attempts",
-                                "must be >= 0, not " + std::to_string(resume_attempts));
+                                "must be >= 0, not " + std::to_string(*resume_attempts));
   }
   return resume_attempts;
 }
@@ -66,12 +76,14 @@ Seconds RetryBudget::jittered(Seconds delay) {
   return delay + chance_() * std::min(delay / 2, kLongestJitter);
 }
 
-CallPlan::CallPlan(Seconds timeout, int resume_attempts, std::shared_ptr<RetryBudget> budget,
+CallPlan::CallPlan(Seconds timeout, std::optional<int> resume_attempts,
+                   std::shared_ptr<RetryBudget> budget, std::size_t endpoint_count,
                    Clock::time_point now)
     : start_(now),
       timeout_(timeout),
       resumptions_left_(resume_attempts),
       budget_(std::move(budget)),
+      endpoint_count_(endpoint_count),
       refusals_left_(kRefusals),
       next_delay_(kFirstDelay) {}
 
@@ -80,30 +92,47 @@ Seconds CallPlan::remaining(Clock::time_point now) const {
   return std::max(Seconds(0), left);
 }
 
-Seconds CallPlan::delay(const PacelineError& error, bool was_refused, Clock::time_point now) {
-  if (!may_go_on(error, was_refused)) error.raise();
-  const auto delay = budget_->jittered(next_delay(error));
+void CallPlan::hear() {
+  heard_ = true;
+  rounds_ = 0;
+  asked_.clear();
+  if (!resumptions_left_) next_delay_ = kFirstDelay;
+}
+
+Seconds CallPlan::delay(const PacelineError& error, const Endpoint* at, bool was_refused,
+                        Clock::time_point now) {
+  asked_.insert(at);
+  const bool is_another_left = asked_.size() < endpoint_count_;
+  if (!may_go_on(error, was_refused, is_another_left)) error.raise();
+  const auto delay = budget_->jittered(is_another_left ? Seconds(0) : round_delay(error));
   const auto left = remaining(now);
   const auto wait = delay < left ? budget_->take(left, now) : std::nullopt;
   if (!wait) error.raise();
   return std::max(delay, *wait);
 }
 
-bool CallPlan::may_go_on(const PacelineError& error, bool was_refused) {
-  const bool is_draining = dynamic_cast<const DrainingError*>(&error) != nullptr;
-  if (is_draining && was_refused && refusals_left_ > 0) {
+bool CallPlan::may_go_on(const PacelineError& error, bool was_refused, bool is_another_left) {
+  if (is<DrainingError>(error) && was_refused && refusals_left_ > 0) {
     --refusals_left_;
     return true;
   }
-  if (dynamic_cast<const TryAgainError*>(&error) != nullptr && resumptions_left_ > 0) {
-    --resumptions_left_;
-    return true;
-  }
-  return false;
+  if (!is<TryAgainError>(error)) return false;
+  if (!resumptions_left_) return is_another_left || begin_round(error);
+  if (*resumptions_left_ == 0) return false;
+  --*resumptions_left_;
+  return true;
+}
+
+// Whether all are to be asked once more.
+bool CallPlan::begin_round(const PacelineError& error) {
+  ++rounds_;
+  if (heard_) return rounds_ < kRounds;
+  return rounds_ < kRoundsUnheard && !is<OverloadedError>(error);
 }
 
 // As long as the server says; else longer each time.
-Seconds CallPlan::next_delay(const PacelineError& error) {
+Seconds CallPlan::round_delay(const PacelineError& error) {
+  asked_.clear();
   const auto own = next_delay_;
   next_delay_ = std::min(2 * own, kLongestDelay);
   const auto told = error.retry_after().value_or(Seconds(0));

@@ -4,11 +4,13 @@
 #define PACELINE_SRC_CALL_PLAN_HPP_
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 
+#include "endpoints.hpp"
 #include "paceline/errors.hpp"
 
 namespace paceline::detail {
@@ -20,7 +22,7 @@ using SteadyClock = std::chrono::steady_clock;
 Seconds checked_timeout(Seconds timeout);
 
 /// Throws InvalidFieldError if it is negative.
-int checked_attempts(int resume_attempts);
+std::optional<int> checked_attempts(std::optional<int> resume_attempts);
 
 /// How often a client may try again, all its generations together.
 ///
@@ -44,34 +46,48 @@ class RetryBudget {
   std::optional<SteadyClock::time_point> next_;  // when one a time, without pause, would be due
 };
 
-/// One deadline and a number of tries for all streams of a generation.
+/// One deadline for all streams of a generation, and how often and how soon the next one begins.
 class CallPlan {
  public:
   using Clock = SteadyClock;
 
-  CallPlan(Seconds timeout, int resume_attempts, std::shared_ptr<RetryBudget> budget,
-           Clock::time_point now = Clock::now());
+  /// Without a number of attempts it goes on until all of so many endpoints have been asked in
+  /// vain, again and again.
+  CallPlan(Seconds timeout, std::optional<int> resume_attempts, std::shared_ptr<RetryBudget> budget,
+           std::size_t endpoint_count = 1, Clock::time_point now = Clock::now());
 
   /// The time left for the next call.
   Seconds remaining(Clock::time_point now = Clock::now()) const;
 
-  /// How long to wait before going on after an error. Throws that error, if going on makes no
-  /// sense.
+  /// Who has failed since the last text.
+  const Asked& asked() const { return asked_; }
+
+  /// Text has come: whoever failed before may do better now.
+  void hear();
+
+  /// How long to wait before going on after an error of `at`; nothing, where another endpoint is
+  /// left. Throws that error, if going on makes no sense.
   ///
   /// `was_refused`: nothing had come. If the orchestrator is shutting down, asking another one is
   /// then no resumption, and not counted as one.
-  Seconds delay(const PacelineError& error, bool was_refused, Clock::time_point now = Clock::now());
+  Seconds delay(const PacelineError& error, const Endpoint* at, bool was_refused,
+                Clock::time_point now = Clock::now());
 
  private:
-  bool may_go_on(const PacelineError& error, bool was_refused);
-  Seconds next_delay(const PacelineError& error);
+  bool may_go_on(const PacelineError& error, bool was_refused, bool is_another_left);
+  bool begin_round(const PacelineError& error);
+  Seconds round_delay(const PacelineError& error);
 
   Clock::time_point start_;
   Seconds timeout_;
-  int resumptions_left_;
+  std::optional<int> resumptions_left_;
   std::shared_ptr<RetryBudget> budget_;
+  std::size_t endpoint_count_;
   int refusals_left_;
   Seconds next_delay_;
+  Asked asked_;
+  int rounds_ = 0;  // in which all were asked in vain since the last text
+  bool heard_ = false;
 };
 
 }  // namespace paceline::detail

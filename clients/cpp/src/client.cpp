@@ -4,26 +4,57 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "call_metadata.hpp"
 #include "call_plan.hpp"
 #include "connection.hpp"
+#include "endpoints.hpp"
 #include "request.hpp"
 #include "responses.hpp"
 #include "transcript.hpp"
 
 namespace paceline {
 namespace detail {
+/// What all calls of a client share.
+class ClientState {
+ public:
+  ClientState(const std::string& addresses, const ClientOptions& options)
+      : endpoints(open_endpoints(addresses, options)),
+        metadata(options.metadata, options.token),
+        timeout_(checked_timeout(options.timeout)) {}
+
+  Seconds timeout(std::optional<Seconds> own) const {
+    return own ? checked_timeout(*own) : timeout_;
+  }
+
+  /// With no number of attempts, a generation goes on where there may be another orchestrator.
+  CallPlan plan(Seconds timeout, std::optional<int> resume_attempts) const {
+    if (!resume_attempts && !endpoints.may_be_several()) resume_attempts = 0;
+    return {timeout, resume_attempts, budget_, endpoints.count()};
+  }
+
+  Endpoints endpoints;
+  const CallMetadata metadata;
+
+ private:
+  const std::shared_ptr<RetryBudget> budget_ = std::make_shared<RetryBudget>();
+  const Seconds timeout_;
+};
+
 /// What a generation, and whoever reads it, share.
 class GenerationState {
  public:
-  GenerationState(std::shared_ptr<Connection> connection, std::shared_ptr<RetryBudget> budget,
-                  Transcript so_far, Seconds timeout, int resume_attempts)
+  GenerationState(std::shared_ptr<ClientState> client, Transcript so_far, const CallOptions& call)
       : transcript(std::move(so_far)),
-        connection_(std::move(connection)),
-        budget_(std::move(budget)),
-        timeout_(checked_timeout(timeout)),
-        resume_attempts_(checked_attempts(resume_attempts)) {}
+        client_(std::move(client)),
+        timeout_(client_->timeout(call.timeout)),
+        resume_attempts_(checked_attempts(call.resume_attempts)),
+        own_metadata_(call.metadata) {
+    check_metadata(own_metadata_);
+  }
 
-  CallPlan plan() const { return {timeout_, resume_attempts_, budget_}; }
+  Endpoints& endpoints() { return client_->endpoints; }
+
+  CallPlan plan() const { return client_->plan(timeout_, resume_attempts_); }
 
   /// Become the reader. Throws InvalidFieldError if there is one.
   void begin_reading() {
@@ -35,9 +66,10 @@ class GenerationState {
 
   void end_reading() noexcept { is_read_ = false; }
 
-  /// Send the request for what is missing. Throws ClientCancelledError after cancel().
-  std::shared_ptr<Call> open(Seconds timeout) {
-    const std::shared_ptr<Call> call = connection_->new_call();
+  /// Send the request for what is missing. Throws ClientCancelledError after cancel(), and what
+  /// the client's metadata and token throw.
+  std::shared_ptr<Call> open(Connection& connection, Seconds timeout) {
+    const std::shared_ptr<Call> call = connection.new_call(client_->metadata.pairs(own_metadata_));
     {
       const std::lock_guard lock(mutex_);
       check_open();
@@ -70,10 +102,10 @@ class GenerationState {
     }
   }
 
-  const std::shared_ptr<Connection> connection_;
-  const std::shared_ptr<RetryBudget> budget_;
+  const std::shared_ptr<ClientState> client_;
   const Seconds timeout_;
-  const int resume_attempts_;
+  const std::optional<int> resume_attempts_;
+  const Metadata own_metadata_;
   std::atomic<bool> is_read_{false};
   std::mutex mutex_;  // guards what follows
   std::condition_variable cancelled_changed_;
@@ -92,6 +124,7 @@ class GenerationReader final : public Reader {
 
   ~GenerationReader() override {
     call_.reset();  // the next reader may begin when this one's call is over
+    lease_.reset();
     state_->end_reading();
   }
 
@@ -103,6 +136,7 @@ class GenerationReader final : public Reader {
         was_refused_ = false;
         if (auto event = transcript.add(response)) {
           event_ = std::move(*event);
+          if (std::holds_alternative<Chunk>(event_)) hear();
           return true;
         }
       }
@@ -115,23 +149,33 @@ class GenerationReader final : public Reader {
 
  private:
   void open() {
-    call_ = state_->open(plan_.remaining());
+    lease_ = state_->endpoints().lend(plan_.asked());
+    call_ = state_->open(*lease_->connection, plan_.remaining());
     was_refused_ = true;
+  }
+
+  void hear() {
+    plan_.hear();
+    state_->endpoints().answered(*lease_);
   }
 
   // Go on after the end of a stream: with the next one, if it broke.
   void finish_call() {
     const auto error = call_->finish();
     call_.reset();
+    const auto* at = lease_.get();
+    if (dynamic_cast<const TryAgainError*>(error.get())) state_->endpoints().failed(*lease_);
+    lease_.reset();
     if (!error) {
       state_->transcript.check_complete();
     } else if (!state_->transcript.finished()) {
-      state_->wait(plan_.delay(*error, was_refused_));
+      state_->wait(plan_.delay(*error, at, was_refused_));
     }
   }
 
   std::shared_ptr<GenerationState> state_;
   CallPlan plan_;
+  Endpoints::Lease lease_;  // before call_, which runs there
   std::shared_ptr<Call> call_;
   bool was_refused_ = true;  // nothing of it has come
   Event event_;
@@ -175,26 +219,35 @@ const std::optional<Finished>& Generation::finished() const {
 const std::vector<Chunk>& Generation::chunks() const { return state_->transcript.chunks(); }
 
 Client::Client(const std::string& address, const ClientOptions& options)
-    : connection_(detail::open_connection(address, options)),
-      budget_(std::make_shared<detail::RetryBudget>()),
-      timeout_(detail::checked_timeout(options.timeout)) {}
+    : state_(std::make_shared<detail::ClientState>(address, options)) {}
 
 Generation Client::generate(const Prompt& prompt, const GenerateOptions& options,
                             const CallOptions& call) const {
   return Generation(std::make_shared<detail::GenerationState>(
-      connection_, budget_, detail::Transcript(detail::build_request(prompt, options)),
-      call.timeout.value_or(timeout_), call.resume_attempts));
+      state_, detail::Transcript(detail::build_request(prompt, options)), call));
 }
 
 Generation Client::resume(const Generation& generation, const CallOptions& call) const {
   return Generation(std::make_shared<detail::GenerationState>(
-      connection_, budget_, generation.state_->transcript, call.timeout.value_or(timeout_),
-      call.resume_attempts));
+      state_, generation.state_->transcript, call));
 }
 
-SystemInfo Client::system_info(std::optional<Seconds> timeout) const {
-  return detail::read_system_info(
-      connection_->get_system_info(detail::checked_timeout(timeout.value_or(timeout_))));
+SystemInfo Client::info(std::optional<Seconds> timeout, const Metadata& metadata) const {
+  auto& endpoints = state_->endpoints;
+  const auto plan = state_->plan(state_->timeout(timeout), 0);
+  detail::Asked asked;
+  while (true) {
+    const auto endpoint = endpoints.lend(asked);
+    const auto along = state_->metadata.pairs(metadata);
+    try {
+      return detail::read_system_info(
+          endpoint->connection->get_system_info(along, plan.remaining()));
+    } catch (const TryAgainError&) {
+      endpoints.failed(*endpoint);
+      asked.insert(endpoint.get());
+      if (asked.size() == endpoints.count()) throw;
+    }
+  }
 }
 
 std::string Completion::text() const {

@@ -6,72 +6,78 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <utility>
+#include <variant>
 
 #include "address.hpp"
 #include "paceline/v1/orchestrator_service.grpc.pb.h"
-#include "pem.hpp"
 #include "status.hpp"
+#include "tls.hpp"
 
 namespace paceline::detail {
 namespace {
+
+using ChannelOptions = std::map<std::string, ChannelOption>;
 
 // A frozen peer is noticed in about 25 s: without ping_timeout_ms keepalive alone does not bound
 // it. A server that comes back is found again within half a second. min_reconnect_backoff_ms is,
 // despite its name, the limit of a connection attempt, TLS and the first HTTP/2 frame included. The
 // receive limit has room for the timeline of a long request.
-grpc::ChannelArguments channel_arguments(const std::string& address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt("grpc.keepalive_time_ms", 20'000);
-  arguments.SetInt("grpc.keepalive_timeout_ms", 5'000);
-  arguments.SetInt("grpc.http2.ping_timeout_ms", 5'000);
-  arguments.SetInt("grpc.initial_reconnect_backoff_ms", 100);
-  arguments.SetInt("grpc.min_reconnect_backoff_ms", 10'000);
-  arguments.SetInt("grpc.max_reconnect_backoff_ms", 500);
-  // Else a new channel would go on with the connection of the one before.
-  arguments.SetInt("grpc.use_local_subchannel_pool", 1);
-  arguments.SetMaxReceiveMessageSize(64 * 1024 * 1024);
-  if (is_loopback(address)) arguments.SetInt("grpc.enable_http_proxy", 0);
-  return arguments;
+ChannelOptions default_options() {
+  return {
+      {"grpc.keepalive_time_ms", 20'000},
+      {"grpc.keepalive_timeout_ms", 5'000},
+      {"grpc.http2.ping_timeout_ms", 5'000},
+      {"grpc.initial_reconnect_backoff_ms", 100},
+      {"grpc.min_reconnect_backoff_ms", 10'000},
+      {"grpc.max_reconnect_backoff_ms", 500},
+      {"grpc.max_receive_message_length", 64 * 1024 * 1024},
+      // Else a new channel would go on with the connection of the one before.
+      {"grpc.use_local_subchannel_pool", 1},
+  };
 }
 
-std::string read_file(const std::string& field, const std::optional<std::string>& path) {
-  if (!path) return {};
-  errno = 0;
-  std::ifstream file(*path, std::ios::binary);
-  std::ostringstream content;
-  if (!file || !(content << file.rdbuf())) {  // nothing to insert is a failure, too
-    throw InvalidFieldError::of(field, *path + ": " + (errno ? std::strerror(errno) : "is empty"));
+ChannelOptions channel_options(const std::string& address, const ClientOptions& client) {
+  auto options = default_options();
+  if (is_loopback(address)) options["grpc.enable_http_proxy"] = 0;
+  // All that a name leads to are connected to, and take turns.
+  if (!leads_to_one(address)) options["grpc.lb_policy_name"] = "round_robin";
+  if (client.tls && client.tls->server_name) {
+    options["grpc.ssl_target_name_override"] = *client.tls->server_name;
   }
-  return content.str();
+  for (const auto& [name, value] : client.channel_options) options[name] = value;
+  return options;
+}
+
+grpc::ChannelArguments channel_arguments(const ChannelOptions& options) {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : options) {
+    if (const auto* number = std::get_if<int>(&value)) {
+      arguments.SetInt(name, *number);
+    } else {
+      arguments.SetString(name, std::get<std::string>(value));
+    }
+  }
+  return arguments;
 }
 
 std::shared_ptr<grpc::ChannelCredentials> credentials(const std::optional<Tls>& tls) {
   if (!tls) return grpc::InsecureChannelCredentials();
-  if (tls->certificate_file.has_value() != tls->key_file.has_value()) {
-    throw InvalidFieldError::of("tls", "certificate_file and key_file belong together");
-  }
+  const auto material = read_tls(*tls);
   grpc::SslCredentialsOptions options;
-  options.pem_root_certs = read_file("tls.ca_file", tls->ca_file);
-  options.pem_private_key = read_file("tls.key_file", tls->key_file);
-  options.pem_cert_chain = read_file("tls.certificate_file", tls->certificate_file);
-  if (tls->ca_file && !has_certificates(options.pem_root_certs)) {
-    throw InvalidFieldError::of("tls.ca_file", *tls->ca_file + ": has no usable certificate");
-  }
-  if (tls->key_file && !is_key_pair(options.pem_cert_chain, options.pem_private_key)) {
-    throw InvalidFieldError::of("tls.certificate_file",
-                                *tls->certificate_file + " and " + *tls->key_file +
-                                    ": are no usable certificate and key");
-  }
+  options.pem_root_certs = material.authorities;
+  options.pem_private_key = material.key;
+  options.pem_cert_chain = material.certificate;
   return grpc::SslCredentials(options);
+}
+
+void set_metadata(grpc::ClientContext& context, const MetadataPairs& metadata) {
+  for (const auto& [name, value] : metadata) context.AddMetadata(name, value);
 }
 
 void set_timeout(grpc::ClientContext& context, Seconds timeout) {
@@ -118,7 +124,10 @@ class Wire {
 
 class GrpcCall final : public Call {
  public:
-  explicit GrpcCall(std::shared_ptr<Wire> wire) : wire_(std::move(wire)), stub_(wire_->stub()) {}
+  GrpcCall(std::shared_ptr<Wire> wire, const MetadataPairs& metadata)
+      : wire_(std::move(wire)), stub_(wire_->stub()) {
+    set_metadata(context_, metadata);
+  }
 
   ~GrpcCall() override {
     if (!reader_ || finished_) return;
@@ -172,10 +181,14 @@ class GrpcConnection final : public Connection {
  public:
   explicit GrpcConnection(std::shared_ptr<Wire> wire) : wire_(std::move(wire)) {}
 
-  std::unique_ptr<Call> new_call() override { return std::make_unique<GrpcCall>(wire_); }
+  std::unique_ptr<Call> new_call(const MetadataPairs& metadata) override {
+    return std::make_unique<GrpcCall>(wire_, metadata);
+  }
 
-  v1::GetSystemInfoResponse get_system_info(Seconds timeout) override {
+  v1::GetSystemInfoResponse get_system_info(const MetadataPairs& metadata,
+                                            Seconds timeout) override {
     grpc::ClientContext context;
+    set_metadata(context, metadata);
     set_timeout(context, timeout);
     v1::GetSystemInfoResponse response;
     const auto stub = wire_->stub();
@@ -188,19 +201,26 @@ class GrpcConnection final : public Connection {
   std::shared_ptr<Wire> wire_;
 };
 
-}  // namespace
-
-std::shared_ptr<Connection> open_connection(const std::string& address,
-                                            const ClientOptions& options) {
+std::unique_ptr<Endpoint> open_endpoint(const std::string& address, const ClientOptions& options) {
   check_address(address, options.tls.has_value(), options.insecure);
-  auto arguments = channel_arguments(address);
-  if (options.tls && options.tls->server_name) {
-    arguments.SetSslTargetNameOverride(*options.tls->server_name);
-  }
-  auto open = [address, arguments, trust = credentials(options.tls)] {
+  auto open = [address, arguments = channel_arguments(channel_options(address, options)),
+               trust = credentials(options.tls)] {
     return grpc::CreateCustomChannel(address, trust, arguments);
   };
-  return std::make_shared<GrpcConnection>(std::make_shared<Wire>(std::move(open)));
+  auto wire = std::make_shared<Wire>(std::move(open));
+  return std::make_unique<Endpoint>(std::make_shared<GrpcConnection>(std::move(wire)),
+                                    leads_to_one(address));
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Endpoint>> open_endpoints(const std::string& addresses,
+                                                      const ClientOptions& options) {
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  for (const auto& address : listed(addresses)) {
+    endpoints.push_back(open_endpoint(address, options));
+  }
+  return endpoints;
 }
 
 }  // namespace paceline::detail

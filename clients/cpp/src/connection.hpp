@@ -5,7 +5,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "call_metadata.hpp"
+#include "endpoints.hpp"
 #include "paceline/errors.hpp"
 #include "paceline/options.hpp"
 #include "paceline/v1/orchestrator_service.pb.h"
@@ -28,18 +31,19 @@ class Call {
 };
 
 /// The way to an orchestrator, and to the next one after it has said that it is shutting down. Any
-/// number of threads can use it. Timeouts are at least 0, and at
-/// most what a clock can hold.
+/// number of threads can use it. Timeouts are at least 0, and at most what a clock can hold.
 class Connection {
  public:
   virtual ~Connection() = default;
-  virtual std::unique_ptr<Call> new_call() = 0;
-  virtual v1::GetSystemInfoResponse get_system_info(Seconds timeout) = 0;
+  virtual std::unique_ptr<Call> new_call(const MetadataPairs& metadata) = 0;
+  virtual v1::GetSystemInfoResponse get_system_info(const MetadataPairs& metadata,
+                                                    Seconds timeout) = 0;
 };
 
-/// Throws InvalidFieldError; see Client. The connection itself is made by the first call.
-std::shared_ptr<Connection> open_connection(const std::string& address,
-                                            const ClientOptions& options);
+/// Open a connection to each of the addresses between the commas. Throws InvalidFieldError; see
+/// Client. A connection itself is made by its first call.
+std::vector<std::unique_ptr<Endpoint>> open_endpoints(const std::string& addresses,
+                                                      const ClientOptions& options);
 
 }  // namespace paceline::detail
 

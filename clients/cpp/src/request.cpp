@@ -94,6 +94,9 @@ void set_decoding(const GenerateOptions& options, v1::GenerateRequest& request) 
   if (options.lookahead) request.set_lookahead(count("lookahead", *options.lookahead));
   if (options.targets) request.set_target_count(count("targets", *options.targets));
   if (options.drafters) request.set_drafter_count(count("drafters", *options.drafters));
+  if (options.width) request.set_width(count("width", *options.width));
+  if (options.branches) request.set_branches(count("branches", *options.branches));
+  if (options.drafter) request.set_drafter(word<v1::DrafterKind>("drafter", *options.drafter));
   if (options.rule) {
     request.set_verification_rule(word<v1::VerificationRule>("rule", *options.rule));
   }

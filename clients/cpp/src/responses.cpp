@@ -61,6 +61,11 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
   statistics.network_ns = nanoseconds(message.network_ns());
   statistics.time_to_first_token_ns = nanoseconds(message.time_to_first_token_ns());
   statistics.total_ns = nanoseconds(message.total_ns());
+  statistics.corrections_ahead_count = message.corrections_ahead_count();
+  statistics.branch_token_count = message.branch_token_count();
+  statistics.branch_accepted_count = message.branch_accepted_count();
+  statistics.max_gram_drafted_token_count = message.max_gram_drafted_token_count();
+  statistics.max_gram_accepted_token_count = message.max_gram_accepted_token_count();
   return statistics;
 }
 
@@ -73,6 +78,8 @@ ServerInfo read_server_info(const v1::ServerInfo& message) {
   server.status = message.status();
   server.model_fingerprint = message.model_fingerprint();
   server.decode_step_ns = nanoseconds(message.decode_step_ns());
+  server.self_draft_kind = message.self_draft_kind();
+  server.is_invariant = message.is_invariant();
   return server;
 }
 
@@ -89,6 +96,8 @@ Started read_started(const v1::GenerationStarted& message) {
   started.lookahead = message.lookahead();
   started.target_count = message.target_count();
   started.plan_note = message.plan_note();
+  started.width = message.width();
+  started.branches = message.branches();
   return started;
 }
 

@@ -31,6 +31,25 @@ TEST(Address, IsRefusedWithoutAHostOrAPort) {
   }
 }
 
+TEST(Address, IsOneOfThoseBetweenTheCommas) {
+  using List = std::vector<std::string>;
+  EXPECT_EQ(listed("10.0.0.1:1"), List{"10.0.0.1:1"});
+  EXPECT_EQ(listed("10.0.0.1:1, [::1]:2"), (List{"10.0.0.1:1", "[::1]:2"}));
+  EXPECT_EQ(listed("ipv4:10.0.0.1:1,10.0.0.2:1"), List{"ipv4:10.0.0.1:1,10.0.0.2:1"});
+  EXPECT_THROW(is_loopback(listed("127.0.0.1:1,").at(1)), InvalidFieldError);
+}
+
+TEST(Address, LeadsToOneServerWhereItIsASocketOrOneIp) {
+  for (const auto* address : {"127.0.0.1:1", "localhost:1", "[::1]:1", "10.0.0.1:1", "unix:/tmp/x",
+                              "dns:///10.0.0.1:1"}) {
+    EXPECT_TRUE(leads_to_one(address)) << address;
+  }
+  for (const auto* address :
+       {"paceline.example:1", "dns:///paceline.example:1", "ipv4:10.0.0.1:1,10.0.0.2:1"}) {
+    EXPECT_FALSE(leads_to_one(address)) << address;
+  }
+}
+
 TEST(Address, MayLeaveThisMachineWithTlsOrWhenSaidInsecure) {
   EXPECT_NO_THROW(check_address("10.0.0.1:1", true, false));
   EXPECT_NO_THROW(check_address("10.0.0.1:1", false, true));

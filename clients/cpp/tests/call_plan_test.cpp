@@ -16,30 +16,30 @@ std::shared_ptr<RetryBudget> budget(double chance = 0) {
 }
 
 CallPlan plan(Seconds timeout, int attempts, double chance = 0) {
-  return {timeout, attempts, budget(chance), kStart};
+  return {timeout, attempts, budget(chance), 1, kStart};
 }
 
 TEST(CallPlan, WaitsTwiceAsLongEachTimeUpToTwoSeconds) {
   auto calls = plan(Seconds(100), 7);
   const ConnectionLostError error("broken");
   for (const double delay : {0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0}) {
-    EXPECT_DOUBLE_EQ(calls.delay(error, false, kStart).count(), delay);
+    EXPECT_DOUBLE_EQ(calls.delay(error, nullptr, false, kStart).count(), delay);
   }
-  EXPECT_THROW(calls.delay(error, false, kStart), ConnectionLostError);
+  EXPECT_THROW(calls.delay(error, nullptr, false, kStart), ConnectionLostError);
 }
 
 TEST(CallPlan, WaitsLongerByChanceUpToHalfAndUpToASecond) {
   auto calls = plan(Seconds(100), 2, 0.5);
-  EXPECT_DOUBLE_EQ(calls.delay(LoadingError("later"), false, kStart).count(), 0.125);
+  EXPECT_DOUBLE_EQ(calls.delay(LoadingError("later"), nullptr, false, kStart).count(), 0.125);
   const OverloadedError full("full", {{}, {}, Seconds(30)});
-  EXPECT_DOUBLE_EQ(calls.delay(full, false, kStart).count(), 30.5);
+  EXPECT_DOUBLE_EQ(calls.delay(full, nullptr, false, kStart).count(), 30.5);
 }
 
 TEST(CallPlan, WaitsDifferently) {
   std::set<double> drawn;
   for (int count = 0; count < 10; ++count) {
-    CallPlan calls(Seconds(100), 1, std::make_shared<RetryBudget>(), kStart);
-    drawn.insert(calls.delay(LoadingError("later"), false, kStart).count());
+    CallPlan calls(Seconds(100), 1, std::make_shared<RetryBudget>(), 1, kStart);
+    drawn.insert(calls.delay(LoadingError("later"), nullptr, false, kStart).count());
   }
   EXPECT_GT(drawn.size(), 1u);
   EXPECT_GE(*drawn.begin(), 0.1);
@@ -49,7 +49,8 @@ TEST(CallPlan, WaitsDifferently) {
 TEST(CallPlan, WaitsAsLongAsTheServerSays) {
   auto calls = plan(Seconds(100), 3);
   const auto wait = [&](double told) {
-    return calls.delay(OverloadedError("busy", {{}, {}, Seconds(told)}), false, kStart).count();
+    const OverloadedError busy("busy", {{}, {}, Seconds(told)});
+    return calls.delay(busy, nullptr, false, kStart).count();
   };
   EXPECT_EQ(wait(5), 5);
   EXPECT_DOUBLE_EQ(wait(0), 0.2);
@@ -58,19 +59,75 @@ TEST(CallPlan, WaitsAsLongAsTheServerSays) {
 
 TEST(CallPlan, GivesUpWhereGoingOnMakesNoSense) {
   auto calls = plan(Seconds(1), 9);
-  EXPECT_THROW(calls.delay(InternalError("bug"), false, kStart), InternalError);
+  EXPECT_THROW(calls.delay(InternalError("bug"), nullptr, false, kStart), InternalError);
   const LoadingError later("later", {{}, {}, Seconds(1)});
-  EXPECT_THROW(calls.delay(later, false, kStart), LoadingError);
+  EXPECT_THROW(calls.delay(later, nullptr, false, kStart), LoadingError);
   const auto late = kStart + std::chrono::seconds(2);
-  EXPECT_THROW(calls.delay(LoadingError("late"), false, late), LoadingError);
+  EXPECT_THROW(calls.delay(LoadingError("late"), nullptr, false, late), LoadingError);
 }
 
 TEST(CallPlan, CountsThreeRefusalsOfADrainingOrchestratorAsNoResumptions) {
   auto calls = plan(Seconds(100), 1);
   const DrainingError leaving("leaving");
-  for (int count = 0; count < 4; ++count) EXPECT_NO_THROW(calls.delay(leaving, true, kStart));
-  EXPECT_THROW(calls.delay(leaving, true, kStart), DrainingError);
-  EXPECT_THROW(plan(Seconds(100), 0).delay(leaving, false, kStart), DrainingError);
+  for (int count = 0; count < 4; ++count) {
+    EXPECT_NO_THROW(calls.delay(leaving, nullptr, true, kStart));
+  }
+  EXPECT_THROW(calls.delay(leaving, nullptr, true, kStart), DrainingError);
+  EXPECT_THROW(plan(Seconds(100), 0).delay(leaving, nullptr, false, kStart), DrainingError);
+}
+
+// A plan without a number of attempts, among two endpoints that fail in turn.
+struct Failover {
+  Endpoint one{nullptr, true};
+  Endpoint other{nullptr, true};
+  CallPlan calls{Seconds(1000), std::nullopt, budget(), 2, kStart};
+  int count = 0;
+
+  double fail(const PacelineError& error) {
+    const auto* at = count++ % 2 == 0 ? &one : &other;
+    return calls.delay(error, at, true, kStart).count();
+  }
+};
+
+TEST(CallPlan, WaitsForNothingWhileAnotherIsLeft) {
+  Failover unheard;
+  const ConnectionLostError lost("lost");
+  for (const double delay : {0.0, 0.1, 0.0}) EXPECT_DOUBLE_EQ(unheard.fail(lost), delay);
+  EXPECT_THROW(unheard.fail(lost), ConnectionLostError);  // would be a third round
+}
+
+TEST(CallPlan, AsksAllThirtyTimesWhereATextHasBegun) {
+  Failover heard;
+  const ConnectionLostError lost("lost");
+  heard.fail(lost);
+  heard.calls.hear();
+  EXPECT_TRUE(heard.calls.asked().empty());
+  heard.count = 0;
+  for (int count = 0; count < 59; ++count) EXPECT_NO_THROW(heard.fail(lost)) << count;
+  EXPECT_THROW(heard.fail(lost), ConnectionLostError);
+}
+
+TEST(CallPlan, BeginsWithShortDelaysAgainAfterAText) {
+  Failover heard;
+  const ConnectionLostError lost("lost");
+  for (const double delay : {0.0, 0.1}) EXPECT_DOUBLE_EQ(heard.fail(lost), delay);
+  heard.calls.hear();
+  for (const double delay : {0.0, 0.1}) EXPECT_DOUBLE_EQ(heard.fail(lost), delay);
+}
+
+TEST(CallPlan, AsksEachOnceWhereAllAreFull) {
+  Failover full;
+  const OverloadedError busy("busy");
+  EXPECT_DOUBLE_EQ(full.fail(busy), 0);
+  EXPECT_THROW(full.fail(busy), OverloadedError);
+}
+
+TEST(CallPlan, SpendsAnAttemptAtTheOtherAtOnce) {
+  const Endpoint one(nullptr, true);
+  CallPlan calls(Seconds(100), 1, budget(), 2, kStart);
+  const ConnectionLostError lost("lost");
+  EXPECT_DOUBLE_EQ(calls.delay(lost, &one, true, kStart).count(), 0);
+  EXPECT_THROW(calls.delay(lost, &one, true, kStart), ConnectionLostError);
 }
 
 TEST(CallPlan, HasOneDeadlineForAllStreams) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <future>
+#include <stdexcept>
 #include <thread>
 
 #include "scripted_server.hpp"
@@ -230,6 +231,56 @@ TEST(Client, ResumesABrokenGenerationByHand) {
   EXPECT_EQ(broken.chunks().size(), 2u);
 }
 
+TEST(Client, GoesOnAtAnotherByItselfUnlessToldOtherwise) {
+  for (const bool may : {true, false}) {
+    ScriptedServer one({breaks_after(2)});
+    ScriptedServer other({breaks_after(2)});
+    const Client client(one.address() + "," + other.address());
+    CallOptions call;
+    if (may) {
+      EXPECT_EQ(client.generate("x", {}, call).text(), kWholeText);
+    } else {
+      call.resume_attempts = 0;
+      EXPECT_THROW(client.generate("x", {}, call).text(), ConnectionLostError);
+    }
+    EXPECT_EQ(one.requests().size() + other.requests().size(), may ? 3u : 1u);
+  }
+}
+
+TEST(Client, LeavesABrokenStreamOfItsOnlyOrchestratorToTheCaller) {
+  ScriptedServer server({breaks_after(2)});
+  EXPECT_THROW(Client(server.address()).generate("x").text(), ConnectionLostError);
+  EXPECT_EQ(server.requests().size(), 1u);
+}
+
+TEST(Client, AsksTheNextOneWhereNobodyListens) {
+  const std::string nobody = "127.0.0.1:1";
+  ScriptedServer server;
+  for (const auto& addresses : {nobody + "," + server.address(), server.address() + "," + nobody}) {
+    EXPECT_EQ(Client(addresses).info(Seconds(60)).servers.at(0).name, "target-0");
+    EXPECT_EQ(Client(addresses).generate("x").text(), kWholeText);
+  }
+}
+
+TEST(Client, ThrowsWhatItsTokenThrowsAndCanBeReadAgain) {
+  ScriptedServer server;
+  ClientOptions options;
+  options.token = [calls = 0]() mutable -> std::string {
+    if (calls++ == 0) throw std::domain_error("no token");
+    return "t";
+  };
+  auto generation = Client(server.address(), options).generate("x");
+  EXPECT_THROW(generation.text(), std::domain_error);
+  EXPECT_EQ(generation.text(), kWholeText);
+}
+
+TEST(Client, RefusesMetadataThatCannotBeSent) {
+  CallOptions call;
+  call.metadata = {{"a b", "x"}};
+  EXPECT_THROW(Client("127.0.0.1:1").generate("x", {}, call), InvalidFieldError);
+  EXPECT_THROW(Client("127.0.0.1:1").info({}, call.metadata), InvalidFieldError);
+}
+
 TEST(Client, RefusesToGoOnWithAnotherModel) {
   Leg other;
   other.fingerprint = "model-b";
@@ -258,12 +309,12 @@ TEST(Client, GivesUpAtTheDeadline) {
 
 TEST(Client, DescribesTheSystem) {
   ScriptedServer server;
-  EXPECT_EQ(Client(server.address()).system_info().servers.at(0).name, "target-0");
+  EXPECT_EQ(Client(server.address()).info().servers.at(0).name, "target-0");
 }
 
 TEST(Client, SaysThatNobodyListens) {
   const SilentPeer never_served;
-  EXPECT_THROW(Client("127.0.0.1:1").system_info(Seconds(10)), ConnectionLostError);
+  EXPECT_THROW(Client("127.0.0.1:1").info(Seconds(10)), ConnectionLostError);
 }
 
 TEST(Client, RefusesPlaintextToAnotherMachineBeforeItDials) {
@@ -280,14 +331,18 @@ TEST(Client, NamesTheTlsFileThatCannotBeRead) {
       EXPECT_EQ(error.violations().at(0).field, field);
     }
   };
-  options.tls = Tls{"/does/not/exist", {}, {}, {}};
+  options.tls.emplace().ca_file = "/does/not/exist";
   expect_violation("tls.ca_file");
-  options.tls = Tls{"/", {}, {}, {}};
+  options.tls->ca_file = "/";
   expect_violation("tls.ca_file");
-  options.tls = Tls{"/dev/null", {}, {}, {}};
+  options.tls->ca_file = "/dev/null";
   expect_violation("tls.ca_file");
-  options.tls = Tls{{}, "/does/not/exist", {}, {}};
+  options.tls.emplace().certificate_file = "/does/not/exist";
   expect_violation("tls");
+  options.tls.emplace().ca = "";
+  expect_violation("tls.ca");
+  options.tls->ca_file = "/dev/null";
+  expect_violation("tls.ca_file");
 }
 
 TEST(Client, MayBeGoneWhileItsGenerationIsRead) {

@@ -25,6 +25,9 @@ TEST(Request, CarriesEveryOption) {
   options.lookahead = 3;
   options.targets = 4;
   options.drafters = 5;
+  options.width = 8;
+  options.branches = 9;
+  options.drafter = DrafterKind::MaxGram;
   options.rule = VerificationRule::Rejection;
   options.dispatch = DispatchPolicy::Blocks;
   options.ignore_eos = options.logprobs = true;
@@ -41,7 +44,7 @@ TEST(Request, CarriesEveryOption) {
             "drafter_count: 5 verification_rule: VERIFICATION_RULE_REJECTION "
             "dispatch_policy: DISPATCH_POLICY_BLOCKS resume_token_ids: 7 "
             "resume_token_ids: 4294967295 include_timeline: true stream_timeline: true "
-            "request_id: \"r-1\"");
+            "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM");
 }
 
 TEST(Request, LeavesOutWhatIsNotSaid) {
@@ -66,6 +69,9 @@ TEST(Request, NamesTheOptionThatItsFieldCannotHold) {
       {"lookahead", [](auto& it) { it.lookahead = -1; }},
       {"targets", [](auto& it) { it.targets = kTooLarge; }},
       {"drafters", [](auto& it) { it.drafters = -2; }},
+      {"width", [](auto& it) { it.width = -1; }},
+      {"branches", [](auto& it) { it.branches = kTooLarge; }},
+      {"drafter", [](auto& it) { it.drafter = DrafterKind::Unknown; }},
       {"strategy", [](auto& it) { it.strategy = from_string<Strategy>("warp"); }},
       {"rule", [](auto& it) { it.rule = VerificationRule::Unknown; }},
       {"dispatch", [](auto& it) { it.dispatch = DispatchPolicy::Unknown; }},

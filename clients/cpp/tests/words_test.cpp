@@ -32,6 +32,7 @@ void expect_words_of(const google::protobuf::EnumDescriptor& wire) {
 TEST(Words, AreTheWiresInTheirOrder) {
   expect_words_of<Strategy>(*v1::Strategy_descriptor());
   expect_words_of<VerificationRule>(*v1::VerificationRule_descriptor());
+  expect_words_of<DrafterKind>(*v1::DrafterKind_descriptor());
   expect_words_of<DispatchPolicy>(*v1::DispatchPolicy_descriptor());
   expect_words_of<FinishReason>(*v1::FinishReason_descriptor());
   expect_words_of<TokenOrigin>(*v1::TokenOrigin_descriptor());

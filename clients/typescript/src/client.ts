@@ -114,7 +114,7 @@ export class Client implements Disposable {
   }
 
   /** Describe the models and servers the orchestrator works with now. */
-  async systemInfo(settings: CallSettings = {}): Promise<SystemInfo> {
+  async info(settings: CallSettings = {}): Promise<SystemInfo> {
     const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds));
     const pass = new Pass([this.#closing.signal, settings.signal]);
     checkMetadata(settings.metadata);

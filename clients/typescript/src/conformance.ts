@@ -147,7 +147,7 @@ async function act(request: Request): Promise<Json> {
     case "generate":
       return await generate(request);
     case "system_info":
-      return { system: onWire(await clientOf(request).systemInfo(callOf(request))) };
+      return { system: onWire(await clientOf(request).info(callOf(request))) };
     case "close":
       clients.get(request.client)?.close();
       clients.delete(request.client);

@@ -58,6 +58,10 @@ export interface Started {
   readonly targetCount: number;
   /** Why "auto" chose so, in one line; else empty. */
   readonly planNote: string;
+  /** How many tokens drafters find at a place; 1: chains. */
+  readonly width: number;
+  /** How many tokens beside the likeliest ones each drafter forward follows. */
+  readonly branches: number;
 }
 
 /** Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each. */
@@ -110,6 +114,16 @@ export interface Statistics {
   readonly networkNs: number;
   readonly timeToFirstTokenNs: number;
   readonly totalNs: number;
+  /** Corrections that a drafter had found beside its chain. */
+  readonly correctionsAheadCount: number;
+  /** Tokens beside the chains that targets judged. */
+  readonly branchTokenCount: number;
+  /** Those of them that became output. */
+  readonly branchAcceptedCount: number;
+  /** Of the draft tokens, those that Max-Gram found in the text. */
+  readonly maxGramDraftedTokenCount: number;
+  /** Those of them that became output. */
+  readonly maxGramAcceptedTokenCount: number;
 }
 
 /** The end of a generation; `timeline` is there if asked for. */
@@ -146,6 +160,10 @@ export interface ServerInfo {
   readonly status: string;
   readonly modelFingerprint: string;
   readonly decodeStepNs: number;
+  /** What it drafts for itself with, such as "medusa"; empty if it does not. */
+  readonly selfDraftKind: string;
+  /** Whether its choices are the same bit by bit, whatever it computes beside. */
+  readonly isInvariant: boolean;
 }
 
 /** What an orchestrator works with. */

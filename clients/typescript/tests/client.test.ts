@@ -189,7 +189,7 @@ test("an abort settles where the peer accepts a connection and never speaks", as
   const client = new Client(`127.0.0.1:${(mute.address() as AddressInfo).port}`);
   const stop = new AbortController();
   const text = client.generate("x", { signal: stop.signal }).text();
-  const info = client.systemInfo({ signal: stop.signal });
+  const info = client.info({ signal: stop.signal });
   const [socket] = await once(mute, "connection");
   stop.abort();
   await assert.rejects(text, ClientCancelledError);
@@ -203,7 +203,7 @@ test("a signal that is aborted already sends nothing", () =>
   withServer([], async (client, server) => {
     const signal = AbortSignal.abort();
     await assert.rejects(client.generate("x", { signal }).text(), ClientCancelledError);
-    await assert.rejects(client.systemInfo({ signal }), ClientCancelledError);
+    await assert.rejects(client.info({ signal }), ClientCancelledError);
     assert.equal(server.requests.length, 0);
   }));
 
@@ -223,7 +223,7 @@ test("a closed client refuses calls with ClientCancelledError", () =>
     client.close();
     client.close();
     await assert.rejects(client.generate("x").text(), ClientCancelledError);
-    await assert.rejects(client.systemInfo(), ClientCancelledError);
+    await assert.rejects(client.info(), ClientCancelledError);
   }));
 
 test("closing a generation ends the iteration, and resume goes on", () =>
@@ -285,7 +285,7 @@ test("chunks that came before an error reach a slow reader", () =>
     const chunks = client.generate("x", { maxTokens: 60 })[Symbol.asyncIterator]();
     await chunks.next();
     for (let count = 1; count < 50; count += 1) {
-      await client.systemInfo();
+      await client.info();
       assert.equal((await chunks.next()).done, false);
     }
     await assert.rejects(chunks.next(), DrainingError);
@@ -298,7 +298,7 @@ test("an abort ends the wait between two attempts", () =>
       const stop = new AbortController();
       const { signal } = stop;
       const text = client.generate("x", { signal, resumeAttempts: 1 }).text();
-      await client.systemInfo();
+      await client.info();
       stop.abort();
       await assert.rejects(text, ClientCancelledError);
     },
@@ -344,7 +344,7 @@ test("a server that is not there is a lost connection", async () => {
   await server[Symbol.asyncDispose]();
   const client = new Client(server.address);
   await assert.rejects(client.generate("x").text(), ConnectionLostError);
-  await assert.rejects(client.systemInfo(), ConnectionLostError);
+  await assert.rejects(client.info(), ConnectionLostError);
   client.close();
 });
 
@@ -354,7 +354,7 @@ test("a slow consumer holds the server up", { timeout: 120_000 }, () =>
     const chunks = client.generate("x", { maxTokens })[Symbol.asyncIterator]();
     await chunks.next();
     for (let quiet = 0, before = 0; quiet < 20; quiet += 1, before = server.sentCount) {
-      await client.systemInfo();
+      await client.info();
       if (server.sentCount !== before) {
         quiet = 0;
       }
@@ -410,9 +410,9 @@ test("a refused request connects anew, and running streams finish where they are
     assert.notEqual(one, other);
   }));
 
-test("systemInfo describes the system", () =>
+test("info describes the system", () =>
   withServer([], async (client) => {
-    const info = await client.systemInfo();
+    const info = await client.info();
     assert.equal(info.modelName, "scripted");
     assert.deepEqual(info.servers, []);
   }));

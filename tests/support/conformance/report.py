@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Matrix"]
 
-_LEGEND = "`-` is a case that a language cannot say, or one that is not built on this machine."
+_LEGEND = """\
+The cases are those of [tests/contract/vectors/clients](../tests/contract/vectors/clients). `-` is \
+one that a language cannot say, or whose client is not built on the machine."""
 _MARKS = {"passed": "pass", "failed": "**FAIL**", "skipped": "-"}
 
 
@@ -29,12 +31,21 @@ class Matrix:
         if outcomes.get(language) != "failed":
             outcomes[language] = outcome
 
+    def is_whole(self, case_count: int) -> bool:
+        """Whether every case was played, none failed, and no language was skipped altogether."""
+        rows, languages = list(self._outcomes.values()), set(self._languages)
+        return (
+            len(rows) == case_count
+            and all(row.keys() == languages and "failed" not in row.values() for row in rows)
+            and all(any(row[each] == "passed" for row in rows) for each in languages)
+        )
+
     def markdown(self) -> str:
-        """Return every case as a row."""
+        """Return every case as a row, in an order that no run decides."""
         lines = ["# Clients: cases and languages", "", *self._totals(), "", _LEGEND]
         for group in self._groups():
             lines += ["", f"## {group}", "", *_head("case", self._languages)]
-            for (its_group, name), outcomes in self._outcomes.items():
+            for (its_group, name), outcomes in sorted(self._outcomes.items()):
                 if its_group == group:
                     marks = (_MARKS.get(outcomes.get(each, ""), "") for each in self._languages)
                     lines.append(f"| {name} | {' | '.join(marks)} |")
@@ -58,7 +69,7 @@ class Matrix:
         return lines
 
     def _groups(self) -> list[str]:
-        return list(dict.fromkeys(group for group, _ in self._outcomes))
+        return sorted({group for group, _ in self._outcomes})
 
     def _cell(self, group: str, language: str) -> str:
         counts = Counter(

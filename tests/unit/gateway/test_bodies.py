@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_gateway.bodies import ChatBody, CompletionBody, ResponseBody, parse
-from paceline_gateway.errors import RequestError
+from paceline.errors import InvalidFieldError
+from paceline_gateway.bodies import ChatBody, CompletionBody, Extension, ResponseBody, parse
+from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -48,6 +49,9 @@ def refused(body_class, value):
             "messages[0].content",
         ),
         (ChatBody, CHAT, "paceline", {"strategy": "best"}, "paceline.strategy"),
+        (ChatBody, CHAT, "paceline", {"drafter": "unknown"}, "paceline.drafter"),
+        (ChatBody, CHAT, "paceline", {"width": 17}, "paceline.width"),
+        (ChatBody, CHAT, "paceline", {"branches": -1}, "paceline.branches"),
         (ChatBody, CHAT, "paceline", {"more": 1}, "paceline.more"),
         (CompletionBody, TEXT, "echo", True, "echo"),
         (CompletionBody, TEXT, "logprobs", 2, "logprobs"),
@@ -66,6 +70,13 @@ def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, va
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", sorted(Extension.model_fields.keys() - {"ignore_eos"}))
+def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
+    wire = f"sampling.{name}" if name in {"top_k", "min_p"} else name
+    refusal = of_paceline(InvalidFieldError.of(wire, "no"), prompt="prompt").body["error"]
+    assert refusal["param"] == f"paceline.{name}"
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,9 @@ async def test_options_reach_the_orchestrator_under_their_names():
                     "rule": "rejection",
                     "top_k": 7,
                     "targets": 1,
+                    "drafter": "server_and_max_gram",
+                    "width": 4,
+                    "branches": 3,
                 }
             },
         )
@@ -154,6 +157,8 @@ async def test_options_reach_the_orchestrator_under_their_names():
     assert request.sampling.top_k == 7
     assert request.strategy == pb.STRATEGY_SPECULATIVE
     assert (request.lookahead, request.target_count, request.verification_rule) == (3, 1, 2)
+    assert (request.width, request.branches) == (4, 3)
+    assert request.drafter == pb.DRAFTER_KIND_SERVER_AND_MAX_GRAM
 
 
 async def test_defaults_are_openais():
@@ -198,8 +203,10 @@ async def test_how_it_was_decoded_is_told_to_who_asks():
     async with gateway_over() as gateway:
         asked = {"prompt": "p", "max_tokens": 2}
         assert "paceline" not in (await gateway.post("/v1/completions", **asked)).json()
-        told = (await gateway.post("/v1/completions", **asked, paceline={})).json()["paceline"]
+        asked["paceline"] = {"width": 4, "branches": 3}
+        told = (await gateway.post("/v1/completions", **asked)).json()["paceline"]
     (choice,) = told["choices"]
+    assert (choice["width"], choice["branches"]) == (4, 3)
     assert (choice["seed"], choice["strategy"], choice["rule"]) == (SEED, "distributed", "exact")
     assert choice["statistics"]["target_forward_count"] == 2
     assert choice["statistics"]["fallbacks"] == {"target_lost": 1}

@@ -21,9 +21,8 @@ namespace paceline {
 
 namespace detail {
 
-class Connection;
+class ClientState;
 class GenerationState;
-class RetryBudget;
 
 // One pass over a generation's stream. Destroying it cancels the RPC and waits for its end.
 class Reader {
@@ -138,22 +137,26 @@ class Generation {
   std::shared_ptr<detail::GenerationState> state_;
 };
 
-/// A client of one orchestrator; any number of threads can use it at once.
+/// A client of one or several orchestrators; any number of threads can use it at once.
 ///
 ///     paceline::Client client("127.0.0.1:50050");
 ///     for (const auto& chunk : client.generate("def fib(n):")) std::cout << chunk.text;
 ///
-/// A generation keeps the connection, so it may outlive its client.
+/// Where there are several, requests are spread over those that serve, and what one of them leaves
+/// unfinished goes on at another: under Exact with the text that it would have had there.
+///
+/// A generation keeps the connections, so it may outlive its client.
 class Client {
  public:
-  /// `address` is HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT. Throws
-  /// InvalidFieldError if it is malformed, if a TLS file is unusable, if the timeout is negative,
-  /// or if plaintext would leave this machine unasked. The connection itself is made by the first call.
+  /// `address` is HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT, or several of them
+  /// between commas; a name can lead to several, too. Throws InvalidFieldError if one is malformed,
+  /// if TLS material is unusable, if metadata cannot be sent, if the timeout is negative, or if
+  /// plaintext would leave this machine unasked. Connections themselves are made by calls.
   explicit Client(const std::string& address, const ClientOptions& options = {});
 
   /// Continue a prompt. Nothing is sent before the result is iterated over or collected. Throws
-  /// InvalidFieldError if an option has a value that cannot be sent, or a time or number of attempts
-  /// is negative.
+  /// InvalidFieldError if an option or metadata has a value that cannot be sent, or a time or number
+  /// of attempts is negative.
   Generation generate(const Prompt& prompt, const GenerateOptions& options = {},
                       const CallOptions& call = {}) const;
 
@@ -161,13 +164,12 @@ class Client {
   /// gives what is missing; collect() and text() give the whole.
   Generation resume(const Generation& generation, const CallOptions& call = {}) const;
 
-  /// Describe the models and servers the orchestrator works with now.
-  SystemInfo system_info(std::optional<Seconds> timeout = {}) const;
+  /// Describe the models and servers the orchestrator works with now. Asks one orchestrator after
+  /// the other until one answers.
+  SystemInfo info(std::optional<Seconds> timeout = {}, const Metadata& metadata = {}) const;
 
  private:
-  std::shared_ptr<detail::Connection> connection_;
-  std::shared_ptr<detail::RetryBudget> budget_;
-  Seconds timeout_;
+  std::shared_ptr<detail::ClientState> state_;
 };
 
 }  // namespace paceline

@@ -26,7 +26,9 @@ struct Started {
   std::int64_t prompt_token_count = 0;
   std::int64_t lookahead = 0;
   std::int64_t target_count = 0;
-  std::string plan_note;  ///< Why Auto chose so, in one line; else empty.
+  std::string plan_note;      ///< Why Auto chose so, in one line; else empty.
+  std::int64_t width = 0;     ///< How many tokens drafters find at a place; 1: chains.
+  std::int64_t branches = 0;  ///< Tokens beside the likeliest ones that each drafter forward follows.
 };
 
 /// Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each.
@@ -76,6 +78,11 @@ struct Statistics {
   std::int64_t network_ns = 0;
   std::int64_t time_to_first_token_ns = 0;
   std::int64_t total_ns = 0;
+  std::int64_t corrections_ahead_count = 0;  ///< Corrections found beside a drafter's chain.
+  std::int64_t branch_token_count = 0;       ///< Tokens beside chains that targets judged.
+  std::int64_t branch_accepted_count = 0;    ///< Those of them that became output.
+  std::int64_t max_gram_drafted_token_count = 0;   ///< Draft tokens that Max-Gram found.
+  std::int64_t max_gram_accepted_token_count = 0;  ///< Those of them that became output.
 };
 
 /// The end of a generation; `timeline` is there if asked for.
@@ -110,6 +117,8 @@ struct ServerInfo {
   std::string status;
   std::string model_fingerprint;
   std::int64_t decode_step_ns = 0;
+  std::string self_draft_kind;  ///< What it drafts for itself with, such as "medusa"; else empty.
+  bool is_invariant = false;    ///< Its choices are the same bit by bit, whatever runs beside.
 };
 
 /// What an orchestrator works with.

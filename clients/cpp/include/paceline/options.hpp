@@ -6,6 +6,8 @@
 #define PACELINE_OPTIONS_HPP_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -19,28 +21,47 @@ namespace paceline {
 /// Text in UTF-8, or token ids.
 using Prompt = std::variant<std::string, std::vector<std::int64_t>>;
 
-/// How to trust the server, and how to be trusted by it (mTLS); the files are PEM.
+/// How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as text.
 struct Tls {
   std::optional<std::string> ca_file;           ///< Whom to trust. Default: the system's.
   std::optional<std::string> certificate_file;  ///< The client's own certificate, for mTLS.
   std::optional<std::string> key_file;          ///< Its private key.
   std::optional<std::string> server_name;       ///< In the certificate, if not the address's.
+  std::optional<std::string> ca;                ///< What a ca_file would hold.
+  std::optional<std::string> certificate;       ///< What a certificate_file would hold.
+  std::optional<std::string> key;               ///< What a key_file would hold.
 };
 
-/// How to reach an orchestrator.
+/// What goes along with calls: printable ASCII by name, or bytes if the name ends in "-bin".
+using Metadata = std::map<std::string, std::string>;
+
+/// Metadata, or what is called for each call and returns it.
+using MetadataSource = std::variant<Metadata, std::function<Metadata()>>;
+
+/// A value of one of gRPC's channel arguments.
+using ChannelOption = std::variant<int, std::string>;
+
+/// How to reach orchestrators. The functions are called by the threads that call or read.
 struct ClientOptions {
-  std::optional<Tls> tls;  ///< Without it the connection is plaintext.
-  bool insecure = false;   ///< Allow plaintext to another machine.
-  Seconds timeout{120};    ///< The default deadline of a call; more than a week is a week.
+  std::optional<Tls> tls;   ///< Without it connections are plaintext.
+  bool insecure = false;    ///< Allow plaintext to another machine.
+  Seconds timeout{120};     ///< The default deadline of a call; more than a week is a week.
+  MetadataSource metadata;  ///< Goes along with every call.
+  /// Called for each call, resumptions included: what it returns goes along as "authorization:
+  /// Bearer ...". What it throws, the call throws.
+  std::function<std::string()> token;
+  std::map<std::string, ChannelOption> channel_options;  ///< gRPC's channel arguments, over ours.
 };
 
-/// How long and how often to try.
+/// How long and how often to try, and what goes along.
 struct CallOptions {
   std::optional<Seconds> timeout;  ///< The deadline for all of it. Default: the client's.
   /// How often to go on by itself after a TryAgainError, such as a broken connection. The text has
-  /// no gap and no duplicate. A request that is refused because the orchestrator is shutting down
-  /// goes to the next one in any case.
-  int resume_attempts = 0;
+  /// no gap and no duplicate. Default: with one orchestrator never, with several until all of them
+  /// have been asked in vain, again and again. A request that is refused because the orchestrator
+  /// is shutting down goes to the next one in any case.
+  std::optional<int> resume_attempts{};
+  Metadata metadata{};  ///< Goes along with this call, beside the client's.
 };
 
 /// Every option of a generation. Limits are checked by the server.
@@ -56,6 +77,12 @@ struct GenerateOptions {
   std::optional<std::int64_t> lookahead;       ///< Draft tokens in a verification; else planned.
   std::optional<std::int64_t> targets;         ///< Targets to use at most; else planned.
   std::optional<std::int64_t> drafters;        ///< Drafters to use at most. Default 1.
+  /// How many tokens drafters find at a place: with 2 or more targets judge trees, and corrections
+  /// are found ahead. Default 1.
+  std::optional<std::int64_t> width;
+  /// How many tokens beside the likeliest ones each drafter forward follows. Default 0.
+  std::optional<std::int64_t> branches;
+  std::optional<DrafterKind> drafter;  ///< Who drafts. Default: servers, Max-Gram without one.
   std::optional<VerificationRule> rule;        ///< What the output promises. Default Exact.
   std::optional<DispatchPolicy> dispatch;      ///< When blocks are sent. Default WorkConserving.
   bool ignore_eos = false;                     ///< Go on after an end-of-text token.

@@ -20,6 +20,9 @@ enum class Strategy { Unknown, Auto, Autoregressive, Speculative, Distributed, S
 /// Exact promises the target's own tokens for the seed, Rejection the target's distribution.
 enum class VerificationRule { Unknown, Exact, Rejection };
 
+/// Who drafts: servers, Max-Gram (the text itself, without a model), or both.
+enum class DrafterKind { Unknown, Server, MaxGram, ServerAndMaxGram };
+
 /// When draft tokens are sent to targets.
 enum class DispatchPolicy { Unknown, WorkConserving, Blocks };
 
@@ -50,6 +53,9 @@ inline constexpr std::array<std::string_view, 6> words<Strategy>{
 template <>
 inline constexpr std::array<std::string_view, 3> words<VerificationRule>{"unknown", "exact",
                                                                          "rejection"};
+template <>
+inline constexpr std::array<std::string_view, 4> words<DrafterKind>{"unknown", "server", "max_gram",
+                                                                    "server_and_max_gram"};
 template <>
 inline constexpr std::array<std::string_view, 3> words<DispatchPolicy>{"unknown", "work_conserving",
                                                                        "blocks"};

@@ -61,6 +61,8 @@ type startedReport struct {
 	Lookahead        int    `json:"lookahead"`
 	TargetCount      int    `json:"target_count"`
 	PlanNote         string `json:"plan_note"`
+	Width            int    `json:"width"`
+	Branches         int    `json:"branches"`
 }
 
 type finishedReport struct {
@@ -80,20 +82,25 @@ type usageReport struct {
 }
 
 type statisticsReport struct {
-	TargetForwardCount  int            `json:"target_forward_count"`
-	DrafterForwardCount int            `json:"drafter_forward_count"`
-	DraftedTokenCount   int            `json:"drafted_token_count"`
-	AcceptedTokenCount  int            `json:"accepted_token_count"`
-	RejectedTokenCount  int            `json:"rejected_token_count"`
-	DiscardedTokenCount int            `json:"discarded_token_count"`
-	AcceptanceRate      float64        `json:"acceptance_rate"`
-	CancelledRPCCount   int            `json:"cancelled_rpc_count"`
-	Fallbacks           map[string]int `json:"fallbacks"`
-	QueueNs             int64          `json:"queue_ns"`
-	ForwardNs           int64          `json:"forward_ns"`
-	NetworkNs           int64          `json:"network_ns"`
-	TimeToFirstTokenNs  int64          `json:"time_to_first_token_ns"`
-	TotalNs             int64          `json:"total_ns"`
+	TargetForwardCount        int            `json:"target_forward_count"`
+	DrafterForwardCount       int            `json:"drafter_forward_count"`
+	DraftedTokenCount         int            `json:"drafted_token_count"`
+	AcceptedTokenCount        int            `json:"accepted_token_count"`
+	RejectedTokenCount        int            `json:"rejected_token_count"`
+	DiscardedTokenCount       int            `json:"discarded_token_count"`
+	AcceptanceRate            float64        `json:"acceptance_rate"`
+	CancelledRPCCount         int            `json:"cancelled_rpc_count"`
+	Fallbacks                 map[string]int `json:"fallbacks"`
+	QueueNs                   int64          `json:"queue_ns"`
+	ForwardNs                 int64          `json:"forward_ns"`
+	NetworkNs                 int64          `json:"network_ns"`
+	TimeToFirstTokenNs        int64          `json:"time_to_first_token_ns"`
+	TotalNs                   int64          `json:"total_ns"`
+	CorrectionsAheadCount     int            `json:"corrections_ahead_count"`
+	BranchTokenCount          int            `json:"branch_token_count"`
+	BranchAcceptedCount       int            `json:"branch_accepted_count"`
+	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
+	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
 }
 
 type errorReport struct {
@@ -130,6 +137,8 @@ type serverReport struct {
 	Status           string `json:"status"`
 	ModelFingerprint string `json:"model_fingerprint"`
 	DecodeStepNs     int64  `json:"decode_step_ns"`
+	SelfDraftKind    string `json:"self_draft_kind"`
+	IsInvariant      bool   `json:"is_invariant"`
 }
 
 func newReport() report { return report{Chunks: []chunkReport{}} }
@@ -205,6 +214,8 @@ func reportStarted(started *paceline.Started) *startedReport {
 		Lookahead:        started.Lookahead,
 		TargetCount:      started.TargetCount,
 		PlanNote:         started.PlanNote,
+		Width:            started.Width,
+		Branches:         started.Branches,
 	}
 }
 
@@ -226,20 +237,25 @@ func reportFinished(finished *paceline.Finished) *finishedReport {
 
 func reportStatistics(statistics paceline.Statistics) statisticsReport {
 	return statisticsReport{
-		TargetForwardCount:  statistics.TargetForwardCount,
-		DrafterForwardCount: statistics.DrafterForwardCount,
-		DraftedTokenCount:   statistics.DraftedTokenCount,
-		AcceptedTokenCount:  statistics.AcceptedTokenCount,
-		RejectedTokenCount:  statistics.RejectedTokenCount,
-		DiscardedTokenCount: statistics.DiscardedTokenCount,
-		AcceptanceRate:      statistics.AcceptanceRate,
-		CancelledRPCCount:   statistics.CancelledRPCCount,
-		Fallbacks:           statistics.Fallbacks,
-		QueueNs:             statistics.Queue.Nanoseconds(),
-		ForwardNs:           statistics.Forward.Nanoseconds(),
-		NetworkNs:           statistics.Network.Nanoseconds(),
-		TimeToFirstTokenNs:  statistics.TimeToFirstToken.Nanoseconds(),
-		TotalNs:             statistics.Total.Nanoseconds(),
+		TargetForwardCount:        statistics.TargetForwardCount,
+		DrafterForwardCount:       statistics.DrafterForwardCount,
+		DraftedTokenCount:         statistics.DraftedTokenCount,
+		AcceptedTokenCount:        statistics.AcceptedTokenCount,
+		RejectedTokenCount:        statistics.RejectedTokenCount,
+		DiscardedTokenCount:       statistics.DiscardedTokenCount,
+		AcceptanceRate:            statistics.AcceptanceRate,
+		CancelledRPCCount:         statistics.CancelledRPCCount,
+		Fallbacks:                 statistics.Fallbacks,
+		QueueNs:                   statistics.Queue.Nanoseconds(),
+		ForwardNs:                 statistics.Forward.Nanoseconds(),
+		NetworkNs:                 statistics.Network.Nanoseconds(),
+		TimeToFirstTokenNs:        statistics.TimeToFirstToken.Nanoseconds(),
+		TotalNs:                   statistics.Total.Nanoseconds(),
+		CorrectionsAheadCount:     statistics.CorrectionsAheadCount,
+		BranchTokenCount:          statistics.BranchTokenCount,
+		BranchAcceptedCount:       statistics.BranchAcceptedCount,
+		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
+		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
 	}
 }
 
@@ -295,6 +311,8 @@ func reportSystem(info *paceline.SystemInfo) *systemReport {
 			Status:           server.Status,
 			ModelFingerprint: server.ModelFingerprint,
 			DecodeStepNs:     server.DecodeStep.Nanoseconds(),
+			SelfDraftKind:    server.SelfDraftKind,
+			IsInvariant:      server.IsInvariant,
 		})
 	}
 	return &systemReport{

@@ -76,7 +76,7 @@ func (d *driver) do(asked *request, told *answer) error {
 	case "generate":
 		return d.generate(client, asked, told)
 	case "system_info":
-		info, err := client.SystemInfo(asked.outgoing())
+		info, err := client.Info(asked.outgoing())
 		if err == nil {
 			told.System = reportSystem(info)
 		}
