@@ -63,6 +63,8 @@ class ServerLatency:
         row: More for each further row of a later one: a token that the server has not computed yet
             in the text that it is asked for.
         guess: More for a later one beside which a target guesses.
+        price: Instead of that, how many times as long as one of one row a later one takes, by its
+            rows; None: see `row`.
     """
 
     first: Time
@@ -70,6 +72,7 @@ class ServerLatency:
     call: Time = 0
     row: Time = 0
     guess: Time = 0
+    price: Callable[[int], float] | None = None
 
 
 class SpanKind(Enum):
@@ -258,10 +261,12 @@ class _Run:
         if held is None:
             return latency.first
         guesses = isinstance(work.command, StartVerify) and work.command.propose
-        step = latency.step + latency.guess if guesses else latency.step
+        extra = latency.guess if guesses else 0
+        if latency.price is not None:
+            return extra + latency.step * latency.price(self._row_count(work, held))
         if not latency.row:
-            return step
-        return step + (self._row_count(work, held) - 1) * latency.row
+            return extra + latency.step
+        return extra + latency.step + (self._row_count(work, held) - 1) * latency.row
 
     def _row_count(self, work: _Work, held: _Held) -> int:
         """Return what a forward works through: what its server does not hold, and a proposal."""

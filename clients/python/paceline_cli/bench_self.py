@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
 from paceline_bench.self_drafting.tables import report, sweep_report
@@ -59,7 +60,9 @@ class SelfSettings(Settings):
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
-    lookahead: int = Field(4, ge=1, le=64, description="draft tokens in a verification of SI")
+    lookahead: int = Field(
+        4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
+    )
     sweep: bool = Field(False, description="try many trees, and pruning, in this process")
     widths: Annotated[tuple[int, ...], numbers_to(16)] = Field(
         "1-3", validate_default=True, description="of a sweep: guesses at each place (k)"

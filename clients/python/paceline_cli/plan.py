@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
+from paceline.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
-from paceline_bench.protocol_runs import Shape, own_guesses
+from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
-from paceline_protocol.ranks import MOST_WIDTH
 from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ class PlanSettings(Settings):
         1, ge=1, le=MOST_WIDTH, description="also with trees of so many draft tokens at a place"
     )
     branches: int = Field(
-        0, ge=0, le=64, description="tokens that a draft forward follows beside the chain's"
+        0,
+        ge=0,
+        le=MOST_BRANCHES,
+        description="tokens that a draft forward follows beside the chain's",
     )
     rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
         "0.4",
