@@ -7,9 +7,12 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_engine.adapters.rank_paths import likeliest_tree
+from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.ranks import MOST_WIDTH, hit_rates
 from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask, DispatchPolicy
 from paceline_protocol.tree_shapes import CHAIN, Shape
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Setup",
+    "Total",
     "draw_agreements",
     "mean_and_error",
+    "own_guesses",
     "run_protocol",
     "total_times",
+    "totals",
 ]
 
 _PROMPT_LENGTH = 1
@@ -45,6 +51,7 @@ class Setup:
         broadcast_prefill: Whether the prompt goes to all targets at the start.
         keep_prefill: Whether a target finishes its first verification, whatever becomes of it.
         shape: How wide drafts are.
+        guesses: What a target guesses by itself, or None.
     """
 
     strategy: Strategy
@@ -56,6 +63,23 @@ class Setup:
     broadcast_prefill: bool = False
     keep_prefill: bool = False
     shape: Shape = CHAIN
+    guesses: OwnGuesses | None = None
+
+
+def own_guesses(
+    rates: Sequence[float], *, node_count: int, shares: tuple[float, ...]
+) -> OwnGuesses | None:
+    """Return guesses of these hit rates in the likeliest tree of a size; None without rates.
+
+    Args:
+        rates: See OwnGuesses.
+        node_count: Guesses in a tree.
+        shares: How likely each runner-up is right where the best guess is wrong; see ranks.py.
+    """
+    if not rates:
+        return None
+    by_rank = [hit_rates(rate, shares=shares, width=MOST_WIDTH) for rate in rates]
+    return OwnGuesses(tuple(rates), likeliest_tree(by_rank, node_count=node_count))
 
 
 def run_protocol(
@@ -68,7 +92,9 @@ def run_protocol(
 ) -> SimulationResult:
     """Generate max_tokens tokens; equal seeds meet equal agreements, whatever the setup."""
     length = _PROMPT_LENGTH + max_tokens
-    oracle = AgreementOracle(acceptance_rate, seed=seed, length=length, shares=shares)
+    oracle = AgreementOracle(
+        acceptance_rate, seed=seed, length=length, shares=shares, guesses=setup.guesses
+    )
     task = DecodingTask(
         oracle.prompt(_PROMPT_LENGTH),
         max_tokens,
@@ -114,20 +140,32 @@ class Batch:
     shares: tuple[float, ...] | None = None
 
 
-def total_times(batch: Batch) -> list[float]:
-    """Return how long each generation takes, in the latencies' unit."""
-    return [
-        float(
-            run_protocol(
-                batch.setup,
-                acceptance_rate=batch.acceptance_rate,
-                max_tokens=batch.max_tokens,
-                seed=seed,
-                shares=batch.shares,
-            ).total_time
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a generation took: the time, in the latencies' unit, and forwards of targets."""
+
+    time: float
+    target_forwards: int
+
+
+def totals(batch: Batch) -> list[Total]:
+    """Simulate each generation."""
+    results = [
+        run_protocol(
+            batch.setup,
+            acceptance_rate=batch.acceptance_rate,
+            max_tokens=batch.max_tokens,
+            seed=seed,
+            shares=batch.shares,
         )
         for seed in batch.seeds
     ]
+    return [Total(float(each.total_time), each.target_forwards) for each in results]
+
+
+def total_times(batch: Batch) -> list[float]:
+    """Return how long each generation takes, in the latencies' unit."""
+    return [each.time for each in totals(batch)]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -6,11 +6,13 @@ import random
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from paceline_protocol.ranks import hit_rates, runner_up_shares
+from paceline_protocol.proposal import NOTHING
+from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.guesses import OwnGuesses
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["AgreementOracle", "TokenOracle", "judge_tree"]
@@ -31,6 +33,9 @@ class TokenOracle(Protocol):
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Return how many tokens of a block the target accepts, and its token after them."""
 
+    def guess(self, text: Sequence[int]) -> Proposal:
+        """Return what the target itself guesses to follow a text that ends in its next token."""
+
 
 class AgreementOracle:
     """A target with one right token for each position, and drafters that often find it.
@@ -47,6 +52,7 @@ class AgreementOracle:
         seed: int,
         length: int,
         shares: tuple[float, ...] | None = None,
+        guesses: OwnGuesses | None = None,
     ) -> None:
         """Draw which positions agree.
 
@@ -56,12 +62,14 @@ class AgreementOracle:
             length: Positions there are, the prompt's included.
             shares: How likely each runner-up is right, given that the first token is wrong; their
                 sum is at most 1. Usually those of ranks.py.
+            guesses: What the target guesses by itself, with runner-ups as drafters'; or nothing.
         """
         self._acceptance_rate = acceptance_rate
         self._shares = runner_up_shares() if shares is None else shares
         self._up_to_rank = tuple(accumulate(self._shares))
         self._seed = seed
         self._length = length
+        self._guesses = guesses
         self._draws: dict[int, list[float]] = {}
 
     def prompt(self, length: int) -> tuple[int, ...]:
@@ -76,11 +84,10 @@ class AgreementOracle:
 
     def rank(self, drafter: int, text: Sequence[int], *, width: int) -> list[tuple[int, float]]:
         """Return the right token at its rank and wrong ones around it; see TokenOracle."""
-        position = len(text)
-        token_ids = [2 * (position + n * self._length) + 1 for n in range(width)]
-        right = self._rank_of_right(drafter, position) if text[-1] % 2 == 0 else width
-        if right < width:
-            token_ids = [*token_ids[:right], 2 * position, *token_ids[right : width - 1]]
+        position, right = len(text), width
+        if text[-1] % 2 == 0:
+            right = self._rank_of_right(self._draw(drafter)[position], self._acceptance_rate)
+        token_ids = self._ranked(position, width, right=right)
         rates = hit_rates(self._acceptance_rate, shares=self._shares, width=width)
         rates += (0.0,) * (width - len(rates))
         return list(zip(token_ids, rates, strict=True))
@@ -98,9 +105,27 @@ class AgreementOracle:
             position += 1
         return position - len(prefix), 2 * position
 
-    def _rank_of_right(self, drafter: int, position: int) -> int:
+    def guess(self, text: Sequence[int]) -> Proposal:
+        """Return right tokens at their ranks, drawn anew after each text; see TokenOracle."""
+        if self._guesses is None:
+            return NOTHING
+        source = random.Random(f"{self._seed}/own/{len(text)}")  # noqa: S311  no secret
+        return self._guesses.proposal(
+            [
+                self._ranked(position, MOST_WIDTH, right=self._rank_of_right(source.random(), rate))
+                for position, rate in enumerate(self._guesses.rates, start=len(text))
+            ]
+        )
+
+    def _ranked(self, position: int, width: int, *, right: int) -> list[int]:
+        """Return tokens for a position, with the right one at its rank if there are so many."""
+        token_ids = [2 * (position + n * self._length) + 1 for n in range(width)]
+        if right < width:
+            token_ids = [*token_ids[:right], 2 * position, *token_ids[right : width - 1]]
+        return token_ids
+
+    def _rank_of_right(self, draw: float, rate: float) -> int:
         """Return how many tokens come before the right one; more than there are if it is none."""
-        draw, rate = self._draw(drafter)[position], self._acceptance_rate
         if draw < rate:
             return 0
         missed = (draw - rate) / (1 - rate)

@@ -31,7 +31,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
 )
 from paceline_protocol.oracles import judge_tree
-from paceline_protocol.proposal import Proposal
+from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +62,7 @@ class ServerLatency:
         call: What a call takes besides: its first answer comes so much later.
         row: More for each further row of a later one: a token that the server has not computed yet
             in the text that it is asked for.
+        guess: More for a later one beside which a target guesses.
         price: Instead of that, how many times as long as one of one row a later one takes, by its
             rows; None: see `row`.
     """
@@ -70,6 +71,7 @@ class ServerLatency:
     step: Time
     call: Time = 0
     row: Time = 0
+    guess: Time = 0
     price: Callable[[int], float] | None = None
 
 
@@ -157,8 +159,9 @@ def simulate(
     """Run a method to its end, with every server to itself.
 
     A draft of width 2 or more is answered with its tree, what a forward finds together; a tree is
-    judged along its right path. Withdrawn work frees its server at once. Of what happens at the
-    same time, drafted tokens come first, then verdicts, each in the order of their start.
+    judged along its right path, and what follows is guessed if that was asked for. Withdrawn work
+    frees its server at once. Of what happens at the same time, drafted tokens come first, then
+    verdicts, each in the order of their start.
 
     Args:
         method: Not yet started, and told of as many servers as there are latencies.
@@ -257,11 +260,13 @@ class _Run:
         latency, held = self._latencies[kind][work.span.server], self._held.get(work.span.machine)
         if held is None:
             return latency.first
+        guesses = isinstance(work.command, StartVerify) and work.command.propose
+        extra = latency.guess if guesses else 0
         if latency.price is not None:
-            return latency.step * latency.price(self._row_count(work, held))
+            return extra + latency.step * latency.price(self._row_count(work, held))
         if not latency.row:
-            return latency.step
-        return latency.step + (self._row_count(work, held) - 1) * latency.row
+            return extra + latency.step
+        return extra + latency.step + (self._row_count(work, held) - 1) * latency.row
 
     def _row_count(self, work: _Work, held: _Held) -> int:
         """Return what a forward works through: what its server does not hold, and a proposal."""
@@ -344,7 +349,10 @@ class _Run:
         work.span.accepted_count, work.span.next_token = len(path), next_token
         accepted = command.proposal.along(path)
         self._held[work.span.machine] = _Held([*command.prefix, *accepted])
-        self._tell(BlockVerified(command.verify_id, path, next_token))
+        guessed = NOTHING
+        if command.propose:
+            guessed = self._oracle.guess([*command.prefix, *accepted, next_token])
+        self._tell(BlockVerified(command.verify_id, path, next_token, proposal=guessed))
 
     def _tell(self, event: Event) -> None:
         if not self._finished:

@@ -43,6 +43,10 @@ class HostStatistics:
 
     Attributes:
         model_forwards: Of a stack, how many of the forwards each model ran, by its name.
+        guesses_proposed: Tokens that the model itself proposed with verdicts.
+        guesses_judged: Tokens of proposals that came with the wish for another one.
+        guesses_pruned: Of these, how many were not computed to the end.
+        guesses_accepted: Of these, how many were accepted.
     """
 
     sessions_open: int = 0
@@ -74,6 +78,10 @@ class HostStatistics:
     draft_tokens: int = 0
     judged_tokens: int = 0
     accepted_tokens: int = 0
+    guesses_proposed: int = 0
+    guesses_judged: int = 0
+    guesses_pruned: int = 0
+    guesses_accepted: int = 0
     model_forwards: tuple[tuple[str, int], ...] = ()
 
     @contextmanager
@@ -91,3 +99,12 @@ class HostStatistics:
         self.items += len(outcomes)
         self.rows += sum(outcome.row_count for outcome in outcomes)
         self.prefill_parts += sum(not outcome.is_whole for outcome in outcomes)
+
+    def count_guesses(self, outcome: Outcome, *, judged_count: int) -> None:
+        """Count a judgement of so many tokens that came with a proposal of the model's own."""
+        judgement = outcome.judgement
+        assert judgement is not None, "a judgement is counted"
+        self.guesses_proposed += len(judgement.proposal)
+        self.guesses_judged += judged_count
+        self.guesses_pruned += outcome.dropped_count
+        self.guesses_accepted += len(judgement.accepted_path)

@@ -90,10 +90,11 @@ class HostCalls:
             # Each token of a tree takes a place, though only a path of it will be the text's.
             length = call.prefix_length + len(proposal)
             self._make_room(session, length)
+            task = Judge(proposal, options.logprobs, self._proposes(session, options))
             live = self._live.admit(
                 session,
                 call,
-                Judge(proposal, options.logprobs, self._proposes(session, options)),
+                task,
                 depth=options.depth,
                 patience_ns=self._meter.patience_ns(length),
                 goes_on=options.anticipate,
@@ -109,6 +110,8 @@ class HostCalls:
         accepted_count = len(judgement.accepted_path)
         self._counts.judged_tokens += len(proposal)
         self._counts.accepted_tokens += accepted_count
+        if task.propose:
+            self._counts.count_guesses(steps[-1].outcome, judged_count=len(proposal))
         return Verdict(
             prefix_length=live.prefix_length,
             accepted_path=judgement.accepted_path,

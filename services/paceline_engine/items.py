@@ -91,6 +91,7 @@ class Outcome:
             all that its draft has found.
         draft_tree: Of a tree, how it stands now.
         is_inner: Whether it was a step within a stack that had to find none.
+        dropped_count: Positions of these that were not computed to the end: pruned guesses.
     """
 
     row_count: int
@@ -98,6 +99,7 @@ class Outcome:
     drafted: Proposal = NOTHING
     draft_tree: DraftTree | None = None
     is_inner: bool = False
+    dropped_count: int = 0
 
     @property
     def chain(self) -> Sequence[int]:

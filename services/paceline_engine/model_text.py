@@ -25,6 +25,7 @@ class ModelText:
     Attributes:
         cache: The text's state in the model.
         row_count: Token positions that the last forward computed.
+        dropped_count: Those of them that it did not compute to the end.
         interrupt: What a forward is given up by.
     """
 
@@ -32,7 +33,7 @@ class ModelText:
         self, backend: Backend, spec: SessionSpec, *, interrupt: Interrupt | None = None
     ) -> None:
         self.cache = backend.new_cache(spec)
-        self.row_count = 0
+        self.row_count = self.dropped_count = 0
         self._backend = backend
         self._spec = spec
         self.interrupt = interrupt or threading.Event()
@@ -69,5 +70,5 @@ class ModelText:
         (outcome,) = self._backend.run([item], self.interrupt)
         if isinstance(outcome, Exception):
             raise outcome
-        self.row_count = outcome.row_count
+        self.row_count, self.dropped_count = outcome.row_count, outcome.dropped_count
         return outcome

@@ -62,6 +62,22 @@ class Proposal:
             yield row - 1
             row = parents[row - 1]
 
+    def only(self, kept: Sequence[int]) -> Proposal:
+        """Return the tree of these tokens alone, ascending; each has its parent among them."""
+        rows = {0: 0} | {index + 1: row for row, index in enumerate(kept, start=1)}
+        parents = self._all_parents
+        return Proposal(self.along(kept), tuple(rows[parents[index]] for index in kept))
+
+    def is_part_of(self, other: Proposal) -> bool:
+        """Whether each of its tokens is one of another proposal's, on the same path."""
+        children, places = other._children(), [0]
+        for parent, token_id in zip(self._all_parents, self.token_ids, strict=True):
+            index = children.get((places[parent], token_id))
+            if index is None:
+                return False
+            places.append(index + 1)
+        return True
+
     def goes_on_after(self, path: Sequence[int]) -> bool:
         """Whether it proposes a token after the last one of a path."""
         return (path[-1] + 1 if path else 0) in self._all_parents

@@ -220,6 +220,10 @@ class HostCollector(Collector):
             ("spec_decode_num_drafts", "Windows drafted", now.draft_calls),
             ("spec_decode_num_draft_tokens", "Draft tokens found, or judged", drafted),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted", now.accepted_tokens),
+            ("self_draft_num_proposed_tokens", "Own guesses proposed", now.guesses_proposed),
+            ("self_draft_num_judged_tokens", "Own guesses judged", now.guesses_judged),
+            ("self_draft_num_pruned_tokens", "Own guesses pruned", now.guesses_pruned),
+            ("self_draft_num_accepted_tokens", "Own guesses accepted", now.guesses_accepted),
         ):
             yield self._metric(CounterMetricFamily, name, text=text, value=value)
         stages = CounterMetricFamily(

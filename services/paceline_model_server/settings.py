@@ -58,6 +58,13 @@ class ModelSettings(Settings):
         description="directory with an adapter, with which a target drafts for itself; paceline"
         " train makes them",
     )
+    prune_below: float = Field(
+        0.001,
+        ge=0,
+        le=1,
+        description="where the adapter has an early exit, drop its guesses that this thinks less"
+        " likely before the upper layers are computed; 0: none",
+    )
 
 
 class StackSettings(Settings):

@@ -27,7 +27,7 @@ from paceline_bench.protocol_runs import (
     Setup,
     draw_agreements,
     mean_and_error,
-    total_times,
+    totals,
 )
 from paceline_bench.recurrences import (
     distributed_time,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from paceline_bench.node import SimulatedNode
     from paceline_bench.recurrences import Stretches
+    from paceline_protocol.guesses import OwnGuesses
 
 __all__ = ["Forecast", "ForecastJob", "forecast", "forecast_jobs"]
 
@@ -66,6 +67,7 @@ class Forecast:
         target_count: Targets at work.
         lookahead: The best one; 0 for plain decoding.
         times_ns: Of each generation, without its luck; those of equal place have equal draws.
+        tokens_per_forward: Tokens for each target forward that was answered.
         shape: How wide drafts are.
     """
 
@@ -73,6 +75,7 @@ class Forecast:
     target_count: int
     lookahead: int
     times_ns: tuple[float, ...]
+    tokens_per_forward: float
     shape: Shape = CHAIN
 
     @property
@@ -109,6 +112,7 @@ class ForecastJob:
         repeats: Simulated generations.
         shape: How wide drafts are.
         shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
+        guesses: What a target guesses by itself, or None.
     """
 
     node: SimulatedNode
@@ -118,6 +122,7 @@ class ForecastJob:
     repeats: int
     shape: Shape = CHAIN
     shares: tuple[float, ...] = ()
+    guesses: OwnGuesses | None = None
 
 
 def forecast_jobs(
@@ -127,12 +132,14 @@ def forecast_jobs(
     repeats: int,
     shape: Shape = CHAIN,
     shares: tuple[float, ...] = (),
+    guesses: OwnGuesses | None = None,
 ) -> list[ForecastJob]:
     """List what is worth a forecast: every method that such a node has what it needs for.
 
     Those that overlap come on 1, 2, ... targets.
 
-    With a shape of trees all methods that draft come once more, with these.
+    With a shape of trees all methods that draft come once more, with these; and with guesses of its
+    own a target that drafts for itself.
 
     Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
     has nothing to do.
@@ -146,41 +153,56 @@ def forecast_jobs(
         if not method.self_drafts
         for count in (counts if method.overlaps else (1,))
     ]
+    alone = [
+        ForecastJob(node, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
+        for strategy, method in METHODS.items()
+        if method.self_drafts and guesses is not None
+    ]
     drafting = (job for job in chains if METHODS[job.strategy].drafts)
     trees = (replace(job, shape=shape, shares=shares) for job in drafting)
-    return [*chains, *(trees if shape.width > 1 else ())]
+    return [*chains, *(trees if shape.width > 1 else ()), *alone]
 
 
 def forecast(job: ForecastJob) -> Forecast:
     """Choose a lookahead and simulate: a second of work or a few."""
-    if not METHODS[job.strategy].drafts:
-        # It takes the same time whatever is drawn.
-        single = _simulate(replace(job, repeats=1), lookahead=1)
-        return Forecast(job.strategy, 1, 0, single * job.repeats)
+    method = METHODS[job.strategy]
+    if not method.drafts:
+        # What nobody guesses for takes the same time whatever is drawn.
+        found = _simulate(job if method.self_drafts else replace(job, repeats=1), lookahead=1)
+        times = found.times_ns if method.self_drafts else found.times_ns * job.repeats
+        return Forecast(job.strategy, 1, 0, times, found.tokens_per_forward)
     if job.shape.width > 1:
         return _tree_forecast(job)
     lookahead = _best_lookahead(job)
-    pairs = zip(_simulate(job, lookahead=lookahead), _luck_ns(job, lookahead), strict=True)
+    found = _simulate(job, lookahead=lookahead)
+    pairs = zip(found.times_ns, _luck_ns(job, lookahead), strict=True)
     times = tuple(time - luck for time, luck in pairs)
-    return Forecast(job.strategy, job.target_count, lookahead, times)
+    return Forecast(job.strategy, job.target_count, lookahead, times, found.tokens_per_forward)
 
 
 def _tree_forecast(job: ForecastJob) -> Forecast:
     """Simulate a tree beside its chain, whose luck is in its draws as well, in proportion."""
     chain_job = replace(job, shape=CHAIN)
     best = _best_lookahead(chain_job)
-    times, lookahead = min(
+    found, lookahead = min(
         ((_simulate(job, lookahead=each), each) for each in sorted({1, (best + 1) // 2, best})),
-        key=lambda timed: sum(timed[0]),
+        key=lambda timed: sum(timed[0].times_ns),
     )
     chain = _simulate(chain_job, lookahead=best)
-    part = sum(times) / sum(chain)
-    pairs = zip(times, _luck_ns(chain_job, best), strict=True)
+    part = sum(found.times_ns) / sum(chain.times_ns)
+    pairs = zip(found.times_ns, _luck_ns(chain_job, best), strict=True)
     own = tuple(time - part * luck for time, luck in pairs)
-    return Forecast(job.strategy, job.target_count, lookahead, own, job.shape)
+    tokens = found.tokens_per_forward
+    return Forecast(job.strategy, job.target_count, lookahead, own, tokens, job.shape)
 
 
-def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    times_ns: tuple[float, ...]
+    tokens_per_forward: float
+
+
+def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
     target = job.node.target
     setup = Setup(
         job.strategy,
@@ -190,28 +212,28 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> tuple[float, ...]:
         target_count=job.target_count,
         keep_prefill=target.first > target.step,
         shape=job.shape,
+        guesses=job.guesses,
     )
     both = [setup]
     if job.target_count > 1 and target.first > target.step:
         both.append(replace(setup, broadcast_prefill=True))
     seeds = range(job.repeats)
-    return min(
-        (
-            tuple(
-                total_times(
-                    Batch(each, job.node.acceptance_rate, job.token_count, seeds, job.shares)
-                )
-            )
-            for each in both
-        ),
-        key=sum,
-    )
+    found = [
+        totals(Batch(each, job.node.acceptance_rate, job.token_count, seeds, job.shares))
+        for each in both
+    ]
+    best = min(found, key=lambda own: sum(each.time for each in own))
+    forwards = sum(each.target_forwards for each in best)
+    times = tuple(each.time for each in best)
+    return _Simulated(times, job.repeats * job.token_count / forwards)
 
 
 def _best_lookahead(job: ForecastJob) -> int:
     expectation = _EXPECTATIONS.get(job.strategy)
     if expectation is None:
-        return min(LOOKAHEADS, key=lambda each: statistics.mean(_simulate(job, lookahead=each)))
+        return min(
+            LOOKAHEADS, key=lambda each: statistics.mean(_simulate(job, lookahead=each).times_ns)
+        )
     candidates = expectation.lookaheads(job)
     if len(candidates) == 1:
         return candidates[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADINGS", "conclusions", "json_rows", "plan", "table_rows"]
 
-HEADINGS = ("", "GPUs", "lookahead", "ms", "speed-up", "gain per target")
+HEADINGS = ("", "GPUs", "lookahead", "tokens/forward", "ms", "speed-up", "gain per target")
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
 _NOTABLE_GAIN = 0.001
@@ -32,6 +32,7 @@ def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
             _name(row),
             str(row.gpu_count),
             str(row.lookahead or "-"),
+            f"{row.tokens_per_forward:.2f}",
             _milliseconds(row),
             f"{plain.mean_ns / row.mean_ns:.2f}x",
             _gain_words(_marginal_gain(rows, index)),
@@ -70,6 +71,7 @@ def json_rows(rows: Sequence[Forecast]) -> list[Row]:
             "lookahead": row.lookahead,
             "width": row.shape.width,
             "branches": row.shape.branches,
+            "tokens_per_forward": row.tokens_per_forward,
             "mean_ms": row.mean_ns / 1e6,
             "error_ms": row.error_ns / 1e6,
             "speed_up": rows[0].mean_ns / row.mean_ns,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from paceline_bench.report import speed, table, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline_bench.report import Row
 
-__all__ = ["break_even", "report"]
+__all__ = ["break_even", "report", "sweep_report"]
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "": lambda row: row["name"],
@@ -27,6 +27,41 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     ),
     "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
 }
+
+_SWEPT: dict[str, Callable[[Row], str]] = {
+    "": lambda row: row["adapter"] or "non-SI",
+    "tree": lambda row: row["kind"] if row["nodes"] else "-",
+    "gamma": lambda row: str(row["reach"] or "-"),
+    "guesses": lambda row: str(row["nodes"] or "-"),
+    "pruned below": lambda row: f"{row['prune_below']:g}" if row["prune_below"] else "-",
+    "tokens/forward": lambda row: f"{row['tokens_per_forward']:.2f}",
+    "rows/forward": lambda row: f"{row['rows_per_forward']:.1f}",
+    "in upper layers": lambda row: f"{row['upper_rows_per_forward']:.1f}",
+    "tokens/s": speed,
+    "÷ non-SI": lambda row: times(row["times_as_fast"] if row["identical"] else None),
+    "text": lambda row: "identical" if row["identical"] else "DIFFERENT",
+}
+
+
+def sweep_report(content: Mapping[str, Any]) -> str:
+    """Lay out a sweep over trees in Markdown, and say which tree is the best of each adapter."""
+    rows = content["rows"]
+    adapters = dict.fromkeys(row["adapter"] for row in rows if row["nodes"])
+    lines = [_best_tree(adapter, rows) for adapter in adapters]
+    return "\n".join([table(rows, _SWEPT), *lines, ""])
+
+
+def _best_tree(adapter: str, rows: Sequence[Row]) -> str:
+    own = [row for row in rows if row["adapter"] == adapter and row["identical"]]
+    if not own:
+        return f"- {adapter}: every text differs"
+    best = max(own, key=lambda row: row["times_as_fast"])
+    pruned = f", pruned below {best['prune_below']:g}" if best["prune_below"] else ""
+    return (
+        f"- {adapter}: fastest with {best['nodes']} guesses ({best['kind']}, gamma"
+        f" {best['reach']}{pruned}): {times(best['times_as_fast'])} of plain decoding,"
+        f" {best['tokens_per_forward']:.2f} tokens a forward"
+    )
 
 
 def report(content: Mapping[str, Any]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_bench.report import table, times
+from paceline_protocol.methods import METHODS, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from paceline_bench.simulate.trees import Gain
 
-__all__ = ["gains_table", "grid_findings"]
+__all__ = ["gains_table", "grid_findings", "self_finding"]
 
+_SELF = METHODS[Strategy.SELF_SPECULATIVE].label
 _NOISE = 2.0  # standard errors
 _SLOWER = 1.01
 
@@ -22,7 +24,8 @@ _COLUMNS: dict[str, Callable[[Gain], str]] = {
     "method": lambda gain: gain.strategy,
     "targets": lambda gain: str(gain.target_count),
     "width, branches": lambda gain: f"{gain.width}, {gain.branches}" if gain.width > 1 else "-",
-    "lookahead": lambda gain: str(gain.lookahead),
+    "lookahead": lambda gain: str(gain.lookahead or "-"),
+    "tokens/forward": lambda gain: f"{gain.tokens_per_forward:.2f}",
     "target forwards' time": lambda gain: f"{gain.time:.2f}",
     "over SI": lambda gain: _with_error(gain.over_si, gain.over_si_error),
     "over chains": lambda gain: (
@@ -63,6 +66,22 @@ def grid_findings(gains: Sequence[Gain]) -> Iterator[str]:
                 f"{way}: slower than chains by more than 1 % in {len(slower)} of {len(own)} cells,"
                 f" at worst {times(worst.over_chain)} ({worst.name})"
             )
+
+
+def self_finding(gains: Sequence[Gain]) -> str:
+    """Say what a target's own guesses give it, and in how many cells it is ahead of chains."""
+    own = [gain for gain in gains if gain.strategy == _SELF]
+    first = own[0]
+    words = (
+        f"{_SELF}: {first.tokens_per_forward:.2f} tokens for each forward,"
+        f" {times(first.over_plain)} of plain decoding"
+    )
+    cells = {gain.name: gain.over_si for gain in own}
+    for rival in dict.fromkeys(_way(gain) for gain in gains if gain.strategy != _SELF):
+        others = [gain for gain in gains if _way(gain) == rival]
+        ahead = sum(cells[gain.name] > gain.over_si for gain in others)
+        words += f"; ahead of {rival} in {ahead} of {len(others)}"
+    return words
 
 
 def _way(gain: Gain) -> str:

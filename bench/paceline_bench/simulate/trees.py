@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline_bench.node import SimulatedNode
-from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, total_times
+from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, totals
 from paceline_bench.recurrences import (
     expected_distributed_times,
     expected_speculative_forwards,
@@ -30,6 +30,8 @@ from paceline_protocol.tree_shapes import CHAIN, Shape, speculative_speed
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from paceline_protocol.guesses import OwnGuesses
 
 __all__ = ["Gain", "TreeJob", "compare_trees", "grid_jobs", "steady", "write_gains"]
 
@@ -48,6 +50,7 @@ class TreeJob:
         shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
         token_count: Tokens of a generation.
         repeats: Generations.
+        guesses: What a target guesses by itself; None: none does.
     """
 
     name: str
@@ -56,6 +59,7 @@ class TreeJob:
     shares: tuple[float, ...]
     token_count: int
     repeats: int
+    guesses: OwnGuesses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Gain:
         gpu_count: Devices in use.
         width: See Shape; 1 is the method without trees.
         branches: Likewise.
-        lookahead: The best one.
+        lookahead: The best one; 0 where nobody drafts ahead.
+        tokens_per_forward: Tokens for each target forward that was answered.
         time: Of a generation, in target forwards: the mean.
         over_plain: How many times as fast as plain decoding.
         over_si: As SI without trees, at its best lookahead.
@@ -90,6 +95,7 @@ class Gain:
     width: int
     branches: int
     lookahead: int
+    tokens_per_forward: float
     time: float
     over_plain: float
     over_si: float
@@ -103,6 +109,7 @@ class Gain:
 class _Timed:
     setup: Setup
     times: tuple[float, ...]
+    forwards: int
 
     @property
     def mean(self) -> float:
@@ -163,14 +170,23 @@ def grid_jobs(job: TreeJob, *, drafters: Sequence[float], rates: Sequence[float]
 
 
 def compare_trees(job: TreeJob) -> list[Gain]:
-    """Simulate SI and DSI, each as a chain and with every shape: seconds."""
+    """Simulate SI and DSI, each as a chain and with every shape, and own guesses: seconds."""
     si = _timed(job, Strategy.SPECULATIVE)
     chains = {Strategy.SPECULATIVE: si, Strategy.DISTRIBUTED: _timed(job, Strategy.DISTRIBUTED)}
     return [
         _gain(job, timed, si=si, chain=chain)
         for strategy, chain in chains.items()
         for timed in (chain, *(_timed(job, strategy, shape) for shape in job.shapes))
-    ]
+    ] + _self_gains(job, si=si)
+
+
+def _self_gains(job: TreeJob, *, si: _Timed) -> list[Gain]:
+    if job.guesses is None:
+        return []
+    target, drafter = job.node.target, job.node.drafter
+    setup = Setup(Strategy.SELF_SPECULATIVE, target, drafter, guesses=job.guesses)
+    own = _simulated(job, setup)
+    return [replace(_gain(job, own, si=si, chain=own), lookahead=0)]
 
 
 def write_gains(path: Path, gains: Sequence[Gain]) -> None:
@@ -201,7 +217,9 @@ def _timed(job: TreeJob, strategy: Strategy, shape: Shape = CHAIN) -> _Timed:
 
 def _simulated(job: TreeJob, setup: Setup) -> _Timed:
     batch = Batch(setup, job.node.acceptance_rate, job.token_count, range(job.repeats), job.shares)
-    return _Timed(setup, tuple(total_times(batch)))
+    found = totals(batch)
+    forwards = sum(each.target_forwards for each in found)
+    return _Timed(setup, tuple(each.time for each in found), forwards)
 
 
 def _speculative_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
@@ -270,6 +288,7 @@ def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
         width=setup.shape.width,
         branches=setup.shape.branches,
         lookahead=setup.lookahead,
+        tokens_per_forward=job.repeats * job.token_count / timed.forwards,
         time=timed.mean / step,
         over_plain=over_plain,
         over_si=over_si,

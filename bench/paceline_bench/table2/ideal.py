@@ -26,6 +26,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.proposal import NOTHING
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_protocol.simulation import Span, SpanKind, simulate
 from paceline_protocol.task import DecodingTask
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.messages import Command, Event
     from paceline_protocol.methods import DecodingMethod
+    from paceline_protocol.proposal import Proposal
     from paceline_protocol.simulation import SimulationResult
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
@@ -135,6 +137,11 @@ class BackendOracle:
         """Ask the target."""
         judgement = self._target.judge(prefix, block)
         return len(judgement.accepted_path), judgement.next_token
+
+    def guess(self, text: Sequence[int]) -> Proposal:
+        """Return nothing: no target here drafts for itself."""
+        del text
+        return NOTHING
 
 
 def ideal_schedule(

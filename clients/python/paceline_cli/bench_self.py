@@ -6,22 +6,23 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
-from paceline_bench.self_drafting.tables import report
+from paceline_bench.self_drafting.tables import report, sweep_report
 from paceline_cli.bundled import find_models
+from paceline_cli.choices import numbers_to
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import OneOrMore, Settings, option
+from paceline_serving.settings import OneOrMore, RateList, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,10 @@ __all__ = ["SelfSettings", "main"]
 _EXAMPLES = """
 paceline bench self --adapter models/python-target-medusa
 paceline bench self --adapter ~/medusa --adapter ~/streams --prompts 24 --chart self.png
+paceline bench self --adapter ~/streams --sweep --prompts 6 --max-tokens 48 --chart sweep.png
+paceline bench self --adapter ~/streams --sweep --widths 1,2 --sizes 4,16 --prune-below 0,0.01
 """
+_OF_SWEEPS = ("widths", "sizes", "prune_below")
 
 
 class SelfSettings(Settings):
@@ -44,6 +48,10 @@ class SelfSettings(Settings):
     that; everybody decodes the same texts in turn, greedily, on one target with one thread. Tokens
     and rows of a forward do not depend on the machine; how fast a way is does, so look at ratios.
     The exit code is 0 if every text was plain decoding's, else 1.
+
+    With --sweep trees of many sizes and shapes are tried instead, in one process without services:
+    all combinations of the best guesses for each reach and width (gamma and k), and the likeliest
+    guesses, each with and without pruning where the adapter can.
     """
 
     adapter: OneOrMore = option(
@@ -55,9 +63,33 @@ class SelfSettings(Settings):
     lookahead: int = Field(
         4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
     )
+    sweep: bool = Field(False, description="try many trees, and pruning, in this process")
+    widths: Annotated[tuple[int, ...], numbers_to(16)] = Field(
+        "1-3", validate_default=True, description="of a sweep: guesses at each place (k)"
+    )
+    sizes: Annotated[tuple[int, ...], numbers_to(256)] = Field(
+        "1,2,4,8,16,32,64",
+        validate_default=True,
+        description="of a sweep: guesses in trees of the likeliest",
+    )
+    prune_below: RateList = Field(
+        (0.0, 0.001, 0.01),
+        min_length=1,
+        max_length=8,
+        description="of a sweep: thresholds of pruning; 0: none",
+    )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: Path | None = Field(None, description="where to draw them, such as self.png")
+
+    @model_validator(mode="after")
+    def _sweeps_or_not(self) -> Self:
+        if self.sweep and not self.adapter:
+            raise ValueError("--sweep needs an --adapter")
+        for name in _OF_SWEEPS:
+            if not self.sweep and name in self.model_fields_set:
+                raise ValueError(f"--{name.replace('_', '-')} goes with --sweep")
+        return self
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,16 +100,52 @@ def main(arguments: Sequence[str]) -> int:
     models = find_models(settings.models)
     adapters = {path: _parameters(Path(path)) for path in settings.adapter}
     load_at_start = load_average()
-    content = asyncio.run(_run(settings, models, adapters))
-    print(report(content), end="")
+    if settings.sweep:
+        content = _swept(settings, models)
+        print(sweep_report(content), end="")
+    else:
+        content = asyncio.run(_run(settings, models, adapters))
+        print(report(content), end="")
     if settings.json_file is not None:
         write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:
-        from paceline_bench.charts import save_figure
-        from paceline_bench.self_drafting.chart import draw_self_drafting
-
-        save_figure(draw_self_drafting(content), settings.chart)
+        _draw(content, settings)
     return 0 if all(row["identical"] for row in content["rows"]) else 1
+
+
+def _draw(content: dict[str, Any], settings: SelfSettings) -> None:
+    # Here, because loading them takes most of a second.
+    from paceline_bench.charts import save_figure
+    from paceline_bench.self_drafting.chart import draw_self_drafting
+    from paceline_bench.self_drafting.sweep_chart import draw_sweep
+
+    assert settings.chart is not None
+    draw = draw_sweep if settings.sweep else draw_self_drafting
+    save_figure(draw(content), settings.chart)
+
+
+def _swept(settings: SelfSettings, models: BundledModels) -> dict[str, Any]:
+    # Here, because the services' bench needs no torch in this process.
+    from paceline_bench.self_drafting.sweep import SweepPlan, sweep
+
+    plan = SweepPlan(
+        widths=settings.widths,
+        sizes=settings.sizes,
+        thresholds=settings.prune_below,
+        max_tokens=settings.max_tokens,
+    )
+    prompts = _prompts(settings, models)
+    adapters = {Path(path).name: Path(path) for path in settings.adapter}
+    with progress(
+        f"{len(prompts)} texts x {settings.max_tokens} tokens", total=len(prompts)
+    ) as step:
+        rows = sweep(models.target, adapters, prompts, plan=plan, tell=step)
+    return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
+
+
+def _prompts(settings: SelfSettings, models: BundledModels) -> list[str]:
+    lines = models.prompts.read_text().splitlines()[: settings.prompts]
+    return [json.loads(line)["text"] for line in lines]
 
 
 async def _run(
@@ -115,8 +183,7 @@ async def _measured(
     ways: Sequence[Way], settings: SelfSettings, models: BundledModels
 ) -> dict[str, Any]:
     done: dict[str, list[Completion]] = {way.name: [] for way in ways}
-    lines = models.prompts.read_text().splitlines()[: settings.prompts]
-    prompts = [json.loads(line)["text"] for line in lines]
+    prompts = _prompts(settings, models)
     runs = len(ways) * len(prompts) * settings.repeats
     with progress(f"{len(prompts)} texts x {settings.max_tokens} tokens", total=runs) as step:
         async for way, completion in compete(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -13,13 +14,14 @@ from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.tree_shapes import Shape
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 4 --call-ms 
 paceline plan --target-ms 9 --target-row-ms 0.5 --drafter-ms 2 --acceptance 0.7 --gpus 3
 paceline plan --target-ms 25 --drafter-ms 5 --acceptance 0.7 --gpus 8 --chart plan.svg
 paceline plan --target-ms 37.7 --drafter-ms 2.5 --acceptance 0.63 --gpus 3 --width 4 --branches 3
+paceline plan --target-ms 9 --drafter-ms 2 --acceptance 0.7 --gpus 3 --self-rates 0.6,0.4,0.3
 """
 _NS_PER_MS = 1_000_000
 
@@ -44,8 +47,9 @@ class PlanSettings(Settings):
 
     The decoding methods that serve users run on a virtual clock with your latencies. `paceline
     check-pair` measures latencies and acceptance rate. One GPU is the drafter's, the others have a
-    target each. With a width SI and DSI come once more, with token trees. What is not there: the
-    orchestrator's own time, other requests, and batching.
+    target each. With a width SI and DSI come once more, with token trees; with hit rates there is
+    a target that drafts for itself (self-SI), too. What is not there: the orchestrator's own time,
+    other requests, and batching.
     """
 
     target_ms: float = Field(gt=0, le=1e6, description="a decoding step of the target, in ms")
@@ -84,23 +88,42 @@ class PlanSettings(Settings):
         description="how likely the next runner-up is right where the drafter is wrong, or"
         " 'llama' for a published vector",
     )
+    self_rates: RateList = Field(
+        (),
+        max_length=16,
+        description="also a target that drafts for itself: how often its guess for the token after"
+        ' its own next one is right, for the one after that, and so on: "0.6,0.4,0.3"',
+    )
+    self_nodes: int = Field(
+        16, ge=1, le=256, description="guesses that such a target proposes: the likeliest tree"
+    )
+    self_guess_ms: float = Field(
+        0, ge=0, le=1e6, description="more for each forward beside which such a target guesses"
+    )
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
     json_file: Path | None = option(None, description="where to keep the rows", flag="json")
 
     @model_validator(mode="after")
-    def _has_a_width(self) -> Self:
-        for name in ("branches", "rank_decay"):
-            if self.width == 1 and name in self.model_fields_set:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} goes with a --width of 2 or more")
+    def _has_what_goes_together(self) -> Self:
+        given = self.model_fields_set
+        if self.width == 1 and "branches" in given:
+            raise ValueError("--branches goes with a --width of 2 or more")
+        if self.width == 1 and not self.self_rates and "rank_decay" in given:
+            raise ValueError("--rank-decay goes with a --width of 2 or more, or --self-rates")
+        for name in ("self_nodes", "self_guess_ms"):
+            if not self.self_rates and name in given:
+                raise ValueError(f"--{name.replace('_', '-')} goes with --self-rates")
         return self
 
     @property
     def node(self) -> SimulatedNode:
         """The user's servers."""
         return SimulatedNode(
-            target=self._latency(self.target_first_ms, self.target_ms, self.target_row_ms),
+            target=replace(
+                self._latency(self.target_first_ms, self.target_ms, self.target_row_ms),
+                guess=round(self.self_guess_ms * _NS_PER_MS),
+            ),
             drafter=self._latency(self.drafter_first_ms, self.drafter_ms, self.drafter_row_ms),
             acceptance_rate=self.acceptance,
             target_count=self.gpus - 1,
@@ -117,13 +140,14 @@ class PlanSettings(Settings):
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(PlanSettings, arguments, program="paceline plan", examples=_EXAMPLES)
-    node = settings.node
+    node, shares = settings.node, shares_of(settings.rank_decay)
     jobs = forecast_jobs(
         node,
         token_count=settings.tokens,
         repeats=settings.repeats,
         shape=Shape(settings.width, settings.branches),
-        shares=shares_of(settings.rank_decay),
+        shares=shares,
+        guesses=own_guesses(settings.self_rates, node_count=settings.self_nodes, shares=shares),
     )
     with progress("simulating", total=len(jobs)) as step:
         rows = compute_all(forecast, jobs, on_done=lambda job: step(_label(job)))
@@ -156,6 +180,9 @@ def _conditions(settings: PlanSettings) -> str:
             f"; trees of width {settings.width}, {settings.branches} branches, rank decay"
             f" {settings.rank_decay}"
         )
+    if settings.self_rates:
+        rates = ", ".join(f"{rate:g}" for rate in settings.self_rates)
+        trees += f"; {settings.self_nodes} own guesses, right by {rates}"
     return (
         f"target {settings.target_ms:g} ms, drafter {settings.drafter_ms:g} ms,"
         f" acceptance {settings.acceptance:.0%}; {settings.tokens} tokens,"

@@ -28,7 +28,7 @@ from paceline_cli.screen import progress, table
 from paceline_cli.simulate_trees import TreeOptions, show_trees
 from paceline_protocol.task import DispatchPolicy
 from paceline_protocol.tree_shapes import Shape
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,18 @@ paceline simulate figure7 --repeats 50 --image svg
 paceline simulate trees --widths 2,4              what trees are worth: some minutes
 paceline simulate trees --sp 7 --target-row 0.02  where each row more takes 2 % of a forward
 paceline simulate table2 --rank-decay 0.3         trees on the rows of the paper's Table 2
+paceline simulate table2 --self-rates 0.6,0.4     and a target that drafts for itself
 """
-_OF_TREES = ("widths", "branches", "rank_decay", "sp", "target_row", "drafter_row")
+_OF_TREES = (
+    "widths",
+    "branches",
+    "rank_decay",
+    "sp",
+    "target_row",
+    "drafter_row",
+    "self_rates",
+    "self_nodes",
+)
 _FIGURES = {"figure2": ("Figure 2", None), "figure7": ("Figure 7", 5)}  # title and lookahead
 _PANELS = {"figure2": tuple(RATIOS), "figure7": tuple(RATIOS)[:3]}
 
@@ -65,7 +75,7 @@ class SimulateSettings(Settings):
     the exit code is 1 if Table 1 is not reproduced exactly. `ewif` is Table 1 of the paper on
     cascades: expected walltime improvement factors, by its formula. Not part of `all`: `trees`,
     heat maps of what token trees add to SI and DSI, and `table2`, the same for the rows of Table 2,
-    ideal and without the prompt.
+    ideal and without the prompt; with hit rates beside a target that drafts for itself.
     """
 
     what: Literal["all", "table1", "ewif", "figure2", "figure7", "trees", "table2"] = option(
@@ -102,6 +112,15 @@ class SimulateSettings(Settings):
     )
     drafter_row: float = Field(
         0, ge=0, le=10, description="trees: the same in the drafter's forwards"
+    )
+    self_rates: RateList = Field(
+        (),
+        max_length=16,
+        description="trees: also a target that drafts for itself, by how often its guess for the"
+        " token after its own next one is right, for the one after that, and so on",
+    )
+    self_nodes: int = Field(
+        16, ge=1, le=256, description="trees: guesses that it proposes, the likeliest tree"
     )
     per_gpu: bool = Field(
         False, description="also tokens in a target forward's time over the GPUs in use"
@@ -226,6 +245,8 @@ def _tree_options(settings: SimulateSettings) -> TreeOptions:
         rows=(settings.target_row, settings.drafter_row),
         token_count=settings.tokens,
         repeats=settings.repeats,
+        self_rates=settings.self_rates,
+        self_nodes=settings.self_nodes,
         per_gpu=settings.per_gpu,
         directory=settings.output_directory,
         image=settings.image,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline_bench.node import TABLE2
 from paceline_bench.parallel import compute_all
+from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
-from paceline_bench.simulate.tree_tables import gains_table, grid_findings
+from paceline_bench.simulate.tree_tables import gains_table, grid_findings, self_finding
 from paceline_bench.simulate.trees import (
     TreeJob,
     compare_trees,
@@ -45,6 +46,8 @@ class TreeOptions:
         rows: The price of a target's and of a drafter's row, in its own forwards.
         token_count: Tokens of a generation.
         repeats: Generations.
+        self_rates: Hit rates of a target that drafts for itself; none: there is none.
+        self_nodes: How many guesses it proposes.
         per_gpu: Whether to tell what each GPU is worth.
         directory: Where the files go.
         image: The pictures' format.
@@ -59,6 +62,8 @@ class TreeOptions:
     rows: tuple[float, float]
     token_count: int
     repeats: int
+    self_rates: tuple[float, ...]
+    self_nodes: int
     per_gpu: bool
     directory: Path
     image: str
@@ -77,6 +82,8 @@ def show_trees(options: TreeOptions) -> None:
         for line in grid_findings(gains):
             print(f"- {line}")
         _draw(gains, options)
+    if options.self_rates:
+        print(f"- {self_finding(gains)}")
     if not options.is_grid or options.per_gpu:
         print(gains_table(gains, per_gpu=options.per_gpu))
     write_gains(options.directory / f"{name}.csv", gains)
@@ -88,15 +95,17 @@ def show_trees(options: TreeOptions) -> None:
 
 def _job(options: TreeOptions, *, target_count: int) -> TreeJob:
     target_row, drafter_row = options.rows
+    shares = shares_of(options.rank_decay)
     return TreeJob(
         name="",
         node=steady(
             0.1, 0.5, target_count=target_count, target_row=target_row, drafter_row=drafter_row
         ),
         shapes=options.shapes,
-        shares=shares_of(options.rank_decay),
+        shares=shares,
         token_count=options.token_count,
         repeats=options.repeats,
+        guesses=own_guesses(options.self_rates, node_count=options.self_nodes, shares=shares),
     )
 
 
@@ -149,9 +158,13 @@ def _draw(gains: Sequence[Gain], options: TreeOptions) -> None:
 def _conditions(options: TreeOptions) -> str:
     target_row, drafter_row = options.rows
     priced = f"; rows {target_row:g} and {drafter_row:g}" if target_row or drafter_row else ""
+    guessing = ""
+    if options.self_rates:
+        rates = ", ".join(f"{rate:g}" for rate in options.self_rates)
+        guessing = f"; {options.self_nodes} own guesses, right by {rates}"
     return (
         f"{options.repeats} generations of {options.token_count} tokens, decoding alone;"
-        f" rank decay {options.rank_decay}{priced}"
+        f" rank decay {options.rank_decay}{priced}{guessing}"
     )
 
 

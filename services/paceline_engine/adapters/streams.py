@@ -265,8 +265,12 @@ class Streams(nn.Module):
 
     def early_logits(self, model: Any, trunk: Trunk) -> Tensor:
         """Return what the main stream will say, guessed before the upper layers: (B, T, V)."""
-        x = trunk.entering
-        logits: Tensor = model.lm_head(model.model.norm(x + self.early_exit(x)))
+        return self.exit_early(model, trunk.entering)
+
+    def exit_early(self, model: Any, entering: Tensor) -> Tensor:
+        """Guess from what enters the upper layers, (..., E), what the main stream will say."""
+        hidden = entering + self.early_exit(entering)
+        logits: Tensor = model.lm_head(model.model.norm(hidden))
         return logits
 
 

@@ -24,11 +24,11 @@ from torch.nn import functional
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.backends.key_values import KeyValues
 
-__all__ = ["Attention", "ForwardRows", "SharedRows", "attend_slowly"]
+__all__ = ["Attention", "FewerRows", "ForwardRows", "SharedRows", "attend_slowly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class ForwardRows(Protocol):
         read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
             head gets; None: nothing.
         read: That: (scored, E).
+        prune: Told what enters that layer, (T, E), it says with which rows to go on; None: with
+            all. The rest of the forward, what is read included, is then theirs.
     """
 
     token_ids: Tensor
@@ -71,11 +73,25 @@ class ForwardRows(Protocol):
     scored: Tensor | slice
     read_at: int | None
     read: Tensor | None
+    prune: Callable[[Tensor], FewerRows | None] | None
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewerRows:
+    """What a forward goes on with.
+
+    Attributes:
+        rows: As if there had never been others.
+        places: Which of the rows so far these are, ascending: (T,).
+    """
+
+    rows: ForwardRows
+    places: Tensor
 
 
 class SharedRows:
@@ -121,6 +137,7 @@ class SharedRows:
         self.scored = self._scored(scored_counts, device)
         self.read_at: int | None = None
         self.read: Tensor | None = None
+        self.prune: Callable[[Tensor], FewerRows | None] | None = None
 
     def _scored(self, counts: Sequence[int], device: torch.device) -> Tensor | slice:
         total = sum(self._counts)

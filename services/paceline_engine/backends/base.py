@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.errors import PacelineError
@@ -79,7 +79,7 @@ class TokenMemory:
         return int(self.free_bytes * self.usable_share) // self.bytes_per_token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Feed:
     """An item's rows in a forward.
 
@@ -93,14 +93,40 @@ class Feed:
         token_ids: What to append to it: one row for each.
         scored_count: For how many of the last rows to score what follows; 0 in a part of a prefix.
         parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
-        proposes: Whether the model is asked for guesses of its own beside the scored rows.
+        proposes: How tokens are chosen, if the model is asked for guesses of its own beside the
+            scored rows; else None.
+        is_own: Whether the tree is what the model itself proposed for this text, or a part of it.
+        kept: Which of the tree's tokens the forward went on with; None: with all.
+        dropped_count: How many rows it did not go on with.
     """
 
     cache: ModelCache
     token_ids: array[int]
     scored_count: int
     parents: Sequence[int] = ()
-    proposes: bool = False
+    proposes: SessionSpec | None = None
+    is_own: bool = False
+    kept: Sequence[int] | None = None
+    dropped_count: int = 0
+
+    @property
+    def text_count(self) -> int:
+        """How many of the rows come before the tree's."""
+        return len(self.token_ids) - len(self.parents)
+
+    @property
+    def tree(self) -> Proposal:
+        """The tree's tokens."""
+        return Proposal(self.token_ids[self.text_count :].tolist(), self.parents)
+
+    def prune(self, kept: Sequence[int]) -> None:
+        """Leave only these of the tree's tokens: what the forward went on with is what counts."""
+        tree = self.tree.only(kept)
+        self.dropped_count += len(self.parents) - len(kept)
+        del self.token_ids[self.text_count :]
+        self.token_ids.extend(tree.token_ids)
+        self.parents, self.scored_count = tree.parents, len(kept) + 1
+        self.kept = kept if self.kept is None else [self.kept[index] for index in kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +236,8 @@ class Backend(ABC):
         fed.extend(block)
         if tree:
             return Feed(cache, fed, len(item.block), tree.parents)
-        return Feed(cache, fed, len(block) + 1, item.parents, proposes=item.proposes)
+        proposes = item.spec if item.proposes else None
+        return Feed(cache, fed, len(block) + 1, item.parents, proposes)
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""
@@ -234,12 +261,13 @@ class Backend(ABC):
     def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
         if isinstance(scores, Exception):
             return scores
-        row_count = len(feed.token_ids)
+        row_count = len(feed.token_ids) + feed.dropped_count
         if not feed.scored_count:
             return Outcome(row_count)
         try:
             if isinstance(item.task, Judge):
-                return Outcome(row_count, judgement=self._judge(scores, item.task, item))
+                judgement = self._judge_kept(scores, item.task, item, kept=feed.kept)
+                return Outcome(row_count, judgement=judgement, dropped_count=feed.dropped_count)
             if isinstance(item.task, Decode):
                 task = Judge(NOTHING, item.task.logprobs)
                 return Outcome(row_count, judgement=self._judge(scores, task, item))
@@ -253,11 +281,21 @@ class Backend(ABC):
         except Exception as error:  # noqa: BLE001 - the caller's, and raised there
             return error
 
+    def _judge_kept(
+        self, scores: Any, task: Judge, item: Item, *, kept: Sequence[int] | None
+    ) -> Judgement:
+        """Decide on a proposal of which the forward computed only some tokens, or all."""
+        if kept is None:
+            return self._judge(scores, task, item)
+        judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
+        return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
+
     @abstractmethod
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:
         """Append each feed's tokens to its text's state, and score its last rows.
 
-        Where it fails nothing counts as appended.
+        It may prune a feed's tree (`Feed.prune`), and then those of its tokens that are left are
+        appended. Where it fails nothing counts as appended.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.backends.attention import Attention
+    from paceline_engine.backends.attention import Attention, FewerRows
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
 
@@ -57,6 +57,7 @@ class CapturedStep:
         self.scored: Tensor | slice = slice(0, 1)
         self.read_at: int | None = None
         self.read: Tensor | None = None
+        self.prune: Callable[[Tensor], FewerRows | None] | None = None
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now: a recording must not make a table longer.

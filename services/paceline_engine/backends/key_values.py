@@ -130,12 +130,16 @@ class KeyValues(ModelCache):
         self.step = None
 
     @torch.inference_mode()
-    def _gather(self, path: Sequence[int]) -> None:
-        if tuple(path) == tuple(range(len(path))):
+    def close_up(self, kept: Sequence[int], *, start: int, layers: int) -> None:
+        """Move rows, counted from one on, to just that one, in the first layers."""
+        if tuple(kept) == tuple(range(len(kept))):
             return
-        rows = torch.tensor([self.length + index for index in path]).to(self._shape.device)
-        for each in (self.keys, self.values):
-            each.narrow(-2, self.length, len(path)).copy_(each.index_select(-2, rows))
+        rows = torch.tensor([start + index for index in kept]).to(self._shape.device)
+        for each in (self.keys[:layers], self.values[:layers]):
+            each.narrow(-2, start, len(kept)).copy_(each.index_select(-2, rows))
+
+    def _gather(self, path: Sequence[int]) -> None:
+        self.close_up(path, start=self.length, layers=self._shape.layers)
 
     def _crop(self, length: int) -> None:
         del length  # only the tokens count

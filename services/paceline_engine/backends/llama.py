@@ -84,18 +84,24 @@ class FusedLlama:
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""
-        rotation = tuple(
-            table.index_select(0, rows.positions) for table in self.rotations(rows.longest)
-        )
+        rotation = self._rotation(rows)
         hidden = functional.embedding(rows.token_ids, self._embedding.weight)
         for index, layer in enumerate(self.layers):
             if index == rows.read_at:
+                fewer = rows.prune(hidden) if rows.prune is not None else None
+                if fewer is not None:
+                    rows, hidden = fewer.rows, hidden[fewer.places]
+                    rotation = self._rotation(rows)
                 rows.read = hidden[rows.scored]
             hidden = layer(hidden, rotation, rows)
         last = self._norm(hidden[rows.scored])
         if rows.read_at == len(self.layers):
             rows.read = last
         return self._head(last)
+
+    def _rotation(self, rows: ForwardRows) -> Rotation:
+        cosines, sines = self.rotations(rows.longest)
+        return cosines.index_select(0, rows.positions), sines.index_select(0, rows.positions)
 
     def rotations(self, length: int) -> Rotation:
         """Return the rotations of the first positions: (length, D) each.

@@ -18,11 +18,12 @@ from torch import Tensor
 from paceline_engine.adapters.card import model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.adapters.medusa import MedusaHeads
-from paceline_engine.adapters.rank_paths import propose, rank_counts
-from paceline_engine.adapters.streams import SeenTokens
+from paceline_engine.adapters.rank_paths import propose, prune_by_threshold, rank_counts
+from paceline_engine.adapters.streams import SeenTokens, Streams
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.decisions import rank_from
 from paceline_engine.fields import MOST_TREE_TOKENS
+from paceline_engine.sampling import perturbed_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from paceline_engine.calls import SessionSpec
     from paceline_engine.proposal import Proposal
 
-__all__ = ["DecidedRow", "SelfDrafter", "load_for"]
+__all__ = ["DecidedRow", "FedTree", "SelfDrafter", "load_for"]
 
 
 def load_for(files: ModelFiles, model: Any, directory: Path) -> LoadedAdapter:
@@ -65,6 +66,23 @@ class DecidedRow:
     spec: SessionSpec
 
 
+@dataclass(frozen=True, slots=True)
+class FedTree:
+    """A tree in a forward whose upper layers are still to be computed.
+
+    Attributes:
+        tree: Its tokens.
+        position: Of the token after the text.
+        entering: (T + 1, E) what enters the upper layers, in the text's last row and the tree's.
+        spec: How tokens are chosen there.
+    """
+
+    tree: Proposal
+    position: int
+    entering: Tensor
+    spec: SessionSpec
+
+
 class SelfDrafter:
     """An adapter beside a loaded model.
 
@@ -72,14 +90,19 @@ class SelfDrafter:
         depth: The most tokens of a path that it proposes.
         kind: What guesses.
         read_at: Which layer's input it reads; the number of layers: what the head gets.
+        prunes: Whether it prunes trees.
     """
 
-    def __init__(self, adapter: LoadedAdapter, model: Any, *, takes_trees: bool) -> None:
+    def __init__(
+        self, adapter: LoadedAdapter, model: Any, *, takes_trees: bool, prune_below: float
+    ) -> None:
         """Build it.
 
         Args:
             model: The one that the adapter was loaded for.
             takes_trees: Whether the model judges trees. Else only the best guesses are proposed.
+            prune_below: How likely a guess has to be after its parent, by the early exit if there
+                is one; 0: however unlikely.
 
         Raises:
             ModelLoadError: its tree is none that can be judged.
@@ -97,6 +120,8 @@ class SelfDrafter:
         self._widths = rank_counts(self._paths)
         self.depth = len(self._widths)
         self.read_at = model.config.num_hidden_layers - adapter.module.upper_layers
+        self._prune_below = prune_below
+        self.prunes = takes_trees and prune_below > 0 and adapter.card.exit_rank > 0
 
     def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
         """Guess what follows each row's next token: the card's tree, with guesses in it.
@@ -111,6 +136,28 @@ class SelfDrafter:
         return [
             self._into_tree(own, spec=row.spec, position=row.length)
             for row, own in zip(rows, logits, strict=True)
+        ]
+
+    def prune(self, trees: Sequence[FedTree], *, vocabulary_size: int) -> list[tuple[int, ...]]:
+        """Say which tokens of trees to go on with; only if it prunes.
+
+        How likely one is, is what the early exit thinks, with the target's own noise at its
+        position, as guesses are ordered by.
+        """
+        if not trees:
+            return []
+        assert isinstance(self._adapter, Streams), "others have no early exit"
+        parents = [sorted({*each.tree.parents}) for each in trees]
+        entering = torch.cat(
+            [each.entering[rows] for each, rows in zip(trees, parents, strict=True)]
+        )
+        logits = self._adapter.exit_early(self._model, entering)[:, :vocabulary_size]
+        own = torch.split(logits, [len(rows) for rows in parents])
+        return [
+            prune_by_threshold(
+                each.tree.parents, _likelihoods(each, rows, said), threshold=self._prune_below
+            )
+            for each, rows, said in zip(trees, parents, own, strict=True)
         ]
 
     def _into_tree(self, logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
@@ -135,3 +182,26 @@ class SelfDrafter:
     def _seen(self, row: DecidedRow) -> SeenTokens:
         keys, values = row.text.until(row.length)
         return SeenTokens(keys[self.read_at :], values[self.read_at :])
+
+
+def _likelihoods(fed: FedTree, rows: Sequence[int], logits: Tensor) -> list[float]:
+    """Return how likely each of a tree's tokens is after its parent.
+
+    Args:
+        rows: Which have tokens after them: 0 the text's last, i + 1 the i-th token's.
+        logits: Of these.
+    """
+    depths = [-1, *fed.tree.depths()]
+    scores = [
+        perturbed_scores(
+            logits[place : place + 1],
+            first_position=fed.position + depths[row] + 1,
+            parameters=fed.spec.sampling,
+            seed=fed.spec.seed,
+        )
+        for place, row in enumerate(rows)
+    ]
+    places = torch.tensor([rows.index(parent) for parent in fed.tree.parents])
+    token_ids = torch.tensor(fed.tree.token_ids)
+    shares: list[float] = torch.cat(scores).softmax(-1)[places, token_ids].tolist()
+    return shares

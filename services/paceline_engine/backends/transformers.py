@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -38,9 +39,11 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
+from paceline_engine.backends.pruning import Pruning
 from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
 from paceline_engine.decisions import draft_from, judge_by, rank_from
 from paceline_engine.items import Draft, Outcome
+from paceline_engine.proposal import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,6 +109,7 @@ class TransformersBackend(Backend):
         capture: bool = False,
         invariant: bool = False,
         adapter: str = "",
+        prune_below: float = 0.0,
     ) -> None:
         """Load a model.
 
@@ -120,6 +124,7 @@ class TransformersBackend(Backend):
             invariant: Let a row's logits follow from its text alone, bit by bit: see
                 `backends/invariant.py`.
             adapter: Directory with an adapter for it; empty: it does not draft for itself.
+            prune_below: See `SelfDrafter`.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
@@ -150,15 +155,20 @@ class TransformersBackend(Backend):
         if invariant:
             self._check_invariance()
         if guesses is not None:
-            self._draft_for_itself(guesses)
+            self._draft_for_itself(guesses, prune_below=prune_below)
 
-    def _draft_for_itself(self, adapter: LoadedAdapter) -> None:
+    def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
         if self.decoder is None:
             raise ModelLoadError(
                 f"model {self.description.name!r} is computed in the library's own way, where no"
                 " adapter can read what it needs"
             )
-        drafter = SelfDrafter(adapter, self.model, takes_trees=self.description.takes_trees)
+        drafter = SelfDrafter(
+            adapter,
+            self.model,
+            takes_trees=self.description.takes_trees,
+            prune_below=prune_below,
+        )
         self.self_drafter = drafter
         self.description = replace(
             self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
@@ -181,6 +191,7 @@ class TransformersBackend(Backend):
         self._layers_run = 0
         self.self_drafter = None
         self._read: dict[ModelCache, Tensor] = {}
+        self._guessed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
         can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
         self.captures = capture and can_capture
         if capture and not can_capture:
@@ -237,6 +248,7 @@ class TransformersBackend(Backend):
             # The verdicts are there, and a guess is worth no failed call.
             return answers
         for (place, judgement), proposal in zip(asked.items(), proposals, strict=True):
+            self._guessed[items[place].cache] = proposal
             with_proposal = replace(judgement, proposal=proposal)
             answers[place] = replace(cast("Outcome", answers[place]), judgement=with_proposal)
         return answers
@@ -247,13 +259,19 @@ class TransformersBackend(Backend):
         rows = []
         for item, judgement in decided:
             path, text = judgement.accepted_path, cast("KeyValues", item.cache)
-            if item.parents:
+            if text.tree:
+                # By its places among the tokens that were not pruned.
+                path = text.tree.path_of(_proposal_of(item).along(path))
                 # So that what the row sees lies in one piece; the next call would do it anyway.
                 text.adopt(path)
             read = self._read[text][path[-1] + 1 if path else 0]
             rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
         size = self.description.vocabulary_size
         return self.self_drafter.propose(rows, vocabulary_size=size)
+
+    @property
+    def _prunes(self) -> bool:
+        return self.self_drafter is not None and self.self_drafter.prunes
 
     @_on_device()
     def token_memory(self) -> TokenMemory:
@@ -279,7 +297,12 @@ class TransformersBackend(Backend):
     @_on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         # Here a tree's accepted path is moved to the text's end.
-        return super()._feed(item, row_limit)
+        feed = super()._feed(item, row_limit)
+        if feed.proposes is not None and self._prunes and item.block:
+            feed.is_own = _proposal_of(item).is_part_of(self._guessed.get(item.cache, NOTHING))
+            if feed.is_own:
+                feed.parents = feed.parents or range(len(item.block))  # a chain is a tree, too
+        return feed
 
     @_on_device()
     def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
@@ -329,14 +352,25 @@ class TransformersBackend(Backend):
         else:
             parents = [feed.parents for feed in feeds]
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
-        if self.self_drafter is not None and any(feed.proposes for feed in feeds):
-            rows.read_at = self.self_drafter.read_at
-        logits = self.decoder(rows)[: sum(counts)]
-        if rows.read is not None:
-            self._read.update(
-                zip(texts, torch.split(rows.read[: sum(counts)], counts), strict=True)
-            )
-        return torch.split(logits, counts)
+        if self.self_drafter is None or not any(feed.proposes for feed in feeds):
+            return torch.split(self.decoder(rows)[: sum(counts)], counts)
+        return self._read_rows(feeds, rows, self.self_drafter)
+
+    def _read_rows(
+        self, feeds: Sequence[Feed], rows: SharedRows, drafter: SelfDrafter
+    ) -> Sequence[Tensor]:
+        """Compute rows, pruned if the adapter does, and keep what it reads of those scored."""
+        assert self.decoder is not None
+        size = self.description.vocabulary_size
+        pruning = Pruning(drafter, feeds, rows, vocabulary_size=size, together=self._together)
+        rows.read_at, rows.prune = drafter.read_at, pruning if drafter.prunes else None
+        logits = self.decoder(rows)
+        counts = [feed.scored_count for feed in feeds]
+        read = pruning.rows.read
+        assert read is not None, "a decoder reads what it is told to"
+        texts = [cast("KeyValues", feed.cache) for feed in feeds]
+        self._read.update(zip(texts, torch.split(read[: sum(counts)], counts), strict=True))
+        return torch.split(logits[: sum(counts)], counts)
 
     def _step(self, feed: Feed) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""
@@ -362,3 +396,7 @@ class TransformersBackend(Backend):
         if self.interrupt.is_set():
             raise ForwardInterrupted
         self._layers_run += 1
+
+
+def _proposal_of(item: Item) -> Proposal:
+    return cast("Judge", item.task).proposal

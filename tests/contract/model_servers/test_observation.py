@@ -97,6 +97,18 @@ async def test_accepted_tokens_are_counted_by_position(new_host):
         assert 'paceline_wasted_tokens_total{reason="rejected",role="target"} 2.0' in metrics
 
 
+async def test_what_becomes_of_a_targets_own_guesses_is_counted():
+    host = FakeHost()
+    async with observed(TARGET, host) as (_, page):
+        now = host.statistics()
+        now.guesses_proposed, now.guesses_judged = 9, 7
+        now.guesses_pruned, now.guesses_accepted = 3, 2
+        metrics = await page("/metrics")
+        for what, count in (("proposed", 9), ("judged", 7), ("pruned", 3), ("accepted", 2)):
+            line = f'paceline_self_draft_num_{what}_tokens_total{{role="target"}} {count:.1f}'
+            assert line in metrics
+
+
 async def test_sessions_whose_lease_ran_out_are_counted_as_evicted():
     host = FakeHost()
     async with observed(TARGET, host) as (_, page):

@@ -10,6 +10,7 @@ from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.methods import Strategy
 from paceline_protocol.ranks import runner_up_shares
 from paceline_protocol.simulation import ServerLatency
@@ -46,7 +47,7 @@ def forecasts(of: SimulatedNode, *, tokens: int = 20, repeats: int = 8) -> list[
 def row(strategy: Strategy, targets: int, milliseconds: float, *, spread: float = 0) -> Forecast:
     times = (milliseconds - spread, milliseconds, milliseconds + spread)
     lookahead = 0 if strategy is Strategy.AUTOREGRESSIVE else 3
-    return Forecast(strategy, targets, lookahead, tuple(time * MS for time in times))
+    return Forecast(strategy, targets, lookahead, tuple(time * MS for time in times), 1.5)
 
 
 def rows(plain: float, si: float, *dsi: float) -> list[Forecast]:
@@ -79,7 +80,7 @@ def test_with_a_width_methods_that_draft_come_once_more_with_trees():
 
 
 def test_trees_have_rows_of_their_own_and_gains_of_their_own():
-    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, TREE)
+    tree = Forecast(Strategy.DISTRIBUTED, 1, 1, (80.0 * MS,) * 3, 1.5, TREE)
     both = [
         *rows(200, 150, 120, 100),
         tree,
@@ -96,6 +97,30 @@ def test_trees_have_rows_of_their_own_and_gains_of_their_own():
     assert json_rows(both)[-1]["width"] == 3
     labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
     assert "DSI, width 3; the numbers are its lookahead" in labels
+
+
+# --- a target that drafts for itself ---
+
+
+def test_with_hit_rates_self_speculation_stands_beside_the_others():
+    guesses = OwnGuesses((1.0,), ((0,),))
+    at = node(targets=1, row=4)
+    jobs = forecast_jobs(at, token_count=21, repeats=3, guesses=guesses)
+    assert [job.strategy for job in jobs][-1] is Strategy.SELF_SPECULATIVE
+    assert len(jobs) == 1 + len(forecast_jobs(at, token_count=21, repeats=3))
+    plain, *_, own = [forecast(job) for job in jobs]
+    # After the prompt's ten forwards of two rows decide two tokens each.
+    assert own.times_ns == ((40 + 10 * 44) * MS,) * 3
+    assert own.tokens_per_forward == pytest.approx(21 / 11)
+    assert (own.gpu_count, own.lookahead, plain.tokens_per_forward) == (1, 0, 1)
+
+
+def test_own_guesses_that_are_right_at_times_take_different_times():
+    guesses = OwnGuesses((0.5,), ((0,),))
+    job = ForecastJob(
+        node(), Strategy.SELF_SPECULATIVE, 1, token_count=30, repeats=5, guesses=guesses
+    )
+    assert len(set(forecast(job).times_ns)) > 1
 
 
 # --- numbers ----------------------------------------------------------------------------------
@@ -224,10 +249,10 @@ def test_the_table_has_times_speed_ups_and_marginal_gains():
     listed = rows(1000, 500)
     listed += [row(Strategy.DISTRIBUTED, count, ms, spread=9) for count, ms in ((1, 400), (2, 300))]
     assert table_rows(listed) == [
-        ("non-SI", "1", "-", "1000", "1.00x", ""),
-        ("SI", "1", "3", "500", "2.00x", ""),
-        ("DSI on 1 target", "2", "3", "400 ± 5", "2.50x", ""),
-        ("DSI on 2 targets", "3", "3", "300 ± 5", "3.33x", "+25.0%"),
+        ("non-SI", "1", "-", "1.50", "1000", "1.00x", ""),
+        ("SI", "1", "3", "1.50", "500", "2.00x", ""),
+        ("DSI on 1 target", "2", "3", "1.50", "400 ± 5", "2.50x", ""),
+        ("DSI on 2 targets", "3", "3", "1.50", "300 ± 5", "3.33x", "+25.0%"),
     ]
 
 
@@ -246,6 +271,7 @@ def test_json_rows_are_in_ms():
         "lookahead": 3,
         "width": 1,
         "branches": 0,
+        "tokens_per_forward": 1.5,
         "mean_ms": 500.0,
         "error_ms": 0.0,
         "speed_up": 2.0,

@@ -10,7 +10,7 @@ import pytest
 
 from paceline_bench.simulate.claims import per_gpu_claim
 from paceline_bench.simulate.heatmaps import Cell, Timing
-from paceline_bench.simulate.tree_tables import gains_table, grid_findings
+from paceline_bench.simulate.tree_tables import gains_table, grid_findings, self_finding
 from paceline_bench.simulate.trees import (
     Gain,
     TreeJob,
@@ -19,6 +19,7 @@ from paceline_bench.simulate.trees import (
     steady,
 )
 from paceline_cli.__main__ import main
+from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.ranks import hit_share, runner_up_shares
 from paceline_protocol.tree_shapes import Shape, distributed_speed, leaves_speed
 
@@ -41,6 +42,7 @@ GAIN = Gain(
     width=3,
     branches=2,
     lookahead=1,
+    tokens_per_forward=1.75,
     time=25.0,
     over_plain=2.0,
     over_si=1.5,
@@ -104,7 +106,7 @@ def test_a_grid_keeps_the_price_of_rows_and_the_targets():
 def test_the_table_has_a_line_for_each_and_gpus_only_if_asked_for():
     with_gpus = gains_table([GAIN], per_gpu=True).splitlines()
     assert with_gpus[2] == (
-        "| here | DSI | 7 | 3, 2 | 1 | 25.00 | 1.50 ± 0.02 | 1.20 ± 0.01 | 8 | 2.00 | 0.25 |"
+        "| here | DSI | 7 | 3, 2 | 1 | 1.75 | 25.00 | 1.50 ± 0.02 | 1.20 ± 0.01 | 8 | 2.00 | 0.25 |"
     )
     assert "GPU" not in gains_table([GAIN], per_gpu=False)
 
@@ -118,6 +120,28 @@ def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
         f"{way}: up to 1.20x of chains (here), up to 1.70x of SI (there)",
         f"{way}: slower than chains by more than 1 % in 1 of 3 cells, at worst 0.90x (there)",
     ]
+
+
+def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
+    """Always right: after the first forward each gives three tokens, for the price of two rows."""
+    job = replace(
+        JOB,
+        node=steady(0.1, 0.6, target_count=2, target_row=0.1),
+        shapes=(),
+        token_count=19,
+        guesses=OwnGuesses((1.0, 1.0), ((0,), (0, 0))),
+    )
+    si, dsi, own = compare_trees(job)
+    assert (si.strategy, dsi.strategy, own.strategy) == ("SI", "DSI", "self-SI")
+    assert own.tokens_per_forward == pytest.approx(19 / 7)
+    assert own.time == pytest.approx(1 + 6 * 1.2)
+    assert own.over_plain == pytest.approx(19 / own.time)
+    assert own.over_si == pytest.approx(si.time / own.time)
+    assert (own.lookahead, own.gpu_count, own.target_count) == (0, 1, 1)
+    said = self_finding([si, dsi, own])
+    assert said.startswith("self-SI: 2.71 tokens for each forward, 2.32x of plain decoding; ahead")
+    ahead = [int(each.over_si < own.over_si) for each in (si, dsi)]
+    assert f"ahead of SI in {ahead[0]} of 1; ahead of DSI, 2 targets in {ahead[1]} of 1" in said
 
 
 def run(capsys, *arguments):
@@ -160,7 +184,18 @@ def test_the_rows_of_table_2_come_with_what_each_gpu_is_worth(capsys, tmp_path):
     assert "rank decay llama; rows 0.01 and 0" in out
     lines = [line for line in out.splitlines() if line.startswith("| vicuna-13b/cnn-dm | DSI | 2")]
     assert [line.split(" | ")[3] for line in lines] == ["-", "2, 1", "3, 1"]
-    assert all(line.split(" | ")[8] == "3" for line in lines)
+    assert all(line.split(" | ")[9] == "3" for line in lines)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_target_that_drafts_for_itself_comes_beside_them(capsys, tmp_path):
+    options = ("--self-rates", "0.9,0.8", "--self-nodes", "4", "--output-directory", str(tmp_path))
+    code, out, _ = run(capsys, "simulate", "table2", *SHORT, *options)
+    assert code == 0
+    assert "; 4 own guesses, right by 0.9, 0.8\n- self-SI: " in out
+    (line,) = [line for line in out.splitlines() if line.startswith("| vicuna-13b/cnn-dm | self")]
+    assert line.split(" | ")[2:5] == ["1", "-", "-"]
+    assert float(line.split(" | ")[5]) > 1
 
 
 @pytest.mark.parametrize(
@@ -170,6 +205,10 @@ def test_the_rows_of_table_2_come_with_what_each_gpu_is_worth(capsys, tmp_path):
         (("trees", "--rank-decay", "fast"), "'fast' is neither above 0"),
         (("trees", "--widths", "17"), "'17' is not within 1 to 16"),
         (("table1", "--per-gpu"), "--per-gpu goes with pictures and rows, not table1"),
+        (
+            ("figure2", "--self-rates", "0.5"),
+            "--self-rates goes with trees and table2, not figure2",
+        ),
         (("figure2", "--widths", "2"), "--widths goes with trees and table2, not figure2"),
     ],
 )

@@ -93,6 +93,23 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
     assert content["rows"][0]["mean_ms"] == 377
 
 
+def test_a_plan_knows_a_target_that_drafts_for_itself(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    rows, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    options = ("--gpus", "2", "--tokens", "11", "--repeats", "2", "--target-row-ms", "1")
+    own = ("--self-rates", "1,1", "--self-nodes", "2", "--self-guess-ms", "0.3", "--rank-decay")
+    kept = ("--json", str(rows), "--chart", str(picture))
+    code, out, _ = run(capsys, *VICUNA, *options, *own, "0.5", *kept)
+    assert code == 0
+    assert "; 2 own guesses, right by 1, 1\n" in out
+    assert "self-SI" in out
+    last = json.loads(rows.read_text())["rows"][-1]
+    assert last["strategy"] == "self-SI"
+    # The prompt's, three of three rows, and the last token's, for which there is no guess left.
+    assert last["mean_ms"] == pytest.approx(37.7 + 3 * (37.7 + 2 + 0.3) + 37.7)
+    assert "self-SI" in picture.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -100,6 +117,8 @@ def test_a_plan_is_a_table_advice_a_picture_and_json(capsys, monkeypatch, tmp_pa
         ((*VICUNA, "--gpus", "0"), "--gpus: Input should be greater than or equal to 1"),
         ((*VICUNA, "--gpus", "3", "--chart", "plan.gif"), "--chart: must end in .svg or .png"),
         ((*VICUNA, "--gpus", "3", "--branches", "1"), "--branches goes with a --width of 2 or"),
+        ((*VICUNA, "--gpus", "3", "--self-nodes", "4"), "--self-nodes goes with --self-rates"),
+        ((*VICUNA, "--gpus", "3", "--rank-decay", "1"), "--rank-decay goes with a --width of 2"),
         ((*VICUNA, "--gpu", "3"), "did you mean --gpus?"),
         (("simulate", "figure3"), "paceline simulate: WHAT: Input should be 'all', 'table1'"),
         (("simulate", "--tokens", "1"), "--tokens: Input should be greater than or equal to 2"),

@@ -122,3 +122,24 @@ def test_texts_that_do_not_fit_the_models_are_refused_before_anything_is_started
     assert capsys.readouterr().err == (
         "paceline: prompt_tokens: with 64 more exceeds the models' context of 1024\n"
     )
+
+
+def test_a_sweep_over_trees_has_trees_and_thresholds_of_its_own():
+    settings = read("self --adapter a --sweep --widths 2,4 --sizes 8 --prune-below 0,0.1")
+    assert (settings.widths, settings.sizes, settings.prune_below) == ((2, 4), (8,), (0, 0.1))
+    assert read("self --adapter a --sweep").widths == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("self --sweep", "--sweep needs an --adapter"),
+        ("self --adapter a --widths 2", "--widths goes with --sweep"),
+        ("self --adapter a --prune-below 0.1", "--prune-below goes with --sweep"),
+    ],
+)
+def test_what_goes_with_a_sweep_alone_is_refused_without_it(line, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *line.split()])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

@@ -48,7 +48,9 @@ class VerifyRequest(_message.Message):
     """
     propose: _builtins.bool
     """Return what the target itself proposes after next_token_id, where it drafts for itself
-    (GetModelInfoResponse.self_draft_depth). Elsewhere, and under REJECTION, it has no effect.
+    (GetModelInfoResponse.self_draft_depth). Elsewhere, and under REJECTION, it has no effect. Such a
+    target need not judge what it holds unlikely of its own last proposal when that is sent back:
+    next_token_id may be among that.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
