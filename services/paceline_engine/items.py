@@ -91,6 +91,7 @@ class Outcome:
             all that its draft has found.
         draft_tree: Of a tree, how it stands now.
         is_inner: Whether it was a step within a stack that had to find none.
+        stage: Which of a stack's models computed it.
     """
 
     row_count: int
@@ -98,6 +99,7 @@ class Outcome:
     drafted: Proposal = NOTHING
     draft_tree: DraftTree | None = None
     is_inner: bool = False
+    stage: int = 0
 
     @property
     def chain(self) -> Sequence[int]:
@@ -181,7 +183,7 @@ class Item:
     @property
     def stage(self) -> int:
         """Which of a backend's models computes its next forward. Worker thread only."""
-        return self.cache.stage(self.prefix)
+        return self.cache.stage(self)
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""

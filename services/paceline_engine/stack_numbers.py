@@ -67,6 +67,8 @@ class MeasuredStack:
                 self._judged[pair] /= 2
                 self._accepted[pair] /= 2
         self._unread += 1
+        if self._matrix is not None and self._unread >= _REVIEWS_BETWEEN:
+            self._matrix = self._choose()
 
     def cost_ns(self, stage: int, row_count: int) -> float:
         """Return what a forward of a model takes; of one that was never measured, its size."""
@@ -80,11 +82,14 @@ class MeasuredStack:
         return accepted / judged
 
     def matrix(self) -> Matrix:
-        """Return the matrix with which the largest model drafts fastest, chosen now and then."""
-        if self._matrix is None or self._unread >= _REVIEWS_BETWEEN:
-            self._unread = 0
-            chosen = choose_matrix(self)
-            if self._matrix is not None and chosen != self._matrix:
-                _log.info("cascade", extra={"matrix": str(chosen)})
-            self._matrix = chosen
+        """Return the matrix with which the largest model drafts fastest, as was known of late."""
+        if self._matrix is None:
+            self._matrix = self._choose()
         return self._matrix
+
+    def _choose(self) -> Matrix:
+        self._unread = 0
+        chosen = choose_matrix(self)
+        if self._matrix is not None and chosen != self._matrix:
+            _log.info("cascade", extra={"matrix": str(chosen)})
+        return chosen
