@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline_engine.ewif import choose_matrix
-from paceline_engine.latencies import LatencyMeter, measure
+from paceline_engine.latencies import LatencyMeter, StageMeasures, measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +80,22 @@ class MeasuredStack:
         judged = self._judged.get((reviewer, drafter), 0.0) + _PRIOR_TOKENS
         accepted = self._accepted.get((reviewer, drafter), 0.0) + prior * _PRIOR_TOKENS
         return accepted / judged
+
+    def measures(self, names: Sequence[str]) -> tuple[StageMeasures, ...]:
+        """Tell what was measured of each stage. May be called on any thread."""
+        stages = range(self.stage_count)
+        return tuple(
+            StageMeasures(
+                names[stage],
+                self._meters[stage].latencies().forwards if stage < self.model_count else (),
+                tuple(self._verdicts(stage, drafter) for drafter in stages[stage + 1 :]),
+            )
+            for stage in stages
+        )
+
+    def _verdicts(self, reviewer: int, drafter: int) -> tuple[int, int]:
+        pair = reviewer, drafter
+        return round(self._judged.get(pair, 0)), round(self._accepted.get(pair, 0))
 
     def matrix(self) -> Matrix:
         """Return the matrix with which the largest model drafts fastest, as was known of late."""

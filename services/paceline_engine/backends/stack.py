@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import Backend, ModelLoadError, TokenMemory
 from paceline_engine.calls import VerificationRule
-from paceline_engine.cascade import CascadeDraft, Draw
+from paceline_engine.cascade import MAX_GRAM, CascadeDraft, Draw
 from paceline_engine.items import Draft, Item, Outcome
 from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline_engine.cascade import Matrix, Propose, Review
     from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Judge, Judgement
+    from paceline_engine.latencies import StageMeasures
     from paceline_protocol.max_gram import MaxGram
 
 __all__ = ["StackBackend", "StackText"]
@@ -230,8 +231,12 @@ class StackBackend(Backend):
     @property
     def model_forwards(self) -> tuple[tuple[str, int], ...]:
         """How often each model ran, by name."""
-        names = [model.description.name for model in self.models]
-        return tuple(zip(names, self.forward_counts, strict=True))
+        return tuple(zip(self.description.stage_names, self.forward_counts, strict=True))
+
+    @property
+    def stage_measures(self) -> tuple[StageMeasures, ...]:
+        """What was measured of each stage while it drafted."""
+        return self._numbers.measures((*self.description.stage_names, MAX_GRAM))
 
     def token_memory(self) -> TokenMemory | None:
         """Measure what there is for tokens, each of which lies in all models."""
@@ -372,6 +377,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
+        stage_names=tuple(model.name for model in models),
         verification_rules=tuple(
             rule
             for rule in models[0].verification_rules

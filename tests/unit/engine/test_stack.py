@@ -238,6 +238,30 @@ def test_a_chosen_matrix_changes_no_token(target, drafter):
         assert draft(stack, spec, prompt, 40)[0] == alone
 
 
+def test_it_tells_how_often_its_stages_agree_and_what_their_forwards_take(target, drafter):
+    clock = iter(range(0, 10**9, 1000))
+    stack = StackBackend(
+        [target, drafter],
+        matrix=((1, 0, 0), (0, 3, 0), (0, 0, 4)),
+        new_max_gram=MaxGram,
+        clock_ns=lambda: next(clock),
+    )
+    draft(stack, spec_for(), PROMPT, 40)
+    largest, smaller, text = stack.stage_measures
+    assert [each.model_name for each in (largest, smaller, text)] == [
+        "target",
+        "drafter",
+        "max-gram",
+    ]
+    assert {each.median_ns for each in (*largest.forwards, *smaller.forwards)} == {1000}
+    (by_model, by_text), ((judged, accepted),) = largest.verdicts, smaller.verdicts
+    assert 0 < by_model[1] < by_model[0]
+    assert by_text == (0, 0), "no row has Max-Gram draft for the largest"
+    assert 0 < judged <= stack.proposed_count
+    assert 0 <= accepted <= judged
+    assert (text.forwards, text.verdicts) == ((), ())
+
+
 def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     made: list[MaxGram] = []
 
@@ -270,12 +294,13 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        found = [
-            token
-            async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)
-            for token in chunk.proposal.token_ids
-        ]
-        assert found == alone
+        chunks = [chunk async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)]
+        assert [token for chunk in chunks for token in chunk.proposal.token_ids] == alone
+        for stage, count in enumerate(stack.forward_counts):
+            ran = [chunk.timing.stages[stage] for chunk in chunks]
+            assert sum(each.forward_count for each in ran) == count
+            assert sum(each.forward_ns for each in ran) > 0
+        assert stack.description.stage_names == ("target", "drafter")
         # After a rejection: the session keeps the prompt and three tokens.
         held = PROMPT + alone[:3]
         after = call_on(session, 2, base=held, append=[7])
