@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,18 @@ from pydantic import Field
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_bench.report import load_average, write_json
-from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
 from paceline_bench.self_drafting.tables import report
+from paceline_bench.ways import Way, parameter_count
 from paceline_cli.bundled import find_models
+from paceline_cli.contests import contest_rows, exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import read_options
-from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import OneOrMore, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline import Completion
     from paceline_cli.bundled import BundledModels
 
 __all__ = ["SelfSettings", "main"]
@@ -74,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         from paceline_bench.self_drafting.chart import draw_self_drafting
 
         save_figure(draw_self_drafting(content), settings.chart)
-    return 0 if all(row["identical"] for row in content["rows"]) else 1
+    return exit_code(content["rows"])
 
 
 async def _run(
@@ -105,41 +103,20 @@ async def _run(
                     extra_parameters=extra_parameters,
                 )
             )
-        return await _measured(ways, settings, models)
-
-
-async def _measured(
-    ways: Sequence[Way], settings: SelfSettings, models: BundledModels
-) -> dict[str, Any]:
-    done: dict[str, list[Completion]] = {way.name: [] for way in ways}
-    lines = models.prompts.read_text().splitlines()[: settings.prompts]
-    prompts = [json.loads(line)["text"] for line in lines]
-    runs = len(ways) * len(prompts) * settings.repeats
-    with progress(f"{len(prompts)} texts x {settings.max_tokens} tokens", total=runs) as step:
-        async for way, completion in compete(
+        prompts = held_out_prompts(models)[: settings.prompts]
+        rows = await contest_rows(
             ways, prompts, max_tokens=settings.max_tokens, repeats=settings.repeats
-        ):
-            done[way.name].append(completion)
-            step(way.name)
-    plain = done[ways[0].name]
-    return {
-        "rows": [row_of(way, done[way.name], plain=plain) for way in ways],
-        "texts": len(prompts),
-        "tokens": settings.max_tokens,
-    }
+        )
+        return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
 
 
 def _system(models: BundledModels, *, adapter: str = "") -> LocalSystemConfig:
-    target, drafter = _model(models.target), _model(models.drafter)
+    target, drafter = model_flags(models.target), model_flags(models.drafter)
     if adapter:
         return LocalSystemConfig(
             targets=1, drafters=0, target_arguments=(*target, f"--adapter={adapter}")
         )
     return LocalSystemConfig(targets=1, target_arguments=target, drafter_arguments=drafter)
-
-
-def _model(directory: Path) -> tuple[str, ...]:
-    return (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
 
 
 def _parameters(adapter: Path) -> int:
