@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+_COSTS = {"measured": "measured costs", "parameters": "parameter counts"}
 _MISSING = (
     "- rows of the paper that are missing: those with a second model below the target, which the"
     " bundled pair has not"
@@ -40,7 +41,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 _SEARCHED: dict[str, Callable[[Row], str]] = {
     "": lambda row: f"{row['texts']}: {row['name']}",
-    "cost": lambda row: row["cost"],
+    "by": lambda row: _COSTS[row["cost"]],
     "best parameters": lambda row: row["parameters"],
     "SWI": lambda row: f"{row['swi']:.2f}",
 }
@@ -70,7 +71,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
             alone = found[texts, SPECULATIVE, cost]
             holds = "at least as good as" if improvement >= alone else "WORSE than"
             yield (
-                f"- {texts}, {cost} costs: with Max-Gram below it the drafter is {holds} without,"
+                f"- {texts}, by {_COSTS[cost]}: with Max-Gram below it the drafter is {holds} without,"
                 f" {improvement / alone:.2f}x"
             )
     yield _MISSING
