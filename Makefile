@@ -32,28 +32,31 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## a virtual environment with everything, in .venv
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The servers need the client, in one command with them so that no registry has to have it.
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo "Python 3.11 or newer is needed; say PYTHON=... if it has another name"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (some minutes the first time; torch is the large part) ..."
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[dev]'
 	@touch $@
 
 demo: install ## stream real text through real processes, compare the strategies, draw the timeline
 	$(BIN)/paceline demo
 
+# More for pytest: PYTEST_ARGS=-x
+PYTEST_ARGS ?=
 # So many processes of tests at once; a file's tests stay together, since they share servers.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
 test: install ## every test but the long ones, the chart's and the other languages'
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-full: install ## the long form of the proofs (about two hours)
-	$(BIN)/python -m pytest -m full
+	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
 
 CHAOS_TOKENS ?= 100000
 
@@ -96,12 +99,12 @@ test-clients: install ## the clients' own tests, and every case with every clien
 	  if $(MAKE) --silent -C clients/$$each toolchain; then $(MAKE) --no-print-directory -C clients/$$each build check test || exit 1; \
 	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
 	done
-	$(BIN)/python -m pytest tests/clients
+	$(BIN)/python -m pytest -n $(JOBS) tests/clients $(PYTEST_ARGS)
 
 lock: ## pin what is installed in constraints.txt, from a fresh environment, and the images' hashes
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,chart]'
-	build/lock/bin/python -m pip freeze --exclude paceline | sed -E 's/\+cpu$$//' > constraints.txt
+	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) ./clients/python '.[dev,chart]'
+	build/lock/bin/python -m pip freeze --exclude paceline --exclude paceline-client | sed -E 's/\+cpu$$//' > constraints.txt
 	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) uv==$(UV_VERSION)
 	PATH="$(CURDIR)/build/lock/bin:$$PATH" build/lock/bin/python k8s/lock.py --uv-args="$(UV_ARGS)" --pip-args="$(PIP_ARGS)"
 
@@ -110,10 +113,10 @@ chart: install ## write what the chart says twice: the README's table, the schem
 
 chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
 	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
-	  $(BIN)/python -m pytest tests/chart -m "not full"
+	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[chart]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[chart]'
 	@touch $@
 
 $(CHART_TOOLS)/checkov: # apart, since its pins fight with ours

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline_bench.load.peer_tables import load_models
 from paceline_bench.load.tables import load, load_scaling, load_streams
 from paceline_bench.pair.tables import (
     pair_acceptance,
@@ -55,6 +56,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "table2-reference": table2_reference,
     "grid": grid,
     "load": load,
+    "load-models": load_models,
     "load-streams": load_streams,
     "load-scaling": load_scaling,
     "pair-summary": pair_summary,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "k8s" / "images" / "requirements"
 _CONSTRAINTS = ROOT / "constraints.txt"
+# The servers need it, and no registry has to have it.
+_CLIENT = "./clients/python"
 # What torch brings on GPUs alone, and no wheel for CPUs asks for.
 _CUDA = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 _MACHINES = ("aarch64", "x86_64")
@@ -53,8 +55,8 @@ def blocks(text: str) -> dict[str, str]:
 
 def lists(*, uv_arguments: Sequence[str], pip_arguments: Sequence[str]) -> dict[str, str]:
     """Return file name to text; of torch for CPUs only if pip is told of an index that has it."""
-    orchestrator = compiled(".[cli,gateway]", arguments=uv_arguments)
-    server = compiled(".[server]", arguments=uv_arguments)
+    orchestrator = compiled(f"{_CLIENT}\n.[cli,gateway,tracing]", arguments=uv_arguments)
+    server = compiled(f"{_CLIENT}\n.[server,tracing]", arguments=uv_arguments)
     cuda = {name: each for name, each in server.items() if _CUDA.fullmatch(name)}
     beyond = {name: server[name] for name in server.keys() - orchestrator.keys() - cuda.keys()}
     found = {

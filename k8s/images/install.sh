@@ -2,7 +2,7 @@
 # install.sh EXTRA VENV
 #
 # Install this checkout with one extra (cli or server) into a virtual environment without pip. Every
-# package must have a hash that requirements/ lists, and so must what builds ours. TORCH says which
+# package must have a hash that requirements/ lists, and so must what builds our two. TORCH says which
 # torch a server gets: cuda, or cpu from an index that has it. PIP_ARGS is passed on, for an index.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -27,7 +27,9 @@ install "$2" --require-hashes --requirement "$work/requirements.txt"
 
 python3 -m venv --without-pip "$work/builder"
 install "$work/builder" --require-hashes --requirement "$lists/build.txt"
-"$work/builder/bin/python" -m hatchling build --target wheel --directory "$work/wheel"
+for project in clients/python .; do
+  (cd "$project" && "$work/builder/bin/python" -m hatchling build --target wheel --directory "$work/wheel")
+done
 install "$2" --no-deps "$work"/wheel/*.whl
 
 rm -rf "$work"

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str], *, program: str = "python -m paceline_orchest
     def application(process: ServerProcess) -> OrchestratorApplication:
         return OrchestratorApplication(settings, process=process, registry=registry)
 
-    return lifecycle.run(application, settings, registry=registry)
+    return lifecycle.run(application, settings, registry=registry, name="orchestrator")
 
 
 if __name__ == "__main__":

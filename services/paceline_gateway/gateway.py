@@ -14,6 +14,7 @@ from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, of_paceline
 from paceline_gateway.keys import Keys
+from paceline_gateway.metrics import LEFT
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Gateway:
         settings: The operator's.
         orchestrators: Where generations run.
         metrics: Where requests are counted.
+        spans: Where requests' spans come from; None where nobody collects them.
 
     Raises:
         ValueError: The file of keys is unusable.
@@ -51,11 +53,17 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: GatewaySettings, *, orchestrators: Orchestrators, metrics: GatewayMetrics
+        self,
+        settings: GatewaySettings,
+        *,
+        orchestrators: Orchestrators,
+        metrics: GatewayMetrics,
+        spans: tracing.Spans | None = None,
     ) -> None:
         self.settings = settings
         self.orchestrators = orchestrators
         self.metrics = metrics
+        self.spans = spans
         self.templates = ChatTemplates()
         self.began_at = int(time.time())
         self._keys = Keys(settings.api_keys) if settings.api_keys is not None else None
@@ -217,7 +225,8 @@ class Endpoint:
         headers = [
             (name.decode("latin-1"), text.decode("latin-1")) for name, text in scope["headers"]
         ]
-        call = tracing.enter(f"{scope['method']} {self._route}", headers)
+        method = f"{scope['method']} {self._route}"
+        call = tracing.enter(method, headers, spans=self._gateway.spans)
         authorization = dict(headers).get("authorization", "")
         connection = Connection(
             scope,
@@ -226,7 +235,10 @@ class Endpoint:
             headers={"x-request-id": call.request_id},
             stall_seconds=self._gateway.settings.slow_reader_seconds,
         )
-        with self._gateway.metrics.request(self._route, lambda: connection.status):
+        with (
+            self._gateway.metrics.request(self._route, lambda: connection.status),
+            call.recorded(lambda: str(connection.status or LEFT)),
+        ):
             try:
                 await self._serve(connection, call.request_id, authorization=authorization)
             except ClientCancelledError as error:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-__all__ = ["GatewayMetrics"]
+__all__ = ["LEFT", "GatewayMetrics"]
 
-_LEFT = 499  # the client went away; nobody hears it
+LEFT = 499  # the client went away; nobody hears it
 
 
 class GatewayMetrics:
@@ -56,7 +56,7 @@ class GatewayMetrics:
             yield
         finally:
             self._seconds.labels(route).observe(time.perf_counter() - started)
-            self._requests.labels(route, str(status() or _LEFT)).inc()
+            self._requests.labels(route, str(status() or LEFT)).inc()
             in_flight.dec()
 
     def resumed(self) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -13,11 +12,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline import AsyncClient
 from paceline.channel import open_async_channel
-from paceline.errors import NoTargetError
+from paceline.errors import DeadlineError, NoTargetError, OverloadedError, TryAgainError
+from paceline_gateway.shared_answer import SharedAnswer
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from paceline import ChatTemplate, SystemInfo, Tls
     from paceline.connection import AsyncConnection
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Orchestrators"]
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 10.0
+# Who restarts may be back by then; an HTTP client waits for a second at least.
+_ASK_AGAIN_SECONDS = 0.2
 _RECONNECT_SECONDS = 0.2
 # How old an answer about the model may be: a rollout takes longer than that.
 _FRESH_SECONDS = 2.0
@@ -63,13 +67,18 @@ class Orchestrators:
         self._watches: list[asyncio.Task[None]] = []
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
-        self._info: tuple[float, SystemInfo] | None = None
-        self._template: tuple[float, ChatTemplate] | None = None
+        self._info = SharedAnswer(self._ask_info, tasks=self._tasks, fresh_seconds=_FRESH_SECONDS)
+        self._template = SharedAnswer(
+            self._ask_template, tasks=self._tasks, fresh_seconds=_FRESH_SECONDS
+        )
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         for each in self.client.endpoints:
             each.serves = False  # until it says so
+            # What an orchestrator leaves unfinished goes on there, too, once it was restarted: an
+            # HTTP client could only begin anew.
+            each.leads_to_one = False
             watch = self._tasks.create_task(self._watch(each), name=f"watch {each.address}")
             self._watches.append(watch)
         return self
@@ -77,6 +86,8 @@ class Orchestrators:
     async def __aexit__(self, *exception: object) -> None:
         for watch in self._watches:
             watch.cancel()
+        self._info.close()
+        self._template.close()
         await self._tasks.__aexit__(None, None, None)
         await self.client.close()
 
@@ -96,13 +107,7 @@ class Orchestrators:
             NoTargetError: No target has said yet.
             PacelineError: What else an orchestrator or the transport said.
         """
-        kept = self._info
-        if kept is None or time.monotonic() - kept[0] > _FRESH_SECONDS:
-            info = await self.client.info(timeout=_ASK_SECONDS)
-            if not info.model_name:
-                raise NoTargetError("no target has said yet what its model is")
-            self._info = kept = (time.monotonic(), info)
-        return kept[1]
+        return await self._info.get()
 
     async def chat_template(self) -> ChatTemplate:
         """Ask how the model wants conversations; the answer may be 2 s old.
@@ -111,11 +116,16 @@ class Orchestrators:
             UnsupportedError: The model has no chat template.
             PacelineError: What else an orchestrator or the transport said.
         """
-        kept = self._template
-        if kept is None or time.monotonic() - kept[0] > _FRESH_SECONDS:
-            template = await self.client.chat_template(timeout=_ASK_SECONDS)
-            self._template = kept = (time.monotonic(), template)
-        return kept[1]
+        return await self._template.get()
+
+    async def _ask_info(self) -> SystemInfo:
+        info = await _asked_twice(lambda: self.client.info(timeout=_ASK_SECONDS))
+        if not info.model_name:
+            raise NoTargetError("no target has said yet what its model is")
+        return info
+
+    async def _ask_template(self) -> ChatTemplate:
+        return await _asked_twice(lambda: self.client.chat_template(timeout=_ASK_SECONDS))
 
     async def _watch(self, endpoint: Endpoint[AsyncConnection]) -> None:
         """Follow what an orchestrator says of itself, for ever."""
@@ -146,3 +156,22 @@ class Orchestrators:
             self._serving.set()
         else:
             self._serving.clear()
+
+
+async def _asked_twice(ask: Callable[[], Awaitable[_T]]) -> _T:
+    """Ask all orchestrators, and once more if none can answer just now.
+
+    Raises:
+        OverloadedError: They took too long. It is not the client's time that is over.
+        PacelineError: What else they said.
+    """
+    try:
+        try:
+            return await ask()
+        except TryAgainError:
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+            return await ask()
+    except DeadlineError:
+        raise OverloadedError(
+            f"no orchestrator has said within {_ASK_SECONDS:g} s what its model is"
+        ) from None

@@ -16,7 +16,7 @@ from paceline_gateway.application import application
 from paceline_gateway.gateway import Gateway
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
-from paceline_serving import telemetry
+from paceline_serving import telemetry, tracing
 from paceline_serving.lifecycle import announce
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 
@@ -43,6 +43,9 @@ _KEEP_ALIVE_SECONDS = 60
 class HttpProcess:
     """A gateway without a process of its own: `begin`, then `finish`; see lifecycle.Process.
 
+    Raises:
+        RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
+
     Attributes:
         addresses: What is bound, by name.
         orchestrators: Where requests go.
@@ -59,8 +62,12 @@ class HttpProcess:
         self.orchestrators = Orchestrators(
             settings.orchestrators, tls=settings.orchestrator_tls, insecure=settings.insecure
         )
+        self._spans = tracing.spans_to(settings.trace_endpoint, service="paceline-gateway")
         self.gateway = Gateway(
-            settings, orchestrators=self.orchestrators, metrics=GatewayMetrics(registry)
+            settings,
+            orchestrators=self.orchestrators,
+            metrics=GatewayMetrics(registry),
+            spans=self._spans,
         )
         telemetry.count_tasks(registry, asyncio.get_running_loop())
 
@@ -149,6 +156,8 @@ class HttpProcess:
         self._server.should_exit = True
         await self._serving
         await self._exit.aclose()
+        if self._spans is not None:
+            await self._spans.close()
 
 
 def _protocol(head_seconds: float) -> type[H11Protocol]:

@@ -166,4 +166,4 @@ def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
             debug_calls=settings.debug_calls,
         )
 
-    return lifecycle.run(application, settings, registry=registry)
+    return lifecycle.run(application, settings, registry=registry, name=role.name)

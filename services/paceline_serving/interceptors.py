@@ -59,7 +59,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             what it refuses them with.
         call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
         write_stall_seconds: How long a client may leave a streamed message unread.
-        unbounded: Services without that limit, besides health and reflection.
+        unbounded: Services without that limit, besides health and reflection; what watches and
+            asks for ever is not traced either.
+        spans: Where the calls' spans come from; None where nobody collects them.
 
     Cancellation:
         A client's cancel or deadline, or the server's stop, reaches the handler as CancelledError
@@ -76,8 +78,10 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         call_limit_seconds: float = 600.0,
         write_stall_seconds: float = 30.0,
         unbounded: Iterable[str] = (),
+        spans: tracing.Spans | None = None,
     ) -> None:
         self._metrics = metrics
+        self._spans = spans
         self._access = access
         self._inspect = inspect
         self._call_limit_seconds = call_limit_seconds
@@ -169,8 +173,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def _run(self, method: str, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:
         """Do the work, and make of its end what the client sees, the log says and metrics count."""
-        call = tracing.enter(method, context.invocation_metadata() or ())
-        with self._metrics.rpc(method) as outcome:
+        spans = None if method.split("/")[1] in self._unbounded else self._spans
+        call = tracing.enter(method, context.invocation_metadata() or (), spans=spans)
+        with self._metrics.rpc(method) as outcome, call.recorded(lambda: outcome.code):
             try:
                 return await self._bounded(method, context, work)
             except grpc.aio.BaseError:  # the handler aborted by itself, or its peer is gone

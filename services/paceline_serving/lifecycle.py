@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from paceline_serving import telemetry
+from paceline_serving import telemetry, tracing
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.security import AccessPolicy, server_credentials
@@ -112,6 +112,10 @@ class ServerProcess:
 
     Args:
         application: Makes what is served; it may call `stop_soon` and `set_serving` later.
+        name: What it is called in traces.
+
+    Raises:
+        RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
 
     Attributes:
         addresses: What is bound, by name.
@@ -124,9 +128,11 @@ class ServerProcess:
         settings: ServerSettings,
         *,
         registry: CollectorRegistry,
+        name: str = "server",
     ) -> None:
         self._settings = settings
         self._registry = registry
+        self._spans = tracing.spans_to(settings.trace_endpoint, service=f"paceline-{name}")
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._services: Sequence[str] = ()
         self._servers: list[grpc.aio.Server] = []
@@ -194,6 +200,8 @@ class ServerProcess:
             await server.stop(0)
         if self._metrics is not None:
             self._metrics.close()
+        if self._spans is not None:
+            await self._spans.close()
 
     async def _settle(self, seconds: float) -> None:
         try:
@@ -218,6 +226,7 @@ class ServerProcess:
                     access=AccessPolicy(roles) if roles else None,
                     inspect=self.inspect,
                     call_limit_seconds=settings.call_limit_seconds,
+                    spans=self._spans,
                 )
             ],
             options=(*self._application.options, *_connection_limit()),
@@ -264,12 +273,15 @@ def run(
     settings: ServerSettings,
     *,
     registry: CollectorRegistry,
+    name: str,
 ) -> int:
-    """Serve until a signal; return the exit code.
+    """Serve until a signal, under a name for traces; return the exit code.
 
     0 after a drain, 1 if the application failed to start or broke.
     """
-    return run_process(lambda: ServerProcess(application, settings, registry=registry), settings)
+    return run_process(
+        lambda: ServerProcess(application, settings, registry=registry, name=name), settings
+    )
 
 
 def run_process(new_process: Callable[[], Process], settings: RunSettings) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline_serving.security import ROLES, TlsFiles, refuse_plaintext
 from paceline_serving.settings import Address, Settings, StringList
@@ -18,9 +19,16 @@ __all__ = [
     "RunSettings",
     "ServerSettings",
     "ServerTlsSettings",
+    "TraceSettings",
 ]
 
 LISTEN_DESCRIPTION = "HOST:PORT (0: any free port) or unix:PATH for gRPC"
+
+
+def _check_collector(url: str) -> str:
+    if url and not re.fullmatch(r"https?://[^/\s]+", url):
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    return url
 
 
 class ListenSettings(Settings):
@@ -98,6 +106,16 @@ class LogSettings(Settings):
     )
 
 
+class TraceSettings(Settings):
+    """Traces, by OpenTelemetry (the extra paceline[tracing])."""
+
+    trace_endpoint: Annotated[str, AfterValidator(_check_collector)] = Field(
+        "",
+        description="http://HOST:PORT or https://HOST:PORT of a collector that takes spans by OTLP"
+        " over gRPC: ids, methods, times and statuses of calls. Empty: none",
+    )
+
+
 class ProcessSettings(Settings):
     """Start and stop."""
 
@@ -118,7 +136,7 @@ class ProcessSettings(Settings):
     )
 
 
-class RunSettings(LogSettings, ProcessSettings):
+class RunSettings(LogSettings, TraceSettings, ProcessSettings):
     """What every process can be told, whatever it speaks."""
 
 

@@ -7,20 +7,41 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.names import is_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["CallContext", "current", "enter", "outgoing_metadata"]
+    from paceline_serving.open_telemetry import OpenTelemetrySpans
+
+__all__ = ["CallContext", "Span", "Spans", "current", "enter", "outgoing_metadata", "spans_to"]
 
 _REQUEST_ID_KEY = "x-request-id"
 _TRACEPARENT_KEY = "traceparent"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+
+
+class Span(Protocol):
+    """A call's entry in a trace that somebody collects."""
+
+    @property
+    def traceparent(self) -> str:
+        """Its own place in the trace."""
+
+    def end(self, code: str) -> None:
+        """The call is over, with a gRPC code's name or an HTTP status."""
+
+
+class Spans(Protocol):
+    """Where the spans of calls come from."""
+
+    def begin(self, method: str, *, parent: str, request_id: str) -> Span:
+        """Begin one, below the caller's `traceparent` if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +53,21 @@ class CallContext:
     trace_id: str
     span_id: str
     trace_flags: str = "01"
+    span: Span | None = None
 
     @property
     def traceparent(self) -> str:
         """The header that makes a called server's span a child of this one."""
         return f"00-{self.trace_id}-{self.span_id}-{self.trace_flags}"
+
+    @contextmanager
+    def recorded(self, code: Callable[[], str]) -> Iterator[None]:
+        """End its span, if it has one, with what the call ends with."""
+        try:
+            yield
+        finally:
+            if self.span is not None:
+                self.span.end(code())
 
 
 _CURRENT: ContextVar[CallContext | None] = ContextVar("paceline_call", default=None)
@@ -47,20 +78,34 @@ def current() -> CallContext | None:
     return _CURRENT.get()
 
 
-def enter(method: str, metadata: Iterable[tuple[str, str | bytes]]) -> CallContext:
-    """Begin serving a call in this task: go on with the peer's trace, or begin one."""
+def enter(
+    method: str, metadata: Iterable[tuple[str, str | bytes]], *, spans: Spans | None = None
+) -> CallContext:
+    """Begin serving a call in this task: go on with the peer's trace, or begin one.
+
+    Args:
+        method: What is called.
+        metadata: What came with it.
+        spans: Where its span comes from; without it there is none, and its place is drawn here.
+    """
     values = dict(metadata)
-    request_id = str(values.get(_REQUEST_ID_KEY, ""))
-    trace = _TRACEPARENT.fullmatch(str(values.get(_TRACEPARENT_KEY, "")))
-    call = CallContext(
-        method=method,
-        request_id=request_id if request_id and is_name(request_id) else secrets.token_hex(8),
-        trace_id=trace[1] if trace else secrets.token_hex(16),
-        span_id=secrets.token_hex(8),
-        trace_flags=trace[2] if trace else "01",
-    )
+    named = str(values.get(_REQUEST_ID_KEY, ""))
+    request_id = named if named and is_name(named) else secrets.token_hex(8)
+    peer = _TRACEPARENT.fullmatch(str(values.get(_TRACEPARENT_KEY, "")))
+    span = None
+    if spans is not None:
+        span = spans.begin(method, parent=peer[0] if peer else "", request_id=request_id)
+    own = span.traceparent if span is not None else _drawn(peer)
+    _, trace_id, span_id, trace_flags = own.split("-")
+    call = CallContext(method, request_id, trace_id, span_id, trace_flags, span)
     _CURRENT.set(call)
     return call
+
+
+def _drawn(peer: re.Match[str] | None) -> str:
+    """Draw a place in the peer's trace, or in a new one."""
+    trace_id, flags = (peer[1], peer[2]) if peer else (secrets.token_hex(16), "01")
+    return f"00-{trace_id}-{secrets.token_hex(8)}-{flags}"
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
@@ -69,3 +114,22 @@ def outgoing_metadata() -> tuple[tuple[str, str], ...]:
     if call is None:
         return ()
     return ((_REQUEST_ID_KEY, call.request_id), (_TRACEPARENT_KEY, call.traceparent))
+
+
+def spans_to(endpoint: str, *, service: str) -> OpenTelemetrySpans | None:
+    """Have spans sent to a collector; none without an endpoint.
+
+    Args:
+        endpoint: Its URL, or empty.
+        service: What this process is called there.
+
+    Raises:
+        RuntimeError: OpenTelemetry is not installed.
+    """
+    if not endpoint:
+        return None
+    try:
+        from paceline_serving.open_telemetry import OpenTelemetrySpans
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"trace_endpoint needs paceline[tracing] ({error})") from None
+    return OpenTelemetrySpans.sent_to(endpoint, service=service)

@@ -165,7 +165,8 @@ def test_the_orchestrators_image_has_neither_torch_nor_pip(orchestrator):
 def test_the_orchestrators_image_has_the_pinned_versions_and_nothing_beside(orchestrator):
     program = "from importlib.metadata import distributions as d; [print(i.name, i.version) for i in d()]"  # fmt: skip  # noqa: E501
     installed = dict(line.split() for line in python_in(orchestrator, program).stdout.splitlines())
-    installed.pop("paceline")
+    ours = installed.pop("paceline"), installed.pop("paceline-client")
+    assert len(set(ours)) == 1
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     assert installed.items() <= pins.items()
 

@@ -15,6 +15,7 @@ from support.system import System, simulated_model, simulated_system
 
 REPORT = ROOT / "build" / "clients.md"
 MATRIX = pytest.StashKey[Matrix]()
+CASE = "case"
 
 
 def pytest_addoption(parser):
@@ -133,6 +134,18 @@ def stage(request, loop_thread, server_files):
 
 def pytest_configure(config):
     config.stash[MATRIX] = Matrix([language.name for language in languages(config)])
+    config.pluginmanager.register(Outcomes(config.stash[MATRIX]))
+
+
+class Outcomes:
+    """Enters reports in a matrix, wherever their tests ran."""
+
+    def __init__(self, matrix):
+        self._matrix = matrix
+
+    def pytest_runtest_logreport(self, report):
+        for case in (value for name, value in report.user_properties if name == CASE):
+            self._matrix.add(**case, outcome=report.outcome)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -140,12 +153,9 @@ def pytest_runtest_makereport(item, call):
     report = yield
     case = getattr(item, "callspec", None) and item.callspec.params.get("case")
     if case is not None and (report.when == "call" or not report.passed):
-        item.config.stash[MATRIX].add(
-            group=case.group,
-            name=case.name,
-            language=item.callspec.params["driver"].name,
-            outcome=report.outcome,
-        )
+        language = item.callspec.params["driver"].name
+        which = {"group": case.group, "name": case.name, "language": language}
+        report.user_properties.append((CASE, which))
     return report
 
 

@@ -35,7 +35,7 @@ REFERENCE = keda.ScaledObjectRef(
 
 async def desired(stub):
     request = keda.GetMetricsRequest(scaled_object_ref=REFERENCE, metric_name=DESIRED)
-    (value,) = (await stub.GetMetrics(request, timeout=10)).metric_values
+    (value,) = (await stub.GetMetrics(request, timeout=60)).metric_values
     assert value.metric_name == DESIRED
     assert value.metric_value == value.metric_value_float, "older and newer KEDAs see the same"
     return value.metric_value
@@ -66,7 +66,7 @@ async def test_keda_is_told_what_streams_want_while_they_run_and_for_a_while_aft
         system,
         stub,
     ):
-        (spec,) = (await stub.GetMetricSpec(REFERENCE, timeout=10)).metric_specs
+        (spec,) = (await stub.GetMetricSpec(REFERENCE, timeout=60)).metric_specs
         assert (spec.metric_name, spec.target_size, spec.target_size_float) == (DESIRED, 1, 1.0)
         pushes = stub.StreamIsActive(REFERENCE)
         assert (await pushes.read()).result is False
@@ -75,11 +75,11 @@ async def test_keda_is_told_what_streams_want_while_they_run_and_for_a_while_aft
         stream = system.call(max_tokens=3000, timeout=60, strategy=pb.STRATEGY_DISTRIBUTED)
         await stream.read()
         assert (await pushes.read()).result is True
-        assert (await stub.IsActive(REFERENCE, timeout=10)).result is True
+        assert (await stub.IsActive(REFERENCE, timeout=60)).result is True
         assert await until_desired(system, stub, {3}) == 3
         stream.cancel()
         assert await until_desired(system, stub, {1}) == 1
-        assert (await stub.IsActive(REFERENCE, timeout=10)).result is True, "as it was just now"
+        assert (await stub.IsActive(REFERENCE, timeout=60)).result is True, "as it was just now"
         pushes.cancel()
 
 
@@ -105,7 +105,7 @@ async def test_it_is_known_when_keda_last_asked_and_a_replica_that_asks_is_not_t
 
         await until(lambda: age() > 0, what="nobody has asked since the start")
         asked_at = autoscaler._asked_at
-        await stub.GetMetrics(keda.GetMetricsRequest(metric_name=REPLICA_DEMAND), timeout=10)
+        await stub.GetMetrics(keda.GetMetricsRequest(metric_name=REPLICA_DEMAND), timeout=60)
         assert autoscaler._asked_at == asked_at
         await desired(stub)
         assert autoscaler._asked_at > asked_at
@@ -115,7 +115,7 @@ async def test_a_metric_of_another_name_is_refused():
     async with scaled() as (_, stub):
         for name in ("", "s0-paceline_desired_verifiers"):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.GetMetrics(keda.GetMetricsRequest(metric_name=name), timeout=10)
+                await stub.GetMetrics(keda.GetMetricsRequest(metric_name=name), timeout=60)
             assert isinstance(decode(refused.value), InvalidFieldError)
 
 
@@ -130,7 +130,7 @@ async def test_the_bytes_are_those_of_kedas_contract():
 
             async def call(method, request):
                 path = f"/externalscaler.ExternalScaler/{method}"
-                return await channel.unary_unary(path)(request, timeout=10)
+                return await channel.unary_unary(path)(request, timeout=60)
 
             assert await call("IsActive", reference) == b""
             entry = b"\x0a" + bytes([len(name + one)]) + name + one
@@ -157,12 +157,16 @@ async def test_it_answers_before_there_is_a_target_and_a_refused_request_is_dema
             grpc.aio.insecure_channel(process.addresses["scaler_address"]) as scaler,
             grpc.aio.insecure_channel(process.addresses["address"]) as channel,
         ):
-            stub = ExternalScalerStub(scaler)
+            stub, orchestrator = ExternalScalerStub(scaler), OrchestratorServiceStub(channel)
             pushes = stub.StreamIsActive(REFERENCE)
             assert (await pushes.read()).result is False
+            status = ""
+            while status != "NOT_SERVING":
+                info = await orchestrator.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
+                status = info.servers[0].status if info.servers else ""
             request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT))
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                async for _ in OrchestratorServiceStub(channel).Generate(request, timeout=10):
+                async for _ in orchestrator.Generate(request, timeout=60):
                     pass
             error = decode(refused.value)
             assert isinstance(error, LoadingError)

@@ -256,11 +256,12 @@ async def test_in_a_pod_it_is_its_service_account_over_tls(monkeypatch, tmp_path
 
 
 class Recording:
-    """An API that answers what was recorded, then nothing for ever."""
+    """An API that answers what was recorded, then nothing for ever: then it is over."""
 
     def __init__(self, *watches):
         self.watches = list(watches)
         self.list_count = 0
+        self.over = asyncio.Event()
 
     async def list(self):
         self.list_count += 1
@@ -269,6 +270,7 @@ class Recording:
     async def watch(self, version, *, seconds):
         assert version.isdecimal()
         if not self.watches:
+            self.over.set()
             await asyncio.Event().wait()
         for line in (RECORDED / self.watches.pop(0)).read_text().splitlines():
             yield json.loads(line)
@@ -283,21 +285,19 @@ async def views(recording):
         pauses.append(seconds)
 
     metrics = WatchMetrics(DiscoveryMetrics(registry), of="models")
-    following = ListWatch(recording, metrics=metrics, sleep=sleep)
+    list_watch = ListWatch(recording, metrics=metrics, sleep=sleep)
     seen = []
-    snapshots = following.snapshots()
-    try:
-        async with asyncio.timeout(2) as patience:
-            async for slices in snapshots:
-                services = [Service("r-paceline-target", Role.TARGET)]
-                found = read_slices(slices, services=services)
-                seen.append(sorted(it.availability.name for it in found))
-                if not recording.watches:
-                    patience.reschedule(asyncio.get_running_loop().time() + 0.2)
-    except TimeoutError:
-        pass
-    finally:
-        await snapshots.aclose()
+
+    async def follow():
+        services = [Service("r-paceline-target", Role.TARGET)]
+        async for slices in list_watch.snapshots():
+            found = read_slices(slices, services=services)
+            seen.append(sorted(it.availability.name for it in found))
+
+    following = asyncio.create_task(follow())
+    await recording.over.wait()
+    following.cancel()
+    await asyncio.wait((following,))
     return seen, pauses
 
 

@@ -19,7 +19,7 @@ from support.waiting import until
 STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
 TERMINATING = Availability.TERMINATING
 # More than any of these tests waits for; each ends its streams itself.
-ENDLESS = 3000
+ENDLESS = 4000
 
 
 class Cluster:
@@ -55,7 +55,7 @@ class Stream:
     """An endless stream, read on a task."""
 
     def __init__(self, system, **request):
-        request = {"timeout": 60, "max_tokens": ENDLESS, **request}
+        request = {"timeout": 200, "max_tokens": ENDLESS, **request}
         self._system, self._strategy = system, request["strategy"]
         self._call = system.call(**request)
         self._reading = asyncio.create_task(self._read())

@@ -55,7 +55,7 @@ class Server:
 
 
 def page(address: str, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -81,7 +81,7 @@ def test_a_server_says_where_it_listens_serves_and_ends_on_sigterm(role):
         for address in (ready["address"], ready["health_address"]):
             with grpc.insecure_channel(address) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
-                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
         metrics = page(ready["metrics_address"], "/metrics")
         assert f'paceline_sessions_active{{role="{role}"}} 0.0' in metrics

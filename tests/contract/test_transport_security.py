@@ -141,9 +141,9 @@ async def test_health_on_its_own_port_needs_no_certificate(certificates):
         grpc.aio.insecure_channel(process.addresses["health_address"]) as channel,
     ):
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert await check(b"", timeout=5) == b"\x08\x01"  # status: SERVING
+        assert await check(b"", timeout=60) == b"\x08\x01"  # status: SERVING
         with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
-            await channel.unary_unary("/paceline.v1.TargetService/Verify")(b"", timeout=5)
+            await channel.unary_unary("/paceline.v1.TargetService/Verify")(b"", timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ async def test_a_pod_is_called_by_its_address_and_known_by_its_services_name(cer
         address = process.addresses["address"]
         channel = pod_channel(address, credentials=credentials, tls_name=name)
         request = health_pb2.HealthCheckRequest()
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await channel.close(None)
         with pytest.raises(ConnectionLostError):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from paceline import Strategy
-from support.processes import ServerProcess, running
+from support.processes import ServerProcess
 from support.streams import mishaps
 from support.system import MODELS, System, bundled_model
 
@@ -44,7 +44,7 @@ def cascade(request):
     matrix, leniency = request.param
     targets = [bundled_model("target", index) for index in range(2)]
     system = System(drafters=[stack(cascade=matrix, leniency=leniency)], targets=targets)
-    with running(*system.models, *system.orchestrators):
+    with system.running():
         yield system, matrix
 
 

@@ -13,6 +13,7 @@ import pytest
 from paceline import AsyncClient
 from support.equality import check_rarity, compare
 from support.oracle import Sampling
+from support.waiting import until
 
 SAMPLINGS = (
     Sampling(),
@@ -113,6 +114,10 @@ def seen(system) -> dict[str, float]:
     }
 
 
+def calls_live(system) -> float:
+    return sum(server.metric("paceline_calls_live") for server in system.targets)
+
+
 def happened(system, before: dict[str, float]) -> tuple[float, float]:
     """How many calls shared a forward on average, and parts of prompts."""
     gained = {name: value - before[name] for name, value in seen(system).items()}
@@ -124,7 +129,11 @@ async def check_round(count, seed, *, bundled, oracle, tokenizer, prompts) -> li
     wanted = requests(count, prompts, seed=seed)
     ties, before = [], seen(bundled)
     async with AsyncClient(bundled.orchestrators[0].address) as client:
-        alone = [await decoded(client, request) for request in wanted]
+        alone = []
+        for request in wanted:
+            alone.append(await decoded(client, request))
+            # What its reader left is given up behind it.
+            await until(lambda: not calls_live(bundled), what="it is alone")
         one_by_one, _ = happened(bundled, before)
         before = seen(bundled)
         together = await all_together(client, wanted)

@@ -12,8 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from paceline import Client
 from support.processes import GatewayProcess, running
+from support.streams import kill_who_decodes
 from support.system import MODELS, System, bundled_model
 from support.waiting import eventually
 
@@ -28,6 +28,8 @@ TEMPLATE = """\
 CHAT = [{"role": "user", "content": "a function that adds"}]
 PROMPT = "def fibonacci(n):"
 SAMPLED = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
+# A stream may be over before a busy machine has killed its orchestrator.
+ATTEMPTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -141,26 +143,35 @@ def test_an_orchestrator_that_is_killed_in_mid_stream_is_not_noticed(chatting):
     with chatting.client() as direct:
         expected = direct.generate(PROMPT, max_tokens=200, ignore_eos=True, **SAMPLED).text()
     with served(chatting) as process:
-        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="-", max_retries=0) as client:
-            stream = client.completions.create(
-                model="chatting",
-                prompt=PROMPT,
-                max_tokens=200,
-                stream=True,
-                extra_body={"paceline": {"ignore_eos": True}},
-                **SAMPLED,
-            )
-            text = ""
-            for count, event in enumerate(stream):
-                text += event.choices[0].text
-                if count == 5:
-                    victim = _busy(chatting)
-                    victim.kill()
-        assert text == expected
-        assert process.metric("paceline_http_resumed_generations_total") >= 1
+        resumed = 0
+        for _ in range(ATTEMPTS):
+            assert killed_in_mid_stream(chatting, process) == expected
+            chatting.mend()
+            resumed = process.metric("paceline_http_resumed_generations_total")
+            if resumed:
+                break
+        assert resumed
         process.terminate()
         assert process.wait() == 0
-    chatting.mend()
+
+
+def killed_in_mid_stream(system, process):
+    """Return the text of a stream whose orchestrator is killed, unless it is over first."""
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="-", max_retries=0) as client:
+        stream = client.completions.create(
+            model="chatting",
+            prompt=PROMPT,
+            max_tokens=200,
+            stream=True,
+            extra_body={"paceline": {"ignore_eos": True}},
+            **SAMPLED,
+        )
+        text = ""
+        for count, event in enumerate(stream):
+            text += event.choices[0].text
+            if count == 5:
+                kill_who_decodes(system)
+    return text
 
 
 def test_the_pages_python_example_streams_text(chatting, gateway):
@@ -176,12 +187,3 @@ def test_the_pages_python_example_streams_text(chatting, gateway):
     )
     with chatting.client() as direct:
         assert ran.stdout == direct.generate("def fibonacci(n):", max_tokens=64).text()
-
-
-def _busy(system):
-    """Find the orchestrator that decodes now."""
-    for orchestrator in system.orchestrators:
-        with Client(orchestrator.address) as client:
-            if client.info().running_request_count:
-                return orchestrator
-    raise AssertionError("nobody decodes")

@@ -7,13 +7,14 @@ import pytest
 from paceline import DrafterKind, Strategy, TimelineEventKind
 from support.equality import compare
 from support.oracle import Sampling
-from support.processes import running
 from support.streams import disturbed, mishaps
 from support.system import System, bundled_model
 
 TOKENS = 64
 SPECULATIVE = [Strategy.SPECULATIVE, Strategy.DISTRIBUTED]
 TEXT = "max-gram"
+# A stream may be over before a busy machine has killed its drafter.
+ATTEMPTS = 4
 
 
 def of_text(completion):
@@ -73,7 +74,7 @@ def lonely(bundled):
     """One drafter, of its own, that may be killed."""
     drafter = bundled_model("drafter", 1)
     system = System(drafters=[drafter], targets=bundled.targets)
-    with running(drafter, *system.orchestrators):
+    with system.running():
         yield system
 
 
@@ -84,17 +85,22 @@ def test_when_the_drafter_is_killed_mid_stream_the_text_goes_on_drafting(
     options = {"max_tokens": 160, "ignore_eos": True}
     with lonely.client() as client:
         plain = client.generate(prompts[0], strategy="autoregressive", **options).collect()
-        generation = client.generate(
-            prompts[0], strategy=strategy, lookahead=4, include_timeline=True, **options
+    for _ in range(ATTEMPTS):
+        lonely.mend()
+        with lonely.client() as client:
+            generation = client.generate(
+                prompts[0], strategy=strategy, lookahead=4, include_timeline=True, **options
+            )
+            done = disturbed(generation, lonely.drafters[0].kill, after=10)
+        compare(
+            oracle,
+            tokenizer.encode(prompts[0]).ids,
+            Sampling(),
+            expected=plain.token_ids,
+            actual=done.token_ids,
         )
-        done = disturbed(generation, lonely.drafters[0].kill, after=10)
-    compare(
-        oracle,
-        tokenizer.encode(prompts[0]).ids,
-        Sampling(),
-        expected=plain.token_ids,
-        actual=done.token_ids,
-    )
+        if done.finished.statistics.fallbacks.get("drafter_lost"):
+            break
     assert done.finished.statistics.fallbacks["drafter_lost"] >= 1
     assert of_text(done), "it went on speculating"
     assert done.finished.statistics.max_gram_accepted_token_count

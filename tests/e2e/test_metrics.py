@@ -26,10 +26,13 @@ def pages():
     with simulated_system(target_count=2).running() as system, system.client() as client:
         for strategy in (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED):
             client.generate("def ", max_tokens=24, strategy=strategy).collect()
+        for server in system.models:
+            eventually(lambda it=server: not it.metric("paceline_calls_live"), what="it rests")
         models = [server.page("/metrics") for server in system.models]
         system.drafters[0].kill()
         eventually(lambda: len(_ready(client)) == len(system.targets), what="the drafter is gone")
         client.generate("def ", max_tokens=4, strategy=Strategy.SPECULATIVE).collect()
+        eventually(lambda: not client.info().running_request_count, what="all is counted")
         return {
             "orchestrator": [system.orchestrators[0].page("/metrics")],
             "model server": models,

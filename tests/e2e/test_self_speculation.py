@@ -10,14 +10,15 @@ import pytest
 
 from paceline import Strategy
 from support.processes import ServerProcess
-from support.streams import disturbed, mishaps
+from support.streams import at_work, disturbed, mishaps
 from support.system import MODELS, System, simulated_model
 from support.tiny_adapters import write_adapter
-from support.waiting import eventually
 
 RATES = "0.9,0.8,0.7,0.6"
 TOKENS = 400
 PROMPTS = ("one:", "two:", "three:")
+# A stream may be over before a busy machine has killed who works for it.
+ATTEMPTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +59,19 @@ def test_with_temperature_it_is_that_of_the_same_seed(system):
 
 
 def test_a_target_killed_mid_stream_costs_no_token(system, texts):
-    def kill_who_works():
-        eventually(
-            lambda: next((it for it in system.targets if it.metric("paceline_calls_live")), None),
-            what="a target has a call",
-        ).kill()
-
-    try:
+    lost = 0
+    for _ in range(ATTEMPTS):
         with system.client() as client:
             generation = client.generate(
                 PROMPTS[0], strategy=Strategy.SELF_SPECULATIVE, max_tokens=TOKENS, timeout=60
             )
-            done = disturbed(generation, kill_who_works, after=20)
-        assert done.token_ids == texts[0]
-        assert done.finished.statistics.fallbacks.get("target_lost", 0) >= 1
-    finally:
+            done = disturbed(generation, lambda: at_work(system, system.targets).kill(), after=20)
         system.mend()
+        assert done.token_ids == texts[0]
+        lost = done.finished.statistics.fallbacks.get("target_lost", 0)
+        if lost:
+            break
+    assert lost
 
 
 @pytest.mark.parametrize("kind", ["medusa", "streams"])

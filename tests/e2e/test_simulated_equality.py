@@ -66,7 +66,7 @@ def plain(targets):
     def stream(index):
         return decode(system, index, strategy=Strategy.AUTOREGRESSIVE).token_ids
 
-    with running(*system.orchestrators):
+    with system.running():
         yield lambda index: stream(index % PROMPTS)
 
 
@@ -87,7 +87,7 @@ def test_every_token_is_that_of_plain_decoding(
         simulated_acceptance_rate=acceptance_rate,
     )
     system = System(drafters=[drafter], targets=targets)
-    with running(drafter, *system.orchestrators), ThreadPoolExecutor(STREAMS_AT_ONCE) as threads:
+    with system.running(), ThreadPoolExecutor(STREAMS_AT_ONCE) as threads:
         for strategy in STRATEGIES:
             options = {"strategy": strategy, "lookahead": LOOKAHEAD, "targets": TARGET_COUNT}
             decoded, seen = decode_alone(

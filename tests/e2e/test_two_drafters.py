@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from paceline import Strategy, TimelineEventKind
 from support.cells import Cell, Outcome, missing_evidence
-from support.processes import running
 from support.streams import mishaps
 from support.system import MODELS, System, bundled_model
 
@@ -40,7 +39,7 @@ def noisy_drafter(tmp_path_factory):
 @pytest.fixture(scope="module")
 def three_models(bundled, noisy_drafter):
     system = System(drafters=[*bundled.drafters, noisy_drafter], targets=bundled.targets)
-    with running(noisy_drafter, *system.orchestrators):
+    with system.running():
         yield system
 
 

@@ -13,6 +13,8 @@ from support.streams import PROMPT
 from support.waiting import until
 
 TOKENS = 12
+# On a busy machine a forward may end before the cancel comes.
+ATTEMPTS = 4
 OPTIONS = {"max_tokens": TOKENS, "targets": 2, "lookahead": 2, "stream_timeline": True}
 
 
@@ -73,12 +75,22 @@ async def test_a_client_that_leaves_at_any_event_leaves_nothing_behind(strategy)
 async def test_after_a_rejection_the_servers_see_what_it_made_worthless_cancelled():
     async with system() as whole:
         options = {**OPTIONS, "max_tokens": 100, "strategy": "distributed"}
-        done = await whole.client.generate(PROMPT, **options).collect()
-        await whole.settled()
-        statistics = done.finished.statistics
-        assert statistics.rejected_token_count > 0
-        assert statistics.cancelled_rpc_count > 0
-        for servers in (whole.drafters, whole.targets):
-            seen = [each.statistics() for each in servers]
-            assert sum(each.calls_cancelled + each.calls_superseded for each in seen) > 0
-            assert sum(each.forwards_interrupted for each in seen) > 0
+        for _ in range(ATTEMPTS):
+            done = await whole.client.generate(PROMPT, **options).collect()
+            await whole.settled()
+            statistics = done.finished.statistics
+            assert statistics.rejected_token_count > 0
+            assert statistics.cancelled_rpc_count > 0
+            seen = [withdrawn(servers) for servers in (whole.drafters, whole.targets)]
+            if all(map(all, seen)):
+                break
+        assert all(map(all, seen)), seen
+
+
+def withdrawn(hosts):
+    """Return how many calls ended before their answer, and how many forwards."""
+    seen = [each.statistics() for each in hosts]
+    return (
+        sum(each.calls_cancelled + each.calls_superseded for each in seen),
+        sum(each.forwards_interrupted for each in seen),
+    )

@@ -1,6 +1,7 @@
 """A server that is well by all signs, and does not answer: it costs seconds once, and no token.
 
 Its health, its pings and all other methods go through; only its work hangs, as with a stuck GPU.
+How many seconds: tests/unit/orchestrator/test_silent_servers.py, on a clock of its own.
 """
 
 from __future__ import annotations
@@ -30,18 +31,13 @@ CASES = [
         ]
     ),
 ]
-TOKENS, REQUESTS, CALM_REQUESTS = 16, 100, 10
+TOKENS, REQUESTS = 16, 40
 FORGETTING_SECONDS, MOST_REQUESTS = 1.1, REQUESTS + 20
-# What is promised of a reaction; how long this machine takes for the same when all is well comes on
-# top of it, several times, since it may be busy.
-LONGEST_GAP_SECONDS, BACK_WITHIN_SECONDS, CALM_GAPS = 3.0, 5.0, 10
-# A gap like this says that a request waited for the hung server.
-FELT_SECONDS = 0.25
 LEFT_ALONE_AFTER = 2
 # Longer than the first pauses of a server whose calls failed: 0.5 and 1 s.
 LEFT_ALONE_SECONDS = 3.0
 # A request that hangs ends here, so that the test tells which it was.
-GIVEN_UP_SECONDS = 12.0
+GIVEN_UP_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -74,23 +70,14 @@ def text(linked):
         return client.generate(PROMPT, max_tokens=TOKENS, strategy="autoregressive").collect()
 
 
-def longest_gap(client, strategy, text):
-    """Decode, compare, and return the longest time without a token."""
+def given_up(client, strategy, text):
+    """Decode, compare, and return how many servers it waited for in vain."""
     options = {"strategy": strategy, "max_tokens": TOKENS, "targets": 2, "lookahead": 3}
     if strategy == "auto":
         options = {"max_tokens": TOKENS}
-    generation = client.generate(PROMPT, timeout=GIVEN_UP_SECONDS, **options)
-    gaps, before = [], time.monotonic()
-    for _ in generation:
-        now = time.monotonic()
-        gaps.append(now - before)
-        before = now
-    assert generation.collect().token_ids == text.token_ids
-    return max(gaps)
-
-
-def calm_gap(client, strategy, text):
-    return max(longest_gap(client, strategy, text) for _ in range(CALM_REQUESTS))
+    done = client.generate(PROMPT, timeout=GIVEN_UP_SECONDS, **options).collect()
+    assert done.token_ids == text.token_ids
+    return done.finished.statistics.fallbacks.get("deadline", 0)
 
 
 @contextmanager
@@ -106,48 +93,36 @@ def hung(link, role):
 def test_a_hung_server_costs_two_requests_seconds_and_the_others_nothing(
     strategy, role, system, links, text
 ):
-    with system.client() as client:
-        calm = CALM_GAPS * calm_gap(client, strategy, text)
+    def met():
+        return sum(links[f"{role}-0"].calls.hits[each] for each in WORK[role])
+
+    with system.client() as client, hung(links[f"{role}-0"], role):
         felt = 0
-
-        def met():
-            return sum(links[f"{role}-0"].calls.hits[each] for each in WORK[role])
-
-        with hung(links[f"{role}-0"], role):
-            for number in range(MOST_REQUESTS):
-                if number >= REQUESTS:
-                    if met():
-                        break
-                    # Requests stay with a target that was free a moment ago; then a lot decides.
-                    time.sleep(FORGETTING_SECONDS)
-                gap = longest_gap(client, strategy, text)
-                assert gap <= LONGEST_GAP_SECONDS + calm, f"request {number} waited {gap:.1f} s"
-                felt += gap > FELT_SECONDS + calm
-                assert felt <= LEFT_ALONE_AFTER, f"request {number} waited {gap:.1f} s, too"
+        for number in range(MOST_REQUESTS):
+            if number >= REQUESTS:
+                if met():
+                    break
+                # Requests stay with a target that was free a moment ago; then a lot decides.
+                time.sleep(FORGETTING_SECONDS)
+            met_before = met()
+            # On a busy machine one may wait in vain for a server that is well, too.
+            felt += given_up(client, strategy, text) > 0 and met() > met_before
+            assert felt <= LEFT_ALONE_AFTER, f"request {number} waited, too"
     assert met(), "the fault met nothing"
 
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_a_server_that_hung_is_back_when_it_is_well_and_not_before(role, system, links, text):
-    link = links[f"{role}-0"]
-
     def seen_ready():
         servers = client.info().servers
         return next(it.ready for it in servers if it.name == f"{role}-0")
 
     with system.client() as client:
-        calm = calm_gap(client, "speculative", text)
-        with hung(link, role):
-            eventually(
-                lambda: longest_gap(client, "speculative", text) and not seen_ready(),
-                what="the hung server is left alone",
-            )
+        with hung(links[f"{role}-0"], role):
+            while seen_ready():
+                given_up(client, "speculative", text)
             ends = time.monotonic() + LEFT_ALONE_SECONDS
             while time.monotonic() < ends:
-                longest_gap(client, "speculative", text)
+                given_up(client, "speculative", text)
                 assert not seen_ready(), "its health alone brought it back"
-        eventually(
-            seen_ready,
-            what="it is used again",
-            within_seconds=BACK_WITHIN_SECONDS + CALM_GAPS * calm,
-        )
+        eventually(seen_ready, what="it is used again")

@@ -11,6 +11,8 @@ from support.oracle import Oracle, Sampling
 
 # More than one window of plain decoding.
 PROMPT, TOKENS = [5, 6, 7, 8, 9, 10], 80
+# On a busy machine the damage may come after the last call.
+ATTEMPTS = 4
 # Plain decoding has no drafter.
 CASES = [
     ("autoregressive", "targets"),
@@ -53,21 +55,25 @@ def tamper(damage, hosts):
 async def test_a_damaged_session_costs_no_token(strategy, damage, role, tiny_pair):
     expected = tuple(Oracle(tiny_pair.target).decode(PROMPT, Sampling(), TOKENS))
     drafters, targets = [host(tiny_pair.drafter)], [host(tiny_pair.target) for _ in range(2)]
+    repair = "session_lost" if damage is evict else "prefix_resent"
     async with in_process_system(drafters=drafters, targets=targets) as system:
-        generation = system.client.generate(
-            PROMPT,
-            strategy=strategy,
-            max_tokens=TOKENS,
-            lookahead=3,
-            targets=2,
-            ignore_eos=True,
-        )
-        damaged = 0
-        async for _ in generation:
-            damaged += tamper(damage, getattr(system, role))
-        done = await generation.collect()
+        for _ in range(ATTEMPTS):
+            generation = system.client.generate(
+                PROMPT,
+                strategy=strategy,
+                max_tokens=TOKENS,
+                lookahead=3,
+                targets=2,
+                ignore_eos=True,
+            )
+            damaged = 0
+            async for _ in generation:
+                damaged += tamper(damage, getattr(system, role))
+            done = await generation.collect()
+            assert done.token_ids == expected
+            await system.settled()
+            repairs = done.finished.statistics.fallbacks.get(repair, 0)
+            if repairs:
+                break
         assert damaged > 0
-        assert done.token_ids == expected
-        repair = "session_lost" if damage is evict else "prefix_resent"
-        assert done.finished.statistics.fallbacks[repair] > 0
-        await system.settled()
+        assert repairs > 0

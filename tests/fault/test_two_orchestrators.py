@@ -6,11 +6,13 @@ import pytest
 
 from paceline import Client
 from paceline.errors import ConnectionLostError
-from support.streams import PROMPT, disturbed
+from support.streams import PROMPT, disturbed, kill_who_decodes
 from support.system import simulated_system
 from support.waiting import eventually
 
 TOKENS = 400
+# A stream may be over before a busy machine has killed its orchestrator.
+ATTEMPTS = 4
 LEASE_SECONDS, MARGIN_SECONDS = 15.0, 30.0  # a busy machine looks late
 
 
@@ -25,25 +27,19 @@ def open_sessions(system):
 
 
 def test_a_client_of_both_goes_on_by_itself_when_one_is_killed(system):
-    with Client([each.address for each in system.orchestrators]) as client:
-        options = {"max_tokens": TOKENS, "temperature": 1.0}
-        generation = client.generate(PROMPT, strategy="distributed", targets=2, **options)
-        completion = disturbed(generation, lambda: busy(system).kill(), after=30)
-        seed = completion.started.seed
-        expected = client.generate(PROMPT, strategy="autoregressive", seed=seed, **options)
-        assert completion.token_ids == expected.collect().token_ids
+    for _ in range(ATTEMPTS):
+        with Client([each.address for each in system.orchestrators]) as client:
+            options = {"max_tokens": TOKENS, "temperature": 1.0}
+            generation = client.generate(PROMPT, strategy="distributed", targets=2, **options)
+            completion = disturbed(generation, lambda: kill_who_decodes(system), after=30)
+            seed = completion.started.seed
+            expected = client.generate(PROMPT, strategy="autoregressive", seed=seed, **options)
+            assert completion.token_ids == expected.collect().token_ids
+        system.mend()
+        if generation.resumption_count:
+            break
     assert generation.resumption_count == 1
     assert 30 <= completion.resumed_token_count < TOKENS
-    system.mend()
-
-
-def busy(system):
-    """Find the orchestrator that decodes now."""
-    for index, orchestrator in enumerate(system.orchestrators):
-        with system.client(index) as client:
-            if client.info().running_request_count:
-                return orchestrator
-    raise AssertionError("nobody decodes")
 
 
 @pytest.mark.long  # a lease has to end

@@ -31,9 +31,9 @@ class BareServer:
         self.cancelled = 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
+    async def running(self, *interceptors: grpc.aio.ServerInterceptor) -> AsyncIterator[str]:
         """Serve; yield the address."""
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=interceptors)
         server.add_generic_rpc_handlers((self._handlers(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

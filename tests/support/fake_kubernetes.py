@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
+from support.ports import free_address
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
@@ -84,7 +86,7 @@ class FakeKubernetes:
         self._version = 100
         self._forgotten = 0  # versions up to this one cannot be watched from
         self._watches: set[asyncio.Queue[dict[str, Any] | None]] = set()
-        self.port = 0
+        self.port = int(free_address().rpartition(":")[2])
 
     def __enter__(self) -> Self:
         running = threading.Event()
@@ -92,7 +94,7 @@ class FakeKubernetes:
             target=lambda: asyncio.run(self._live(running)), name="fake API server"
         )
         self._thread.start()
-        assert running.wait(10)
+        assert running.wait(90)
         self.start()
         return self
 
@@ -186,11 +188,11 @@ class FakeKubernetes:
     def stop(self) -> None:
         """Go away, as an API server that is being replaced."""
         self.cut()
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(90)
 
     def start(self) -> None:
         """Come back, where it was."""
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(90)
 
     @property
     def watch_count(self) -> int:
@@ -218,7 +220,6 @@ class FakeKubernetes:
             reuse_address=True,
         )
         await site.start()
-        self.port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
@@ -305,7 +306,7 @@ class FakeKubernetes:
     def _run(self, action: Callable[[], object]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (action(), done.set()))
-        assert done.wait(10)
+        assert done.wait(90)
 
 
 def _selects(request: web.Request, each: dict[str, Any]) -> bool:

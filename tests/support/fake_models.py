@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Capability", "FakeModelServer", "serving"]
 
 _CONTEXT_LENGTH = 4096
+_LONGEST_WAIT_SECONDS = 90.0
 
 
 @cache
@@ -233,7 +234,7 @@ class FakeModelServer:
 
     async def until(self, condition: Callable[[FakeModelServer], bool]) -> None:
         """Return once a condition holds."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(_LONGEST_WAIT_SECONDS), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     async def note(self) -> None:

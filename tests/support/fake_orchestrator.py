@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
 from paceline.errors import PacelineError, UnsupportedError
-from paceline.status import encode
+from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
 from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
@@ -55,6 +54,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     seconds: list[float] = field(default_factory=list)  # that each request had left
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)  # of each call
     info_hangs: bool = False
+    info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
     chat_template: ChatTemplate | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
@@ -73,7 +73,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             self.cancelled.set()
             raise
         if leg.error is not None:
-            await context.abort_with_status(rpc_status.to_status(encode(leg.error)))
+            await _abort(context, leg.error)
 
     async def _answer(self, request, leg):
         if leg.refuses:
@@ -97,13 +97,15 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         self.info_asked.set()
         if self.info_hangs:
             await asyncio.Event().wait()
+        if self.info_errors:
+            await _abort(context, self.info_errors.pop(0))
         servers = [pb.ServerInfo(name="target-0", role=MODEL_ROLE_TARGET, ready=True)]
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 
     async def GetSystemChatTemplate(self, request, context):  # noqa: N802
         if self.chat_template is None:
             error = UnsupportedError("this model has no chat template: it continues text")
-            await context.abort_with_status(rpc_status.to_status(encode(error)))
+            await _abort(context, error)
         return pb.GetSystemChatTemplateResponse(
             model_fingerprint="model-a", chat_template=self.chat_template
         )
@@ -129,6 +131,13 @@ async def serving(
         yield fake
     finally:
         await server.stop(grace=None)
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: PacelineError) -> None:
+    status = encode(error)
+    details = ((DETAILS_KEY, status.SerializeToString()),)
+    code = grpc.StatusCode[error.code]
+    await context.abort(code, status.message, trailing_metadata=details)
 
 
 def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:

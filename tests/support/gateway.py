@@ -81,7 +81,7 @@ async def gateway_over(
         registry = CollectorRegistry()
         process = HttpProcess(values, registry=registry)
         await process.begin()
-        stack.push_async_callback(process.finish)
+        stack.push_async_callback(process.finish, drain=False)
         await until(
             lambda: all(each.serves for each in process.orchestrators.client.endpoints),
             what="all orchestrators are known",
@@ -90,5 +90,5 @@ async def gateway_over(
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         )
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=90))
         yield GatewayUnderTest(process, registry, used, url, client, http)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 from support.call_relay import CallRelay
 from support.connection_relay import ConnectionRelay
 from support.on_a_thread import relaying
-from support.processes import running
 from support.system import System
 
 if TYPE_CHECKING:
@@ -70,5 +69,5 @@ def linked_system(
     with relaying(*links.values()):
         addresses = {name: link.address for name, link in links.items()}
         system = System(drafters=drafters, targets=targets, relayed=addresses)
-        with running(*system.models, *system.orchestrators):
+        with system.running():
             yield system, links

@@ -27,10 +27,10 @@ def relaying(*relays: AbstractAsyncContextManager[object]) -> Iterator[None]:
             await stack.enter_async_context(relay)
 
     try:
-        asyncio.run_coroutine_threadsafe(begin(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(begin(), loop).result(90)
         yield
     finally:
-        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(90)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join(90)
         loop.close()

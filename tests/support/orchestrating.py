@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.lifecycle import ServerProcess
 from support.fake_models import FakeModelServer, serving
 from support.fake_text import byte_tokenizer
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,7 +111,7 @@ class System:
         if not {"text", "token_ids"} & request.keys():
             request["token_ids"] = pb.TokenIds(ids=PROMPT)
         request.setdefault("max_tokens", 24)
-        timeout = request.pop("timeout", 20)
+        timeout = request.pop("timeout", 60)
         channel = request.pop("channel", None)
         stub = self.stub if channel is None else OrchestratorServiceStub(channel)
         return stub.Generate(pb.GenerateRequest(**request), timeout=timeout)
@@ -125,20 +126,21 @@ class System:
             raise decode(error) from None
         return received
 
-    async def reached(self) -> None:
-        """Return once each server was heard of, or seems to hang: one target is enough to begin."""
+    async def whole(self) -> None:
+        """Return once every server is used that is known: for a beginning one target is enough."""
         pool = self.application._pool
-        heard = asyncio.Event()
-        with pool.listening(heard.set), suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while any(it.health_status == "NOT_REACHED" for it in pool.servers):
-                    await heard.wait()
-                    heard.clear()
+        await until(lambda: all(it.ready for it in pool.servers), what="every server is used")
 
     async def settled(self) -> None:
-        """Return once every session is closed and no call runs."""
-        for model in self.models:
-            await model.until(lambda it: not it.sessions and not it.running)
+        """Return once no request runs, every session is closed and no call runs."""
+        servicer = self.application._servicer
+        await until(
+            lambda: (
+                not servicer.running_count
+                and not any(it.sessions or it.running for it in self.models)
+            ),
+            what="nothing is left of any request",
+        )
 
 
 def not_yet_begun(settings: OrchestratorSettings) -> ServerProcess:
@@ -197,7 +199,7 @@ async def orchestrating(
                 stub = OrchestratorServiceStub(channel)
                 address = process.addresses["address"]
                 system = System(drafters, targets, channel, stub, address, made[0])
-                await system.reached()
+                await system.whole()
                 yield system
         finally:  # also after a failed assertion: a server left behind hangs at exit
             await process.finish()

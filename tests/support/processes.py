@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,8 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.ports import free_address
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -32,7 +32,6 @@ __all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "leftovers", "runn
 # that it is gone: a child of a killed child is found, too.
 RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
-_PORTS = range(20_000, 32_000)
 # gRPC would try again after 1 s, and then later and later.
 _EAGER = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50))
 _READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
@@ -54,9 +53,9 @@ class ServerProcess:
     def __init__(self, role: str, *flags: str, name: str = "", tls: bool = False) -> None:
         self.role = role
         self.name = name or role
-        self.address = _free_address()
-        self.metrics_address = _free_address()
-        self._health_address = _free_address() if tls else self.address
+        self.address = free_address()
+        self.metrics_address = free_address()
+        self._health_address = free_address() if tls else self.address
         self._command = [
             *(sys.executable, "-m", f"paceline_{role}"),
             *(f"--listen={self.address}", f"--metrics-listen={self.metrics_address}"),
@@ -80,8 +79,12 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> Self:
-        assert self._process is None or self._process.poll() is not None
+        assert not self.is_running
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
         )
@@ -109,7 +112,7 @@ class ServerProcess:
         """Start it again if it has ended, let it run if it cannot, and wait until it serves."""
         self.thaw()
         self.give_descriptors_back()
-        if self._process is None or self._process.poll() is not None:
+        if not self.is_running:
             self.start()
         self.wait_until_ready()
 
@@ -172,7 +175,7 @@ class ServerProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        if self._process.poll() is None:
+        if self.is_running:
             self._process.send_signal(number)
 
     def calls(self) -> list[dict[str, Any]]:
@@ -257,15 +260,3 @@ def _is_serving(address: str) -> bool:
             return any(response.status == serving for response in watch)
         except grpc.RpcError:
             return False
-
-
-def _free_address() -> str:
-    """Find a port below those that the system gives to connections.
-
-    A server that is started again wants its port back, which a connection may have got meanwhile.
-    """
-    for port in random.SystemRandom().sample(_PORTS, k=1000):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
-    raise AssertionError("no port is free")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from support.waiting import eventually
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paceline import Client, Completion, Generation
+    from support.processes import ServerProcess
+    from support.system import System
 
-__all__ = ["PROMPT", "disturbed", "mishaps", "plain"]
+__all__ = ["PROMPT", "at_work", "disturbed", "kill_who_decodes", "mishaps", "plain"]
 
 _BY_SLOWNESS = ("deadline", "drafter_lost", "no_drafter", "target_lost")
 
@@ -37,6 +41,27 @@ def disturbed(generation: Generation, action: Callable[[], None], *, after: int)
             action()
     assert acted
     return generation.collect()
+
+
+def at_work(system: System, servers: Sequence[ServerProcess]) -> ServerProcess:
+    """Return a server that has a call just now, whose loss matters; any, if all is over."""
+    with system.client() as client:
+        return eventually(
+            lambda: (
+                next((it for it in servers if it.metric("paceline_calls_live")), None)
+                or (not client.info().running_request_count and servers[0])
+            ),
+            what="a server has a call",
+        )
+
+
+def kill_who_decodes(system: System) -> None:
+    """Kill the orchestrator that has a request; none, if all is over."""
+    for index, orchestrator in enumerate(system.orchestrators):
+        with system.client(index) as client:
+            if client.info().running_request_count:
+                orchestrator.kill()
+                return
 
 
 def mishaps(*completions: Completion) -> dict[str, int]:

@@ -60,9 +60,18 @@ class System:
     def models(self) -> list[ServerProcess]:
         return [*self.drafters, *self.targets]
 
+    @property
+    def servers(self) -> list[ServerProcess]:
+        return [*self.models, *self.orchestrators]
+
     @contextmanager
     def running(self) -> Iterator[System]:
-        with running(*self.models, *self.orchestrators):
+        """Run those of its servers that do not run yet; orchestrators use all of them.
+
+        An orchestrator that serves has reached a target: of the others it may not know yet.
+        """
+        with running(*(it for it in self.servers if not it.is_running)):
+            self.wait_until_whole()
             yield self
 
     def client(self, index: int = 0) -> Client:
@@ -79,7 +88,7 @@ class System:
 
     def mend(self) -> None:
         """Start what has ended, let run what is frozen, and wait until all of it is used."""
-        for server in (*self.models, *self.orchestrators):
+        for server in self.servers:
             server.revive()
         self.wait_until_whole()
 

@@ -1,4 +1,4 @@
-"""constraints.txt pins what pyproject.toml asks for, and the images' lists what it pins."""
+"""constraints.txt pins what both distributions ask for, and the images' lists what it pins."""
 
 import re
 import tomllib
@@ -11,6 +11,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LISTS = ROOT / "k8s" / "images" / "requirements"
+PROJECTS = ("pyproject.toml", "clients/python/pyproject.toml")
+OURS = {"paceline", "paceline-client"}
 # pip freeze leaves it out, and torch asks for it.
 UNPINNED = {"setuptools"}
 
@@ -48,16 +50,17 @@ def needed(*extras):
             other = Requirement(text)
             if other.marker is None or any(map(other.marker.evaluate, environments)):
                 pending.append(other)
-    return {name for name, *_ in found} - {"paceline"}
+    return {name for name, *_ in found} - OURS
 
 
-def test_every_dependency_is_pinned_within_its_range():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+@pytest.mark.parametrize("path", PROJECTS)
+def test_every_dependency_is_pinned_within_its_range(path):
+    project = tomllib.loads((ROOT / path).read_text())["project"]
+    groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     requirements = [Requirement(text) for group in groups for text in group]
     pinned = pins()
     for requirement in requirements:
-        if requirement.name != "paceline":
+        if requirement.name not in OURS:
             version = pinned.get(canonicalize_name(requirement.name))
             assert version, f"{requirement.name} is not pinned: run `make lock`"
             assert version in requirement.specifier, f"{requirement} is stale: run `make lock`"
@@ -66,9 +69,9 @@ def test_every_dependency_is_pinned_within_its_range():
 @pytest.mark.parametrize(
     ("extras", "names"),
     [
-        ("cli,gateway", ["orchestrator"]),
-        ("server", ["orchestrator", "server", "torch-cuda"]),
-        ("server", ["orchestrator", "server", "torch-cpu"]),
+        ("cli,gateway,tracing", ["orchestrator"]),
+        ("server,tracing", ["orchestrator", "server", "torch-cuda"]),
+        ("server,tracing", ["orchestrator", "server", "torch-cpu"]),
     ],
 )
 def test_an_images_list_has_all_that_is_needed_as_it_is_pinned(extras, names):
@@ -81,7 +84,7 @@ def test_an_images_list_has_all_that_is_needed_as_it_is_pinned(extras, names):
 
 
 def test_an_image_gets_nothing_that_it_does_not_need():
-    assert listed("orchestrator").keys() == needed("cli", "gateway")
+    assert listed("orchestrator").keys() == needed("cli", "gateway", "tracing")
     assert listed("server").keys() <= needed("server")
     beyond = listed("torch-cuda").keys() - {"torch", "triton"}
     assert all(name.startswith(("nvidia-", "cuda-")) for name in beyond)

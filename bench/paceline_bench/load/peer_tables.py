@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from paceline.words import counted
 from paceline_bench.load.tables import chosen_words, percentile_words
 from paceline_bench.pair.contest import Group
-from paceline_bench.report import table, times
+from paceline_bench.report import circumstances_line, markdown_table, table, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_bench.report import Row
+    from paceline_bench.report import Results, Row
 
-__all__ = ["peer_findings", "peer_tables"]
+__all__ = ["load_models", "peer_findings", "peer_tables"]
 
 _LEGEND = """\
 Tokens/s: of all texts together, from the first request to the last token. Ratios: of tokens/s, to
@@ -74,3 +74,24 @@ def peer_findings(rows: Sequence[Row]) -> list[str]:
     if different:
         lines.append(f"Of the library's {texts} texts {different} differ, which rounding may do.")
     return lines
+
+
+def load_models(results: Results) -> str:
+    """What streams at once get of real models, from the services and from their peers."""
+    content = results["load-models"]
+    counts = sorted({row["stream_count"] for row in content["rows"]})
+    by_name: dict[str, dict[int, Row]] = {}
+    for row in content["rows"]:
+        by_name.setdefault(f"{row['group']}: {row['name']}", {})[row["stream_count"]] = row
+    columns = [
+        (f"{counted(count, 'stream')}, {name}", count, _COLUMNS[name])
+        for name in ("tokens/s", "ITL p50 / p99")
+        for count in counts
+    ]
+    lines = [
+        [name, *(said(rows[count]) if count in rows else "-" for _, count, said in columns)]
+        for name, rows in by_name.items()
+    ]
+    headings = ["", *(heading for heading, _, _ in columns)]
+    findings = "\n".join(peer_findings(content["rows"]))
+    return f"{circumstances_line(content)}:\n\n{markdown_table(headings, lines)}\n{findings}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import TimelineEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from paceline import TimelineEvent
     from paceline_bench.node import SimulatedNode
@@ -70,6 +70,8 @@ class Restart:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """A call as the orchestrator saw it, with the server's record of it.
+
+    A decode looks like a verification for each of its messages; they share its record.
 
     Attributes:
         server: The server that was called.
@@ -139,7 +141,7 @@ class Trace:
         cold = self._cold_calls()
         while True:
             latency = node.drafter if call.is_draft else node.target
-            self._charge(spent, call, answer, latency=latency, is_first=call in cold)
+            self._charge(spent, call, answer, latency=latency, cold=cold)
             cause = self._cause(call)
             if cause is None:
                 spent["client"] += call.start_ns
@@ -182,23 +184,31 @@ class Trace:
         answer: tuple[int, int],
         *,
         latency: ServerLatency,
-        is_first: bool,
+        cold: Collection[_Call],
     ) -> None:
         answered_ns, forwards = answer
-        elapsed_ns = answered_ns - call.start_ns
-        first_ns = int(latency.first if is_first else latency.step)
-        nominal_ns = first_ns + (forwards - 1) * int(latency.step)
+        first_ns, step_ns = int(latency.first), int(latency.step)
+        nominal_ns = forwards * step_ns + (first_ns - step_ns) * (call in cold)
         queue_ns = overshoot_ns = 0
         if call.record is not None:
+            sharers = self._sharers(call)
             # Of a draft the record may count more forwards than those waited for here.
-            counted = max(1, call.record["rows"]) if call.is_draft else 1
-            all_ns = first_ns + (counted - 1) * int(latency.step)
+            counted = max(1, call.record["rows"]) if call.is_draft else len(sharers)
+            is_cold = any(each in cold for each in sharers)
+            all_ns = counted * step_ns + (first_ns - step_ns) * is_cold
             overshoot_ns = (call.record["forward_ns"] - all_ns) * forwards // counted
             queue_ns = call.record["queue_ns"] * forwards // counted
+        elapsed_ns = answered_ns - call.start_ns
         spent["path"] += nominal_ns
         spent["overshoot"] += overshoot_ns
         spent["queue"] += queue_ns
         spent["transport"] += elapsed_ns - nominal_ns - overshoot_ns - queue_ns
+
+    def _sharers(self, call: _Call) -> list[_Call]:
+        """Return the messages of a decode; of any other call itself."""
+        if call.record is None or call.record["method"] != "Decode":
+            return [call]
+        return [each for each in self._calls if each.record is call.record]
 
     def _cause(self, call: _Call) -> tuple[_Call, tuple[int, int]] | None:
         """Return the last answer before a call, which started it; None if there is none.

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.report import load_average, write_json
 from paceline_bench.self_drafting.tables import report
 from paceline_bench.ways import Way, parameter_count
@@ -49,7 +50,9 @@ class SelfSettings(Settings):
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
-    lookahead: int = Field(4, ge=1, le=64, description="draft tokens in a verification of SI")
+    lookahead: int = Field(
+        4, ge=1, le=MOST_LOOKAHEAD, description="draft tokens in a verification of SI"
+    )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: Path | None = Field(None, description="where to draw them, such as self.png")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
-from paceline.limits import MOST_LOOKAHEAD
+from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_WIDTH
 from paceline_bench.node import TABLE2
 from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import load_average, write_json
@@ -28,7 +28,7 @@ from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
-from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH
+from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ class Table2Settings(Settings):
         1, ge=1, le=MOST_WIDTH, description="SI and DSI also with trees, so many tokens at a place"
     )
     branches: int = Field(
-        0, ge=0, le=64, description="tokens that a draft forward follows beside the chain's"
+        0,
+        ge=0,
+        le=MOST_BRANCHES,
+        description="tokens that a draft forward follows beside the chain's",
     )
     rank_decay: float = Field(
         DEFAULT_RANK_DECAY,

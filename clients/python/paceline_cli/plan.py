@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
+from paceline.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
@@ -17,7 +18,6 @@ from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
-from paceline_protocol.ranks import MOST_WIDTH
 from paceline_protocol.simulation import ServerLatency
 from paceline_serving.settings import Settings, option
 
@@ -74,7 +74,10 @@ class PlanSettings(Settings):
         1, ge=1, le=MOST_WIDTH, description="also with trees of so many draft tokens at a place"
     )
     branches: int = Field(
-        0, ge=0, le=64, description="tokens that a draft forward follows beside the chain's"
+        0,
+        ge=0,
+        le=MOST_BRANCHES,
+        description="tokens that a draft forward follows beside the chain's",
     )
     rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
         "0.4",

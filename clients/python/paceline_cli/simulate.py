@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from rich.console import Console
 
-from paceline.limits import MOST_TARGETS
+from paceline.limits import MOST_BRANCHES, MOST_TARGETS, MOST_WIDTH
 from paceline_bench.parallel import compute_all
 from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
@@ -27,7 +27,6 @@ from paceline_cli.choices import check_rank_decay, numbers_to
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
 from paceline_cli.simulate_trees import TreeOptions, show_trees
-from paceline_protocol.ranks import MOST_WIDTH
 from paceline_protocol.task import DispatchPolicy
 from paceline_serving.settings import Settings, option
 
@@ -85,7 +84,10 @@ class SimulateSettings(Settings):
         description="trees: tokens at a place, the chain's and its runners-up",
     )
     branches: int = Field(
-        3, ge=0, le=64, description="trees: tokens that a draft forward follows beside the chain's"
+        3,
+        ge=0,
+        le=MOST_BRANCHES,
+        description="trees: tokens that a draft forward follows beside the chain's",
     )
     rank_decay: Annotated[str, BeforeValidator(check_rank_decay)] = Field(
         "0.4",

@@ -120,7 +120,7 @@ async def hastily_draining(target):
 
 async def hears_draining_while_it_waits(stub, request, drain):
     """Whether a request that is not yet decoded is told why it ends."""
-    call = stub.Generate(request, timeout=20)
+    call = stub.Generate(request, timeout=60)
     while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
         assert not call.done()
     await drain()

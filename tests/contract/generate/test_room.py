@@ -48,17 +48,20 @@ async def test_sessions_that_open_and_calls_that_are_refused_are_no_room(monkeyp
             await system.generate()
 
 
-async def test_a_target_at_work_is_waited_for_while_another_has_no_room(
-    monkeypatch,
-):
-    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", 0.1)
+async def test_a_target_at_work_is_waited_for_while_another_has_no_room(monkeypatch):
+    wait_seconds, retry_seconds = 0.1, 0.02
+    monkeypatch.setattr("paceline_orchestrator.fleet.shortage.WAIT_SECONDS", wait_seconds)
     slow, full = targets(2)
-    slow.latency_seconds = 1.0
-    full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=0.01)
+    full.open_error = errors.CacheExhaustedError("full", retry_after_seconds=retry_seconds)
     async with orchestrating(drafters=[a_drafter()], targets=[slow, full]) as system:
-        received = await system.generate(strategy=pb.STRATEGY_DISTRIBUTED, max_tokens=2)
-        assert received.token_ids == continuation(PROMPT, 2)
-        assert full.refused > 3
+        slow.answers.clear()
+        call = asyncio.create_task(system.generate(strategy=pb.STRATEGY_DISTRIBUTED, max_tokens=2))
+        await slow.until(lambda it: it.running)
+        # For longer than a request goes without any target.
+        refused = full.refused + 2 * wait_seconds / retry_seconds
+        await full.until(lambda it: it.refused > refused)
+        slow.answers.set()
+        assert (await call).token_ids == continuation(PROMPT, 2)
 
 
 async def test_a_request_that_finds_room_within_its_patience_is_served():

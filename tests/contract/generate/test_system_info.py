@@ -22,7 +22,7 @@ from support.waiting import until as soon
 async def test_system_info_tells_who_is_there():
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
         await system.generate()
-        info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
         assert info.model_name == "fake-target"
         assert info.vocabulary_size == VOCABULARY_SIZE
         assert [(it.name, it.role, it.ready) for it in info.servers] == [
@@ -36,12 +36,12 @@ async def test_system_info_tells_who_is_there():
 
 async def test_system_info_still_tells_the_model_when_the_last_target_is_gone():
     async with orchestrating(targets=targets(1)) as system:
-        before = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+        before = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
         await system.targets[0].kill()
         async with asyncio.timeout(10):
             info = before
             while info.servers[0].ready:
-                info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=5)
+                info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
         assert info.model_fingerprint == before.model_fingerprint == "target-model"
         assert info.vocabulary_size == VOCABULARY_SIZE
 
@@ -77,7 +77,7 @@ async def test_a_request_just_after_the_start_waits_for_the_first_target():
         async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
             stub = OrchestratorServiceStub(channel)
             call = stub.Generate(
-                pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4), timeout=20
+                pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), max_tokens=4), timeout=60
             )
             while not (await stub.GetSystemInfo(pb.GetSystemInfoRequest())).running_request_count:
                 assert not call.done()

@@ -19,7 +19,7 @@ from support.model_servers import DRAFTER, TARGET, ModelClient, serving
 
 async def health_of(client: ModelClient, service: str = "") -> int:
     stub = health_pb2_grpc.HealthStub(client.channel)
-    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
     return answer.status
 
 
@@ -35,7 +35,7 @@ async def test_a_server_that_loads_says_so_and_is_not_serving():
         client = ModelClient(TARGET, process.addresses["address"])
         watch = health_pb2_grpc.HealthStub(client.channel).Watch(
             health_pb2.HealthCheckRequest(service="paceline.v1.TargetService"),
-            timeout=20,
+            timeout=60,
             wait_for_ready=True,
         )
         seen = aiter(watch)
@@ -62,7 +62,7 @@ async def test_a_draining_server_refuses_new_sessions_and_ends_open_ones(new_hos
         draining = asyncio.create_task(process.finish())
         await asyncio.sleep(0)
         watch = health_pb2_grpc.HealthStub(target.channel).Watch(
-            health_pb2.HealthCheckRequest(), timeout=20
+            health_pb2.HealthCheckRequest(), timeout=60
         )
         assert (await anext(aiter(watch))).status == NOT_SERVING
         assert isinstance(await target.error_of(target.open()), DrainingError)
@@ -98,7 +98,7 @@ async def test_during_the_drain_delay_a_server_that_says_not_serving_still_serve
         target = await ModelClient(TARGET, process.addresses["address"]).learn()
         draining = asyncio.create_task(process.finish())
         watch = health_pb2_grpc.HealthStub(target.channel).Watch(
-            health_pb2.HealthCheckRequest(), timeout=20
+            health_pb2.HealthCheckRequest(), timeout=60
         )
         async for answer in watch:
             if answer.status == NOT_SERVING:
@@ -119,7 +119,7 @@ async def test_health_answers_while_a_forward_runs(new_host):
         await target.verify(target.call(session, 1, new=PROMPT))
         stalled = target.stub.Verify(
             target_service_pb2.VerifyRequest(call=target.call(session, 2, held=PROMPT, new=(1,))),
-            timeout=20,
+            timeout=60,
         )
         await until(lambda: is_running(host))
         assert await health_of(target) == SERVING

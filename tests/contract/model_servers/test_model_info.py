@@ -58,7 +58,7 @@ def test_memory_decides_the_token_budget_of_a_real_model_unless_it_is_said(
 
 async def test_the_tokenizer_comes_in_chunks_under_its_digest(target):
     request = model_service_pb2.GetTokenizerRequest()
-    chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=5)]
+    chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=60)]
     content = b"".join(chunk.data for chunk in chunks)
     assert chunks[0].total_bytes == len(content)
     assert chunks[0].tokenizer_fingerprint == hashlib.sha256(content).hexdigest()
@@ -71,7 +71,7 @@ async def test_a_large_tokenizer_is_cut_at_256_kibibytes():
     host.tokenizer = b"x" * (600 * 1024)
     async with connected(TARGET, host) as target:
         request = model_service_pb2.GetTokenizerRequest()
-        chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=5)]
+        chunks = [chunk async for chunk in target.model.GetTokenizer(request, timeout=60)]
     assert [len(chunk.data) // 1024 for chunk in chunks] == [256, 256, 88]
 
 
@@ -80,7 +80,7 @@ async def test_a_chat_template_is_told_as_it_lies_beside_the_model():
     host.template = ChatTemplate("name", "{{ bos_token }}", {"bos_token": "<s>"}, ("<s>", "</s>"))
     async with connected(TARGET, host) as target:
         response = await target.model.GetChatTemplate(
-            model_service_pb2.GetChatTemplateRequest(), timeout=5
+            model_service_pb2.GetChatTemplateRequest(), timeout=60
         )
     told = response.chat_template
     assert (told.fingerprint, told.source) == ("name", "{{ bos_token }}")
@@ -94,7 +94,7 @@ async def test_a_model_without_a_chat_template_says_so():
     async with connected(TARGET, FakeHost()) as target:
         with pytest.raises(UnsupportedError), decoded():
             await target.model.GetChatTemplate(
-                model_service_pb2.GetChatTemplateRequest(), timeout=5
+                model_service_pb2.GetChatTemplateRequest(), timeout=60
             )
 
 
@@ -104,6 +104,6 @@ async def test_a_model_without_a_tokenizer_says_so():
     async with connected(TARGET, host) as target:
         with pytest.raises(UnsupportedError), decoded():
             async for _ in target.model.GetTokenizer(
-                model_service_pb2.GetTokenizerRequest(), timeout=5
+                model_service_pb2.GetTokenizerRequest(), timeout=60
             ):
                 pass

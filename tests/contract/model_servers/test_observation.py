@@ -31,7 +31,7 @@ async def observed(role: Any, host: Any) -> AsyncIterator[tuple[ModelClient, Cal
 
         def page(path: str) -> str:
             url = f"http://{process.addresses['metrics_address']}{path}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 text: str = answer.read().decode()
                 return text
 
@@ -54,7 +54,7 @@ async def test_what_a_target_did_with_its_calls_can_be_seen(new_host):
             target_service_pb2.VerifyRequest(
                 call=target.call(session, 3, held=PROMPT, new=(2,)), speculation_depth=4
             ),
-            timeout=20,
+            timeout=60,
         )
         assert isinstance(await superseded, SupersededError)
         await until(lambda: is_running(host))
@@ -114,7 +114,7 @@ async def test_a_call_whose_work_the_same_call_took_over_wasted_nothing():
 
         def verify(sequence: int) -> Any:
             call = target.call(session, sequence, new=PROMPT)
-            return target.stub.Verify(target_service_pb2.VerifyRequest(call=call), timeout=20)
+            return target.stub.Verify(target_service_pb2.VerifyRequest(call=call), timeout=60)
 
         older = verify(1)
         await until(lambda: is_running(host))

@@ -115,7 +115,7 @@ async def test_a_full_queue_says_when_to_come_back():
         for waiting in (0, 1):
             call = target.call(await target.open(), 1, new=PROMPT)
             request = target_service_pb2.VerifyRequest(call=call)
-            stalled.append(target.stub.Verify(request, timeout=20))
+            stalled.append(target.stub.Verify(request, timeout=60))
             await until(lambda: host.statistics().calls_live == waiting + 1)  # noqa: B023
             await until(lambda: host.statistics().queue_length == waiting)  # noqa: B023
         error = await target.error_of(

@@ -18,7 +18,6 @@ from support.chaos.faults import MODEL_FAULTS, ORCHESTRATOR_FAULTS, is_working, 
 from support.chaos.history import History, Strike
 from support.chaos.workload import draw_order, stream
 from support.links import Link
-from support.processes import ServerProcess, running
 from support.system import System, simulated_model
 from support.waiting import until
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from support.chaos.faults import Fault
+    from support.processes import ServerProcess
 
 __all__ = ["chaos"]
 
@@ -75,7 +75,7 @@ class _Run:
                 orchestrator_count=_ORCHESTRATORS,
                 relayed={link.server.name: link.address for link in self.models},
             )
-            processes = running(*system.models, *system.orchestrators)
+            processes = system.running()
             await asyncio.to_thread(processes.__enter__)
             stack.push_async_callback(asyncio.to_thread, processes.__exit__, None, None, None)
             self.fronts = [

@@ -32,13 +32,12 @@ class Matrix:
     def markdown(self) -> str:
         """Return every case as a row."""
         lines = ["# Clients: cases and languages", "", *self._totals(), "", _LEGEND]
-        group_before = ""
-        for (group, name), outcomes in self._outcomes.items():
-            if group != group_before:
-                lines += ["", f"## {group}", "", *_head("case", self._languages)]
-                group_before = group
-            marks = (_MARKS.get(outcomes.get(each, ""), "") for each in self._languages)
-            lines.append(f"| {name} | {' | '.join(marks)} |")
+        for group in self._groups():
+            lines += ["", f"## {group}", "", *_head("case", self._languages)]
+            for (its_group, name), outcomes in self._outcomes.items():
+                if its_group == group:
+                    marks = (_MARKS.get(outcomes.get(each, ""), "") for each in self._languages)
+                    lines.append(f"| {name} | {' | '.join(marks)} |")
         return "\n".join(lines) + "\n"
 
     def summary(self) -> list[str]:
@@ -53,10 +52,13 @@ class Matrix:
     def _totals(self) -> list[str]:
         """Return a row for each group: passed of all, or - where all was skipped."""
         lines = _head("cases", self._languages)
-        for group in dict.fromkeys(group for group, _ in self._outcomes):
+        for group in self._groups():
             cells = (self._cell(group, language) for language in self._languages)
             lines.append(f"| {group} | {' | '.join(cells)} |")
         return lines
+
+    def _groups(self) -> list[str]:
+        return list(dict.fromkeys(group for group, _ in self._outcomes))
 
     def _cell(self, group: str, language: str) -> str:
         counts = Counter(

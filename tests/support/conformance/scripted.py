@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from paceline.status import DETAILS_KEY
 from paceline.v1 import orchestrator_service_pb2 as pb
+from support.ports import free_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ class ScriptedOrchestrator:
     _server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Serve on a free port; after `stop`, on the same one."""
+        """Serve; after `stop`, on the same port."""
         handlers = {
             "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
             "GetSystemInfo": grpc.unary_unary_rpc_method_handler(self._system_info),
@@ -72,12 +73,11 @@ class ScriptedOrchestrator:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
         )
-        address = self.address or "127.0.0.1:0"
+        self.address = self.address or free_address()
         if self.credentials is None:
-            port = self._server.add_insecure_port(address)
+            self._server.add_insecure_port(self.address)
         else:
-            port = self._server.add_secure_port(address, self.credentials)
-        self.address = f"127.0.0.1:{port}"
+            self._server.add_secure_port(self.address, self.credentials)
         await self._server.start()
 
     async def stop(self) -> None:

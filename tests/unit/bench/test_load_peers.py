@@ -12,7 +12,7 @@ from paceline import Strategy
 from paceline.errors import NoTargetError
 from paceline_bench.load import peers as module
 from paceline_bench.load.peer_chart import draw_peers
-from paceline_bench.load.peer_tables import peer_findings, peer_tables
+from paceline_bench.load.peer_tables import load_models, peer_findings, peer_tables
 from paceline_bench.load.peers import (
     Entry,
     Peer,
@@ -25,6 +25,7 @@ from paceline_bench.load.peers import (
 )
 from paceline_bench.load.streams import Load, Served
 from paceline_bench.pair.contest import Group
+from paceline_bench.report import circumstances
 from paceline_cli import bench_load_peers
 from paceline_cli.__main__ import main
 
@@ -255,6 +256,22 @@ def test_there_is_a_table_for_each_number_of_streams():
     assert one[1].endswith("| - / 1.00 / - | - | identical |")
     assert four[0].startswith("| the services: non-SI | 100.0 | 2.00x | - | - |")
     assert "4 streams; times in ms" in tables
+
+
+def test_the_page_has_a_line_for_everybody_and_a_column_for_each_number_of_streams():
+    rows = peer_rows(entries_of(*DESCRIBED), EXPECTED)
+    content = {"circumstances": circumstances(load_at_start=0.1), "rows": rows}
+    lines = load_models({"load-models": content}).splitlines()
+    assert lines[2] == (
+        "|  | 1 stream, tokens/s | 4 streams, tokens/s "
+        "| 1 stream, ITL p50 / p99 | 4 streams, ITL p50 / p99 |"
+    )
+    assert lines[4:7] == [
+        "| the services: non-SI | 50.0 | 100.0 | 20.0 / - | 10.0 / - |",
+        "| our engine, no services: non-SI | 100.0 | - | 10.0 / - | - |",
+        "| transformers: generate | 25.0 | - | 40.0 / - | - |",
+    ]
+    assert lines[-1].startswith("Every output of the services and the engine was identical")
 
 
 def test_the_picture_has_a_line_for_everybody_and_a_tail_where_there_is_one():

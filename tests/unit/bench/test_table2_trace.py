@@ -29,8 +29,9 @@ def event(kind, server, call_id, start_ms, end_ms, tokens=()):
     )
 
 
-def record(start_ms, end_ms, *, forward_ms, queue_ms=0.0, rows=1):
+def record(start_ms, end_ms, *, forward_ms, queue_ms=0.0, rows=1, method="Verify"):
     return {
+        "method": method,
         "start_ns": CLOCKS + round(start_ms * MS),
         "end_ns": CLOCKS + round(end_ms * MS),
         "forward_ns": round(forward_ms * MS),
@@ -76,6 +77,25 @@ def test_the_parts_of_a_breakdown_add_up_and_are_what_was_put_in():
         orchestrator=pytest.approx(3 * 0.25),
         client=pytest.approx(3.0 + 0.5),
     )
+
+
+def test_the_messages_of_a_decode_share_what_its_record_says():
+    timeline = [
+        event("verifying", "target-0", 1, 0.5, 22.0),
+        event("verifying", "target-0", 2, 22.0, 32.5),
+        event("verifying", "target-0", 3, 32.5, 42.75),
+    ]
+    # Forwards of 20, 10 and 10 ms; 64 rows were asked for.
+    of_decode = record(1.0, 42.5, forward_ms=40.6, queue_ms=0.3, rows=64, method="Decode")
+    trace = Trace(timeline, {"target-0": [of_decode]}, elapsed_ns=44 * MS)
+
+    parts = trace.breakdown(NODE, ideal_ns=40 * MS, floor_ns=41 * MS)
+
+    assert (parts.ideal, parts.path) == (40, pytest.approx(0.0))
+    assert parts.overshoot == pytest.approx(0.6)
+    assert parts.queue == pytest.approx(0.3)
+    assert parts.transport == pytest.approx(42.25 - 40 - 0.6 - 0.3 - 1.0)
+    assert parts.client == pytest.approx(0.5 + 1.25)
 
 
 def test_other_calls_on_the_path_than_in_the_ideal_are_named_as_such():

@@ -28,9 +28,9 @@ def fake():
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(90)
     yield orchestrator
     loop.call_soon_threadsafe(end.set)
-    thread.join(10)
+    thread.join(90)
     assert not thread.is_alive()
     loop.close()

@@ -135,7 +135,7 @@ async def test_impatience_ends_it_at_once_and_leaves_no_process(monkeypatch):
     for server in system.servers:
         with suppress(psutil.NoSuchProcess):
             servers.append(psutil.Process(server.pid))
-    _, alive = psutil.wait_procs(servers, timeout=10)
+    _, alive = psutil.wait_procs(servers, timeout=90)
     assert not alive
 
 
@@ -163,6 +163,6 @@ def test_no_server_outlives_a_killed_parent():
     children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
     parent.kill()
     parent.communicate()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=90)
     assert len(children) == 4
     assert not alive

@@ -1,13 +1,17 @@
 """Headers and tokens that go along with calls, also through an authenticating proxy."""
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from paceline import AsyncClient, Client, errors
 from support.fake_orchestrator import FakeOrchestrator, Leg, serving
 
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LOST = errors.ConnectionLostError("gone")
 
@@ -17,11 +21,11 @@ def use(request):
     """Make a client, and let it generate or answer, in the face that is tested."""
 
     async def asynchronous(address, do, **settings):
-        async with AsyncClient(address, timeout=20, **settings) as client:
+        async with AsyncClient(address, timeout=60, **settings) as client:
             return await do(client)
 
     async def blocking(address, do, **settings):
-        with Client(address, timeout=20, **settings) as client:
+        with Client(address, timeout=60, **settings) as client:
             return await asyncio.to_thread(do, client)
 
     return {"asyncio": asynchronous, "blocking": blocking}[request.param]
@@ -148,3 +152,20 @@ async def test_a_proxy_that_asks_who_calls_is_answered_wherever_a_stream_goes_on
         await client.generate("x").text()
     seen = [*one.metadata, *two.metadata]
     assert [each["authorization"] for each in seen] == ["Bearer t"] * 3
+
+
+async def test_the_example_about_traces_puts_calls_below_the_current_span(fake):
+    page = OPERATIONS.read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names = {}
+
+    def call():
+        exec(example.replace("127.0.0.1:50050", fake.address), names)
+        tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+        with names["client"] as client, tracer.start_as_current_span("ask") as span:
+            client.generate("x").text()
+        return span.get_span_context()
+
+    at = await asyncio.to_thread(call)
+    (metadata,) = fake.metadata
+    assert metadata["traceparent"].startswith(f"00-{at.trace_id:032x}-{at.span_id:016x}-")

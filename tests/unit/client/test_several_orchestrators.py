@@ -24,11 +24,11 @@ def use(request):
     """Make a client, and let it generate or answer, in the face that is tested."""
 
     async def asynchronous(addresses, do):
-        async with AsyncClient(addresses, timeout=20) as client:
+        async with AsyncClient(addresses, timeout=60) as client:
             return await do(client)
 
     async def blocking(addresses, do):
-        with Client(addresses, timeout=20) as client:
+        with Client(addresses, timeout=60) as client:
             return await asyncio.to_thread(do, client)
 
     return {"asyncio": asynchronous, "blocking": blocking}[request.param]
@@ -80,7 +80,7 @@ async def test_a_name_that_leads_to_several_is_as_good_as_a_list():
             await end.enter_async_context(serving(fake))
             ends[fake.address] = end
         target = f"ipv4:{','.join(addresses(fakes))}"  # what DNS would make of a name
-        async with AsyncClient(target, timeout=20) as client:
+        async with AsyncClient(target, timeout=60) as client:
             text = ""
             async for chunk in client.generate("x"):
                 text += chunk.text
@@ -171,11 +171,11 @@ async def test_leaving_the_stream_cancels_it_where_it_runs_now(fakes):
     for fake in fakes:
         fake.script = [Leg(error=LOST, chunks=2), Leg(chunks=1, hangs=True)]
     fakes[1].script = fakes[0].script  # one script: the first call breaks, the second hangs
-    async with AsyncClient(addresses(fakes), timeout=20) as client:
+    async with AsyncClient(addresses(fakes), timeout=60) as client:
         async for chunk in client.generate("x"):
             if chunk.position == 5:
                 break
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             await asyncio.wait(
                 [asyncio.ensure_future(fake.cancelled.wait()) for fake in fakes],
                 return_when=asyncio.FIRST_COMPLETED,

@@ -17,7 +17,7 @@ def in_thread(fake):
 
     async def run(function):
         def call():
-            with Client(fake.address, timeout=20) as client:
+            with Client(fake.address, timeout=60) as client:
                 return function(client)
 
         return await asyncio.to_thread(call)
@@ -50,7 +50,7 @@ async def test_break_cancels_the_call(in_thread, fake):
         for _ in held:
             break
         # Held, and its client open, so that only the break can have cancelled it.
-        eventually(fake.cancelled.is_set, what="the server hears of it", within_seconds=20)
+        eventually(fake.cancelled.is_set, what="the server hears of it")
         assert held.finished is None
 
     await in_thread(leave)
@@ -96,7 +96,7 @@ async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake):
         reader.start()
         eventually(lambda: stream._call and stream._call.done(), what="it waits to go on")
         stream.close()
-        reader.join(20)
+        reader.join(90)
         assert not reader.is_alive()
         assert ended == []
 
@@ -133,7 +133,7 @@ async def test_two_threads_cannot_read_one_generation(in_thread, fake):
         with pytest.raises(errors.InvalidFieldError, match="two readers"):
             stream.text()
         stream.close()
-        reader.join(10)
+        reader.join(90)
         assert not reader.is_alive()
         assert ended == []
 
@@ -176,7 +176,7 @@ async def test_closing_under_a_reader_gives_it_a_typed_error(in_thread, fake, cl
         closing.start()
         with pytest.raises(errors.ClientCancelledError, match=f"the {closed} was closed"):
             stream.text()
-        closing.join(20)
+        closing.join(90)
 
     await in_thread(use)
     assert len(fake.requests) == 1
@@ -192,7 +192,7 @@ async def test_closing_the_client_under_a_unary_call_gives_it_a_typed_error(in_t
         closing.start()
         with pytest.raises(errors.ClientCancelledError, match="the client was closed"):
             client.info()
-        closing.join(20)
+        closing.join(90)
 
     await in_thread(use)
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from paceline import errors
+from support.collected_spans import CollectedSpans
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
@@ -34,7 +35,7 @@ def scripted(*legs: Leg) -> FakeOrchestrator:
         ),
         (errors.UnsupportedError("no rejection"), 400, None, "unsupported"),
         (errors.OverloadedError("full", retry_after_seconds=7.2), 503, None, "overloaded"),
-        (errors.NoTargetError("none", retry_after_seconds=0.5), 503, None, "unavailable"),
+        (errors.NoTargetError("none", retry_after_seconds=0.05), 503, None, "unavailable"),
         (errors.DeadlineError("over"), 504, None, "timeout"),
         (errors.InternalError("secret"), 500, None, "internal"),
         (errors.PermissionDeniedError("secret"), 500, None, "internal"),
@@ -52,6 +53,26 @@ async def test_an_orchestrators_error_is_said_in_openais_form(error, status, par
     assert raised.value.status_code == status
     wants = {503: str(max(1, round((error.retry_after_seconds or 1) + 0.4)))}
     assert response.headers.get("retry-after") == wants.get(status)
+
+
+async def test_orchestrators_that_do_not_say_what_their_model_is_are_overloaded():
+    # 504 would tell the client to ask for less.
+    fake = FakeOrchestrator(info_errors=[errors.DeadlineError("over")])
+    async with gateway_over(fake) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_an_orchestrator_that_is_away_for_a_moment_is_asked_once_more_what_its_model_is():
+    gone = errors.ConnectionLostError("gone")
+    fake = FakeOrchestrator(info_errors=[gone])
+    async with gateway_over(fake) as gateway:
+        assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
+    fake = FakeOrchestrator(info_errors=[gone, gone])
+    async with gateway_over(fake) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
 
 
 async def test_openais_client_tries_again_by_itself_and_succeeds():
@@ -73,20 +94,33 @@ async def test_an_error_in_mid_stream_is_the_streams_last_event():
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_client_that_goes_away_cancels_the_work(streamed):
-    fake = scripted(Leg(**HANGS))
+async def test_a_client_that_goes_away_before_its_answer_cancels_the_work(streamed):
+    fake = scripted(Leg(hangs=True))  # before a text, so that no status is sent
     async with gateway_over(fake) as gateway:
         asking = asyncio.create_task(gateway.post("/v1/completions", prompt="p", stream=streamed))
         await until(lambda: fake.requests, what="the orchestrator is asked")
         asking.cancel()
-        async with asyncio.timeout(10):
-            await fake.cancelled.wait()
-        await gateway.process.gateway.settled()
-        count = gateway.registry.get_sample_value
-        labels = {"route": "/v1/completions", "status": "200" if streamed else "499"}
-        await until(
-            lambda: count("paceline_http_requests_total", labels) == 1, what="it was counted"
-        )
+        await is_cancelled(gateway, status="499")
+
+
+async def test_a_client_that_goes_away_in_mid_stream_cancels_the_work():
+    fake = scripted(Leg(**HANGS))
+    async with gateway_over(fake) as gateway:
+        stream = await gateway.client.completions.create(model="fake", prompt="p", stream=True)
+        await anext(stream)  # so it has a status
+        await stream.close()
+        await is_cancelled(gateway, status="200")
+
+
+async def is_cancelled(gateway, *, status):
+    """Wait until the orchestrator's work is cancelled and the request counted."""
+    (fake,) = gateway.fakes
+    await until(fake.cancelled.is_set, what="the orchestrator hears of it")
+    count, labels = gateway.registry.get_sample_value, {"route": "/v1/completions"}
+    await until(
+        lambda: count("paceline_http_requests_total", {**labels, "status": status}) == 1,
+        what=f"it is counted with {status}",
+    )
 
 
 async def test_a_choice_that_fails_cancels_the_others():
@@ -105,6 +139,21 @@ async def test_a_trace_goes_through_to_the_servers():
         *_, generate = gateway.fakes[0].metadata
     assert generate["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
     assert generate["traceparent"] != headers["traceparent"], "a span of its own"
+
+
+async def test_a_request_is_a_span_above_its_generations():
+    spans = CollectedSpans()
+    async with gateway_over() as gateway:
+        gateway.process.gateway.spans = spans
+        assert (await gateway.post("/v1/completions", prompt="p", n=2)).status_code == 200
+        await until(lambda: spans.ended, what="it has ended")
+        (span,) = spans.ended
+        at = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-"
+        *_, first, second = gateway.fakes[0].metadata
+        assert first["traceparent"] == second["traceparent"]
+        assert first["traceparent"].startswith(at)
+    assert span.name == "POST /v1/completions"
+    assert span.attributes["paceline.status"] == "200"
 
 
 async def test_request_ids_go_through_to_the_servers():
@@ -142,7 +191,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for():
         host, _, port = gateway.process.addresses["address"].partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             assert b"408" in await reader.readline()
         writer.close()
 
@@ -153,7 +202,7 @@ async def test_a_connection_without_a_request_is_ended(begun):
         host, _, port = gateway.process.addresses["address"].partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(begun)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
@@ -170,7 +219,7 @@ async def test_a_reader_that_reads_nothing_is_given_up():
         )
         writer.write(body)
         await until(lambda: fake.requests, what="the orchestrator is asked")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await fake.cancelled.wait()
             await gateway.process.gateway.settled()
         writer.close()
@@ -191,14 +240,17 @@ async def test_a_drain_ends_what_runs_and_then_says_why():
 
 
 async def test_readiness_follows_the_orchestrators_and_the_drain():
-    async with gateway_over(drain_delay_seconds=0.3) as gateway:
+    async with gateway_over(drain_delay_seconds=600) as gateway:
         assert (await gateway.http.get("/health/live")).status_code == 200
         assert (await gateway.http.get("/health/ready")).status_code == 200
         finishing = asyncio.create_task(gateway.process.finish())
         await until(lambda: not gateway.process.gateway.is_ready, what="it leaves")
         assert (await gateway.http.get("/health/ready")).status_code == 503
         assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
-        await finishing
+        finishing.cancel()  # nobody waits for the delay's end
+        await asyncio.wait((finishing,))
+        soon = {"drain_delay_seconds": 0}
+        gateway.process._settings = gateway.process._settings.model_copy(update=soon)
 
 
 async def test_other_paths_and_methods_are_refused_in_openais_form():

@@ -12,6 +12,22 @@ LOST = errors.ConnectionLostError("gone")
 WHOLE = "3 4 5 6 7 "
 
 
+@pytest.mark.parametrize("leg", [Leg(error=LOST, chunks=2), Leg(error=LOST, refuses=True)])
+async def test_one_address_is_asked_again_as_several_are(leg):
+    async with gateway_over(FakeOrchestrator(script=[leg])) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p", max_tokens=5)
+    assert response.json()["choices"][0]["text"] == WHOLE
+    assert len(gateway.requests) == 2
+
+
+async def test_one_address_is_not_asked_for_ever():
+    legs = [Leg(error=LOST, refuses=True) for _ in range(10)]
+    async with gateway_over(FakeOrchestrator(script=legs)) as gateway:
+        response = await gateway.post("/v1/completions", prompt="p")
+    assert response.status_code == 503
+    assert len(gateway.requests) == 2
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_one_orchestrator_leaves_goes_on_at_another(streamed):
     # Whichever comes first breaks; each breaks once.

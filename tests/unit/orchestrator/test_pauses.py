@@ -192,6 +192,10 @@ async def test_who_has_no_target_is_given_up_after_five_seconds(strategy):
         ((failed,), _) = await running
         assert isinstance(failed.exception(), errors.NoTargetError)
         assert now() - killed == pytest.approx(GIVEN_UP_SECONDS, abs=2 * STEP_SECONDS)
+        asked = now()
+        with pytest.raises(errors.NoTargetError):
+            await system.generate(strategy=strategy)
+        assert now() - asked == pytest.approx(GIVEN_UP_SECONDS, abs=INSTANT), "as one that began"
         await system.settle()
         assert not system.leftovers()
         assert not any(it.sessions for it in system.models)

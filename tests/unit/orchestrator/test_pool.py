@@ -15,7 +15,10 @@ from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
+from support.ports import free_address
 from support.waiting import until as soon
+
+LONGEST_WAIT_SECONDS = 90.0
 
 
 class ChangingDiscovery:
@@ -48,7 +51,7 @@ async def a_pool(*servers, discovery=None):
 
 async def until(pool, condition):
     changed = asyncio.Event()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LONGEST_WAIT_SECONDS):
         with pool.listening(changed.set):
             while not condition():
                 await changed.wait()
@@ -62,25 +65,25 @@ def target_names(pool):
 async def test_a_server_is_used_while_it_says_that_it_serves():
     target = FakeModelServer("target")
     async with a_pool(target) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         await target.set_serving(False)
         await until(pool, lambda: not target_names(pool))
         with pytest.raises(errors.NoTargetError):
             pool.model()
         assert pool.servers[0].status == "NOT_SERVING"
         await target.set_serving(True)
-        assert (await pool.wait_for_model(10)).fingerprint == "target-model"
+        assert (await pool.wait_for_model(LONGEST_WAIT_SECONDS)).fingerprint == "target-model"
 
 
 async def test_a_server_that_was_killed_is_used_again_when_it_is_back():
-    target = FakeModelServer("target")
+    target = FakeModelServer("target", address=free_address())
     async with a_pool(target) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         await target.kill()
         await until(pool, lambda: not target_names(pool))
         target.fingerprint = "a newer model"
         await target.start()
-        assert (await pool.wait_for_model(10)).fingerprint == "a newer model"
+        assert (await pool.wait_for_model(LONGEST_WAIT_SECONDS)).fingerprint == "a newer model"
 
 
 async def test_a_server_in_the_wrong_role_gets_no_work_and_says_why(caplog):
@@ -107,7 +110,7 @@ async def test_the_model_is_still_known_when_its_last_target_has_died():
     target = FakeModelServer("target")
     async with a_pool(target) as pool:
         assert pool.last_model() is None
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         await target.kill()
         await until(pool, lambda: not target_names(pool))
         with pytest.raises(errors.NoTargetError, match=r"no target is ready \(target-0: "):
@@ -118,7 +121,7 @@ async def test_the_model_is_still_known_when_its_last_target_has_died():
 async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(monkeypatch):
     monkeypatch.setattr("paceline_orchestrator.fleet.pauses._FIRST_PAUSE_SECONDS", 0.01)
     async with a_pool(FakeModelServer("target")) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         server = pool.servers[0]
         pool.report_failure(server, errors.InternalError("it broke"))
         assert (server.ready, server.status) == (False, "INTERNAL")
@@ -149,14 +152,14 @@ async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_to
         await until(pool, lambda: server.status == "NOT_SERVING")
         await fake.set_serving(True)
         await until(pool, lambda: server.ready)
-        assert len(fake.calls) == 3, "one probe hung, one failed, one was answered"
+        assert len(fake.calls) >= 3, "one probe hung, one failed; more may have been late"
         await fake.until(lambda it: not it.sessions and not it.running)
 
 
 async def test_the_pool_ends_while_it_probes_a_silent_server():
     fake = FakeModelServer("target")
     async with a_pool(fake) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         fake.faults.extend(["hang"] * 9)
         pool.report_failure(pool.servers[0], SilenceError("it is silent"))
         await fake.until(lambda it: it.running == 1)
@@ -166,7 +169,7 @@ async def test_a_server_that_is_gone_is_not_probed():
     fake, discovery = FakeModelServer("target"), ChangingDiscovery()
     async with a_pool(fake, discovery=discovery) as pool:
         await discovery.sets.put(frozenset({endpoint(fake, "it")}))
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         (server,) = pool.servers
         fake.faults.extend(["hang"] * 9)
         pool.suspect(server)
@@ -187,7 +190,7 @@ def probes():
 async def test_a_suspect_that_answers_is_left_at_work():
     fake = FakeModelServer("target")
     async with a_pool(fake) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         (server,) = pool.servers
         pool.suspect(server)
         await fake.until(lambda it: it.closed == 1)
@@ -352,7 +355,7 @@ async def test_a_pod_of_the_same_name_at_another_address_is_another_server():
 
 async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
     async with a_pool(FakeModelServer("target")) as pool:
-        await pool.wait_for_model(10)
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         server = pool.servers[0]
         server.failure_count = 2000
         pool.report_failure(server, errors.InternalError("it broke"))

@@ -19,6 +19,8 @@ HOPS_SECONDS = 0.01
 STEP_SECONDS = 0.03
 HUNG_AFTER, HUNG_SECONDS, BACK_WITHIN_SECONDS = 1.0, 8.0, 5.0
 TOKENS = 600
+# Requests that each wait for less than a server's patience, and for more than it together.
+EARLY_SECONDS, HOLDOUTS = 0.2, 20
 CASES = [
     (pb.STRATEGY_AUTOREGRESSIVE, "target-0"),
     (pb.STRATEGY_SPECULATIVE, "target-0"),
@@ -86,6 +88,21 @@ async def test_a_hung_server_is_found_out_left_alone_and_used_again_when_it_is_w
         assert longest_gap(stream) <= 1.0 + 2 * STEP_SECONDS + HOPS_SECONDS
         assert stream.fallbacks["deadline"] == 1
         assert stream.fallbacks.keys() <= {"deadline", "no_drafter"}
+
+
+@pytest.mark.parametrize("ends_by", ["deadline", "cancel"])
+@virtually
+async def test_requests_that_end_early_do_not_hide_that_a_target_is_silent(ends_by):
+    (target,) = targets(1)
+    async with virtual_system(target) as system:
+        target.link.hold("Verify", "Decode")
+        waits = {"seconds": EARLY_SECONDS} if ends_by == "deadline" else {}
+        for _ in range(HOLDOUTS):
+            request = asyncio.create_task(system.generate(**waits))
+            await asyncio.wait((request,), timeout=EARLY_SECONDS + HOPS_SECONDS)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        await system.until(lambda: system.server("target-0").status == "SILENT")
 
 
 @virtually

@@ -104,7 +104,7 @@ class Server:
 def begin(channel: grpc.aio.Channel, method: str, **call: Any) -> Any:
     kind = channel.unary_unary if method == UNARY else channel.unary_stream
     stub = kind(method, StringValue.SerializeToString, BytesValue.FromString)
-    return stub(StringValue(value="request"), **{"timeout": 20, **call})
+    return stub(StringValue(value="request"), **{"timeout": 60, **call})
 
 
 async def finish(call: Any) -> int:
@@ -207,9 +207,16 @@ async def test_the_end_of_the_client_reaches_the_handler(method, how):
 
     server = Server(behavior)
     async with server.running() as channel:
-        call = begin(channel, method, timeout=0.1 if how == "deadline" else 20)
-        task = asyncio.create_task(read(call))
-        await started.wait()
+        # On a busy machine a short deadline may be over before the call has come.
+        deadlines = (0.1, 1.0, 10.0) if how == "deadline" else (60.0,)
+        calls: list[Any] = []
+        for seconds in deadlines:
+            calls.append(call := begin(channel, method, timeout=seconds))
+            task = asyncio.create_task(read(call))
+            ended = task.done
+            await until(lambda: started.is_set() or ended(), what="it came, or ended")  # noqa: B023
+            if started.is_set():
+                break
         if how == "call.cancel":
             call.cancel()
         elif how == "task.cancel":
@@ -221,7 +228,7 @@ async def test_the_end_of_the_client_reaches_the_handler(method, how):
             await task
         await server.is_idle(method)
         code = "DEADLINE_EXCEEDED" if how == "deadline" else "CANCELLED"
-        assert server.count(method, code) == 1
+        assert 1 <= server.count(method, code) <= len(calls)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -283,7 +290,7 @@ async def test_malformed_bytes_are_refused_before_the_handler(method):
     server = Server(behavior)
     async with server.running() as channel:
         kind = channel.unary_unary if method == UNARY else channel.unary_stream
-        error = await error_of(kind(method)(b"\xff\xff", timeout=5))
+        error = await error_of(kind(method)(b"\xff\xff", timeout=60))
         assert type(error) is errors.MalformedRequestError
         assert not server.ended.is_set()
 

@@ -26,11 +26,11 @@ def endpoint():
 
 def connect(endpoint: MetricsEndpoint) -> socket.socket:
     host, _, port = endpoint.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=90)
 
 
 def ask(endpoint: MetricsEndpoint, path: str, method: str = "GET") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(endpoint.address, timeout=30)
+    connection = http.client.HTTPConnection(endpoint.address, timeout=90)
     connection.request(method, path)
     answer = connection.getresponse()
     found = answer.status, answer.read()
@@ -56,7 +56,7 @@ def test_silent_connections_take_no_threads_few_descriptors_and_keep_no_scraper_
     with ExitStack() as open_connections:
         silent = [open_connections.enter_context(connect(endpoint)) for _ in range(300)]
         assert ask(endpoint, "/page") == (200, b'{"a": 1}')
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
         assert endpoint.connection_count <= 32
         assert ends(silent[0])
 
@@ -133,7 +133,7 @@ def test_an_endpoint_that_cannot_start_says_so_and_gives_its_port_back(fails, mo
         broken.setattr(f"asyncio.{fails}", fail)
         starting = threading.Thread(target=start, daemon=True)
         starting.start()
-        starting.join(30)
+        starting.join(90)
     assert failures == ["too many open files"]
     MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={}).close()
 

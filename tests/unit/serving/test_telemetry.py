@@ -66,17 +66,17 @@ def test_the_endpoint_serves_metrics_and_pages(host):
     )
     try:
         base = f"http://{endpoint.address}"
-        with urllib.request.urlopen(f"{base}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"{base}/metrics", timeout=60) as page:
             metrics = page.read().decode()
         assert (
             'paceline_rpcs_total{code="CANCELLED",method="service/Method",reason=""} 1.0' in metrics
         )
         assert 'paceline_cancelled_rpcs_total{reason="client_cancel"} 1.0' in metrics
         assert "paceline_build_info{" in metrics
-        with urllib.request.urlopen(f"{base}/debug/calls", timeout=5) as page:
+        with urllib.request.urlopen(f"{base}/debug/calls", timeout=60) as page:
             assert json.loads(page.read()) == [{"rows": 1}]
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"{base}/other", timeout=5)
+            urllib.request.urlopen(f"{base}/other", timeout=60)
     finally:
         endpoint.close()
 
