@@ -71,7 +71,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
             alone = found[texts, SPECULATIVE, cost]
             holds = "at least as good as" if improvement >= alone else "WORSE than"
             yield (
-                f"- {texts}, by {_COSTS[cost]}: with Max-Gram below it the drafter is {holds} without,"
-                f" {improvement / alone:.2f}x"
+                f"- {texts}, by {_COSTS[cost]}: with Max-Gram below it the drafter is {holds}"
+                f" without, {improvement / alone:.2f}x"
             )
     yield _MISSING
