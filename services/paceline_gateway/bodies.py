@@ -147,6 +147,8 @@ class Extension(_Fields):
     strategy: _one_of(*_STRATEGIES) = "auto"  # type: ignore[valid-type]
     lookahead: Annotated[int, Field(ge=1, le=64)] | None = None
     targets: Annotated[int, Field(ge=1, le=64)] | None = None
+    width: Annotated[int, Field(ge=1, le=16)] | None = None
+    branches: Annotated[int, Field(ge=0, le=64)] | None = None
     rule: _one_of(*_RULES) | None = None  # type: ignore[valid-type]
     top_k: Annotated[int, Field(ge=0, le=_MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
