@@ -184,11 +184,21 @@ class OrchestratorApplication:
             while True:
                 changed.clear()
                 serving = await self._has_what_it_takes()
-                if serving:
+                if serving and not ready.is_set():
+                    self._warn_of_bigrams()
                     ready.set()
                 if ready.is_set():
                     await self._process.set_serving(serving)
                 await changed.wait()
+
+    def _warn_of_bigrams(self) -> None:
+        vocabulary_size = self._pool.model().vocabulary_size
+        if not self._settings.text_rules().fit(vocabulary_size):
+            _log.warning(
+                "max_gram_bigrams is of another vocabulary than the targets', which has %d tokens:"
+                " it is left out",
+                vocabulary_size,
+            )
 
     async def _has_what_it_takes(self) -> bool:
         while True:

@@ -17,6 +17,8 @@ from paceline_orchestrator.fleet.discovery import (
     parse_endpoints,
     parse_services,
 )
+from paceline_protocol.max_gram import BigramError, MaxGramRules, parse_bigrams
+from paceline_protocol.suffix_index import Tie
 from paceline_serving.security import TlsFiles, refuse_plaintext
 from paceline_serving.server_settings import LISTEN_DESCRIPTION, ServerSettings
 from paceline_serving.settings import Address, Settings, StringList, option
@@ -174,7 +176,41 @@ class RequestSettings(Settings):
     )
 
 
-class OrchestratorSettings(PoolSettings, ScalingSettings, RequestSettings, ServerSettings):
+class TextSettings(Settings):
+    """Drafting from the text."""
+
+    max_gram_tie: Literal["earliest", "latest"] = Field(
+        "earliest", description="of several places in a text, which one Max-Gram copies from"
+    )
+    max_gram_bigrams: Path | None = Field(
+        None,
+        description="file with what mostly follows each token, for Max-Gram; see make bigrams."
+        " It is left out where the targets' vocabulary has another size",
+    )
+
+    def text_rules(self) -> MaxGramRules:
+        """Say what texts propose by; reads the file.
+
+        Raises:
+            OSError, UnicodeDecodeError: It cannot be read.
+            BigramError: It is no table.
+        """
+        path = self.max_gram_bigrams
+        bigrams = parse_bigrams(path.read_text(encoding="utf-8")) if path is not None else ()
+        return MaxGramRules(Tie(self.max_gram_tie), bigrams)
+
+    @model_validator(mode="after")
+    def _has_a_table(self) -> Self:
+        try:
+            self.text_rules()
+        except (OSError, UnicodeDecodeError, BigramError) as error:
+            raise ValueError(f"max_gram_bigrams {self.max_gram_bigrams}: {error}") from None
+        return self
+
+
+class OrchestratorSettings(
+    PoolSettings, ScalingSettings, RequestSettings, TextSettings, ServerSettings
+):
     """Decode for clients with the drafters and targets of a pool."""
 
     listen: Address = Field("127.0.0.1:50050", description=LISTEN_DESCRIPTION)

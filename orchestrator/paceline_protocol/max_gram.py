@@ -15,6 +15,7 @@ any length is continued as far as is asked.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_protocol.suffix_index import SuffixIndex, Tie
@@ -22,7 +23,7 @@ from paceline_protocol.suffix_index import SuffixIndex, Tie
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BigramError", "MaxGram", "parse_bigrams"]
+__all__ = ["BigramError", "MaxGram", "MaxGramRules", "parse_bigrams"]
 
 _FORMAT = "paceline bigrams 1"
 
@@ -80,8 +81,33 @@ class MaxGram(SuffixIndex):
         return found
 
 
-def parse_bigrams(text: str, *, vocabulary_size: int) -> tuple[int | None, ...]:
+@dataclass(frozen=True, slots=True)
+class MaxGramRules:
+    """What texts propose by.
+
+    Attributes:
+        tie: Which of several places is copied.
+        bigrams: What mostly follows each token; may be empty.
+    """
+
+    tie: Tie = Tie.EARLIEST
+    bigrams: Sequence[int | None] = ()
+
+    def fit(self, vocabulary_size: int) -> bool:
+        """Tell whether the table, if there is one, is of such a vocabulary."""
+        return len(self.bigrams) in {0, vocabulary_size}
+
+    def begin(self, *, vocabulary_size: int) -> MaxGram:
+        """Begin a text; a table of another vocabulary is left out."""
+        bigrams = self.bigrams if self.fit(vocabulary_size) else ()
+        return MaxGram(tie=self.tie, bigrams=bigrams)
+
+
+def parse_bigrams(text: str, *, vocabulary_size: int | None = None) -> tuple[int | None, ...]:
     """Read a table: JSON, {"format": "paceline bigrams 1", "next": [an id or null for each id]}.
+
+    Args:
+        vocabulary_size: Of the tokenizer; None: the table says it.
 
     Raises:
         BigramError: it is no table, or not of this vocabulary.
@@ -93,7 +119,11 @@ def parse_bigrams(text: str, *, vocabulary_size: int) -> tuple[int | None, ...]:
     if not isinstance(table, dict) or table.get("format") != _FORMAT:
         raise BigramError(f"has no format {_FORMAT!r}")
     following = table.get("next")
-    if not isinstance(following, list) or len(following) != vocabulary_size:
+    if not isinstance(following, list):
+        raise BigramError("needs `next`, a list")
+    if vocabulary_size is None:
+        vocabulary_size = len(following)
+    if len(following) != vocabulary_size:
         raise BigramError(f"needs `next` with {vocabulary_size} entries, one for each token")
     for token, each in enumerate(following):
         if each is not None and not (type(each) is int and 0 <= each < vocabulary_size):

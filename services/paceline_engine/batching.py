@@ -76,7 +76,6 @@ class Batching:
         stage = first.work.stage
         order = [job for job in order if isinstance(job.work, Item) and job.work.stage == stage]
         batch, row_count, prefill = self._fill(order)
-        batch.stage = stage
         if batch.jobs:
             self._others_until_ns = now_ns + _AWAY_NS
         if prefill is not None:
@@ -118,12 +117,7 @@ class Batching:
         return max(_LEAST_PART_ROWS, int(allowed_ns / ns_per_row))
 
     def learn(self, batch: Batch, row_counts: Sequence[int], forward_ns: int) -> None:
-        """Take in what a forward took that had so many rows of each job.
-
-        What a stack's smaller models take says nothing of the largest.
-        """
-        if batch.stage:
-            return
+        """Take in what a forward took that had so many rows of each job."""
         self._meter.record(sum(row_counts), forward_ns)
         if batch.row_limit is not None and row_counts[-1] > _LEAST_PART_ROWS:
             others_ns = self._meter.cost_ns(sum(row_counts[:-1]))

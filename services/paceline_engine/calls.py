@@ -26,6 +26,7 @@ __all__ = [
     "SamplingParameters",
     "SessionGrant",
     "SessionSpec",
+    "StageTiming",
     "Verdict",
     "VerificationRule",
     "VerifyOptions",
@@ -138,6 +139,14 @@ class DecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTiming:
+    """What one model of a stack ran for a call."""
+
+    forward_count: int = 0
+    forward_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CallTiming:
     """Where the time of a call went.
 
@@ -145,6 +154,7 @@ class CallTiming:
         began_early: Whether the forward had begun before the call came.
         shared_row_count: Rows of its forwards in all, other calls' included.
         shared_call_count: Calls that these were of, itself included, added up over forwards.
+        stages: Of a stack what each model ran, largest first.
     """
 
     queue_ns: int = 0
@@ -154,6 +164,7 @@ class CallTiming:
     began_early: bool = False
     shared_row_count: int = 0
     shared_call_count: int = 0
+    stages: tuple[StageTiming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +207,7 @@ class ModelDescription:
         takes_trees: Whether one forward computes a tree; else proposals have to be chains.
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
+        stage_names: Of a stack its models' names, largest first.
     """
 
     name: str
@@ -216,3 +228,4 @@ class ModelDescription:
     verification_rules: tuple[VerificationRule, ...]
     self_draft_depth: int = 0
     self_draft_kind: str = ""
+    stage_names: tuple[str, ...] = ()

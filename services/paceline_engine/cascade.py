@@ -32,9 +32,21 @@ if TYPE_CHECKING:
 
     from paceline_engine.proposal import SparseDistribution
 
-__all__ = ["CascadeDraft", "Draw", "Matrix", "MatrixError", "Propose", "Review", "parse_matrix"]
+__all__ = [
+    "MAX_GRAM",
+    "CascadeDraft",
+    "Draw",
+    "Matrix",
+    "MatrixError",
+    "Propose",
+    "Review",
+    "parse_matrix",
+]
 
 _MOST_TOKENS = 1024
+
+MAX_GRAM = "max-gram"
+"""The name of the stage that is no model."""
 
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
 """As above: as many rows and columns as stages."""

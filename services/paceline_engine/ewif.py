@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from paceline_engine.cascade import Matrix
 
-__all__ = ["StackNumbers", "chain_factor", "choose_matrix", "repeated_factor", "vertical_factor"]
+__all__ = [
+    "StackNumbers",
+    "best_rate",
+    "chain_factor",
+    "choose_matrix",
+    "repeated_factor",
+    "vertical_factor",
+]
 
 _COUNTS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16)
 
@@ -93,6 +100,18 @@ def choose_matrix(numbers: StackNumbers) -> Matrix:
 
     Cost: ten to the number of stages below the largest model, in evaluations of a formula.
     """
+    rows, _ = _best_rows(numbers)
+    return tuple(rows)
+
+
+def best_rate(numbers: StackNumbers) -> float:
+    """Return how many tokens the largest model drafts in a nanosecond with that matrix."""
+    _, token_ns = _best_rows(numbers)
+    return 1 / token_ns
+
+
+def _best_rows(numbers: StackNumbers) -> tuple[list[tuple[int, ...]], float]:
+    """Return the matrix, and what the largest model takes for a token with it."""
     size = numbers.stage_count
     rows: list[tuple[int, ...]] = [()] * size
     token_ns = [0.0] * size
@@ -109,7 +128,7 @@ def choose_matrix(numbers: StackNumbers) -> Matrix:
         if stages:
             rows[reviewer + 1] = (*(0,) * (reviewer + 1), *best)
     rows[0] = (1, *(0,) * (size - 1))
-    return tuple(rows)
+    return rows, token_ns[0]
 
 
 def _rate(

@@ -225,7 +225,8 @@ class ModelHost:
 
     def latencies(self) -> ModelLatencies:
         """Return what forwards cost, measured at the start and while serving."""
-        return self._meter.latencies()
+        stages = self._backend.stage_measures if self._backend else ()
+        return replace(self._meter.latencies(), stages=stages)
 
     def overdue_seconds(self) -> float:
         """How long the running forward has taken, if it counts as hung; else 0."""

@@ -12,6 +12,7 @@ from paceline_engine.calls import (
     DecodeOptions,
     Drafted,
     PrefixCall,
+    StageTiming,
     Verdict,
     VerificationRule,
     VerifyOptions,
@@ -182,6 +183,7 @@ class HostCalls:
             PacelineError: as the proto lists them.
         """
         with self._counts.refusals():
+            stage_count = len(self._serving().description.stage_names)
             session = self._find_for(call)
             fields.check_window(
                 call,
@@ -225,7 +227,8 @@ class HostCalls:
                     chunk = _side_by_side(steps)
                 del found[:count], drawn_from[:count]
                 self._counts.draft_tokens += len(chunk)
-                yield Drafted(live.prefix_length + start, chunk, _timing(steps))
+                timing = _timing(steps, stage_count)
+                yield Drafted(live.prefix_length + start, chunk, timing)
 
     def _proposes(self, session: Session, options: VerifyOptions) -> bool:
         """Whether a call gets what the model itself proposes: only EXACT judges such guesses."""
@@ -258,7 +261,7 @@ def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
     )
 
 
-def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:
+def _timing(steps: Sequence[Step[Outcome]], stage_count: int = 0) -> CallTiming:
     return CallTiming(
         queue_ns=sum(step.queue_ns for step in steps),
         forward_ns=sum(step.forward_ns for step in steps),
@@ -266,4 +269,10 @@ def _timing(steps: Sequence[Step[Outcome]]) -> CallTiming:
         row_count=sum(step.outcome.row_count for step in steps),
         shared_row_count=sum(step.shared_row_count for step in steps),
         shared_call_count=sum(step.shared_job_count for step in steps),
+        stages=tuple(_stage_timing(steps, stage) for stage in range(stage_count)),
     )
+
+
+def _stage_timing(steps: Sequence[Step[Outcome]], stage: int) -> StageTiming:
+    ran = [step for step in steps if step.outcome.row_count and step.outcome.stage == stage]
+    return StageTiming(len(ran), sum(step.forward_ns for step in ran))

@@ -92,6 +92,7 @@ class Outcome:
         draft_tree: Of a tree, how it stands now.
         is_inner: Whether it was a step within a stack that had to find none.
         dropped_count: Positions of these that were not computed to the end: pruned guesses.
+        stage: Which of a stack's models computed it.
     """
 
     row_count: int
@@ -100,6 +101,7 @@ class Outcome:
     draft_tree: DraftTree | None = None
     is_inner: bool = False
     dropped_count: int = 0
+    stage: int = 0
 
     @property
     def chain(self) -> Sequence[int]:
@@ -183,7 +185,7 @@ class Item:
     @property
     def stage(self) -> int:
         """Which of a backend's models computes its next forward. Worker thread only."""
-        return self.cache.stage(self.prefix)
+        return self.cache.stage(self)
 
     def row_count(self) -> int:
         """Count the rows that a forward needs to give it more than progress. Worker thread only."""

@@ -161,14 +161,12 @@ class Batch:
         row_limit: How many rows it may have, if that cuts the last item's.
         interrupt: Set when nobody waits for any of them any more.
         started_ns: When it began.
-        stage: Which of the backend's models computes it.
     """
 
     jobs: list[Job]
     row_limit: int | None = None
     interrupt: Interrupt = field(default_factory=Interrupt)
     started_ns: int = 0
-    stage: int = 0
 
     @property
     def is_unwanted(self) -> bool:

@@ -19,7 +19,7 @@ from paceline_engine.model_text import ModelText
 if TYPE_CHECKING:
     from paceline_engine.backends.base import Backend, Interrupt
 
-__all__ = ["ForwardLatency", "LatencyMeter", "ModelLatencies", "measure"]
+__all__ = ["ForwardLatency", "LatencyMeter", "ModelLatencies", "StageMeasures", "measure"]
 
 _MEASURED_ROWS = (1, 2, 4, 8, 16)
 _MEASURED_CONTEXT = 32
@@ -47,6 +47,20 @@ class ForwardLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class StageMeasures:
+    """What was measured of a stage of a stack; see Stage in the protos.
+
+    Attributes:
+        forwards: By rows, ascending; none of Max-Gram.
+        verdicts: On each smaller stage's tokens: how many it decided on, and accepted.
+    """
+
+    model_name: str
+    forwards: tuple[ForwardLatency, ...]
+    verdicts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLatencies:
     """What forwards cost; see GetModelInfoResponse.
 
@@ -54,11 +68,13 @@ class ModelLatencies:
         forwards: By rows, ascending.
         prefill_fixed_ns: A prompt's first forward, before its tokens count. 0: not measured.
         prefill_ns_per_token: What each token of the prompt adds. 0: not measured.
+        stages: Of a stack what was measured of each stage, largest first.
     """
 
     forwards: tuple[ForwardLatency, ...]
     prefill_fixed_ns: int
     prefill_ns_per_token: int
+    stages: tuple[StageMeasures, ...] = ()
 
 
 class LatencyMeter:

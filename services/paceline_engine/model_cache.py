@@ -12,6 +12,8 @@ from paceline_engine.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.items import Item
+
 __all__ = ["ModelCache"]
 
 _NO_TREE = Proposal()
@@ -58,8 +60,8 @@ class ModelCache(ABC):
     def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
         """Learn how many tokens there is memory for from now on. Called on the event loop."""
 
-    def stage(self, prefix: array[int]) -> int:  # noqa: ARG002 - a stack's text asks
-        """Return which of several models computes what is next after a prefix; most have one."""
+    def stage(self, item: Item) -> int:  # noqa: ARG002 - a stack's text asks
+        """Return which of several models computes an item's next forward; most have one."""
         return 0
 
     def missing_length(self, prefix: array[int]) -> int:

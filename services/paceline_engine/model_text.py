@@ -20,7 +20,7 @@ __all__ = ["ModelText"]
 
 
 class ModelText:
-    """Drafts and judges in the caller's thread, a forward for each call.
+    """Drafts and judges in the caller's thread, a forward for each call but `draft_chain`.
 
     Attributes:
         cache: The text's state in the model.
@@ -41,6 +41,16 @@ class ModelText:
     def draft(self, prefix: Sequence[int]) -> Proposal:
         """Draft the token after a prefix of one token or more."""
         return self._run(prefix, Draft()).drafted
+
+    def draft_chain(self, prefix: Sequence[int], *, count: int) -> list[int]:
+        """Draft so many tokens, in as many forwards as the model needs."""
+        item = Item(self.cache, self._spec, array("I", prefix), Draft(count))
+        found: list[int] = []
+        while len(found) < count:
+            outcome = self._step(item)
+            item.take(outcome)
+            found += outcome.chain
+        return found
 
     def rank(self, prefix: Sequence[int], *, width: int) -> Ranked:
         """Return what may follow a prefix: at most width tokens, as a draft of that width has."""
@@ -66,7 +76,9 @@ class ModelText:
         return judgement
 
     def _run(self, prefix: Sequence[int], task: Draft | Judge) -> Outcome:
-        item = Item(self.cache, self._spec, array("I", prefix), task)
+        return self._step(Item(self.cache, self._spec, array("I", prefix), task))
+
+    def _step(self, item: Item) -> Outcome:
         (outcome,) = self._backend.run([item], self.interrupt)
         if isinstance(outcome, Exception):
             raise outcome

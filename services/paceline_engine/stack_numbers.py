@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from paceline_engine.ewif import choose_matrix
-from paceline_engine.latencies import LatencyMeter, measure
+from paceline_engine.latencies import LatencyMeter, StageMeasures, measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,8 @@ class MeasuredStack:
                 self._judged[pair] /= 2
                 self._accepted[pair] /= 2
         self._unread += 1
+        if self._matrix is not None and self._unread >= _REVIEWS_BETWEEN:
+            self._matrix = self._choose()
 
     def cost_ns(self, stage: int, row_count: int) -> float:
         """Return what a forward of a model takes; of one that was never measured, its size."""
@@ -79,12 +81,31 @@ class MeasuredStack:
         accepted = self._accepted.get((reviewer, drafter), 0.0) + prior * _PRIOR_TOKENS
         return accepted / judged
 
+    def measures(self, names: Sequence[str]) -> tuple[StageMeasures, ...]:
+        """Tell what was measured of each stage. May be called on any thread."""
+        stages = range(self.stage_count)
+        return tuple(
+            StageMeasures(
+                names[stage],
+                self._meters[stage].latencies().forwards if stage < self.model_count else (),
+                tuple(self._verdicts(stage, drafter) for drafter in stages[stage + 1 :]),
+            )
+            for stage in stages
+        )
+
+    def _verdicts(self, reviewer: int, drafter: int) -> tuple[int, int]:
+        pair = reviewer, drafter
+        return round(self._judged.get(pair, 0)), round(self._accepted.get(pair, 0))
+
     def matrix(self) -> Matrix:
-        """Return the matrix with which the largest model drafts fastest, chosen now and then."""
-        if self._matrix is None or self._unread >= _REVIEWS_BETWEEN:
-            self._unread = 0
-            chosen = choose_matrix(self)
-            if self._matrix is not None and chosen != self._matrix:
-                _log.info("cascade", extra={"matrix": str(chosen)})
-            self._matrix = chosen
+        """Return the matrix with which the largest model drafts fastest, as was known of late."""
+        if self._matrix is None:
+            self._matrix = self._choose()
         return self._matrix
+
+    def _choose(self) -> Matrix:
+        self._unread = 0
+        chosen = choose_matrix(self)
+        if self._matrix is not None and chosen != self._matrix:
+            _log.info("cascade", extra={"matrix": str(chosen)})
+        return chosen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.stack import StackBackend
-from paceline_engine.cascade import MatrixError, parse_matrix
+from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_engine.loading import load_backend
 from paceline_protocol.max_gram import BigramError, MaxGram, parse_bigrams
 from paceline_protocol.suffix_index import Tie
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from paceline_engine.backends.base import Backend
     from paceline_engine.loading import LoadOptions
 
-__all__ = ["AUTO", "MAX_GRAM", "StackOptions", "load_stack"]
-
-MAX_GRAM = "max-gram"
-"""The stage that is no model."""
+__all__ = ["AUTO", "StackOptions", "load_stack"]
 
 AUTO = "auto"
 """The matrix that the stack's own numbers say."""

@@ -312,7 +312,9 @@ class ModelWorker:
         row_counts = [each.row_count if isinstance(each, Outcome) else 0 for each in answers]
         row_sum = sum(row_counts)
         if row_sum:  # a stack may find what it copies without a forward
-            self._batching.learn(batch, row_counts, forward_ns)
+            # What a stack's smaller models take says nothing of the largest.
+            if not any(outcome.stage for outcome in outcomes):
+                self._batching.learn(batch, row_counts, forward_ns)
             self._tell(self._on_forward, outcomes)
         with self._changed:
             self._running = None

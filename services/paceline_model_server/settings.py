@@ -7,8 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
-from paceline_engine.cascade import MatrixError, parse_matrix
-from paceline_engine.stacks import MAX_GRAM
+from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import OneOrMore, RateList, Settings, option
 

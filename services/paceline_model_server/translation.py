@@ -41,7 +41,7 @@ from paceline_engine.proposal import Proposal, SparseDistribution
 
 if TYPE_CHECKING:
     from paceline_engine.backends.base import ChatTemplate
-    from paceline_engine.latencies import ModelLatencies
+    from paceline_engine.latencies import ForwardLatency, ModelLatencies
 
 __all__ = [
     "chat_template",
@@ -224,13 +224,28 @@ def model_info(
         self_draft_depth=model.self_draft_depth,
         self_draft_kind=model.self_draft_kind,
         verification_rules=[_WIRE_OF_RULE[rule] for rule in model.verification_rules],
-        forward_latencies=[
-            model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)
-            for each in latencies.forwards
-        ],
+        forward_latencies=_forwards(latencies.forwards),
         prefill_fixed_ns=latencies.prefill_fixed_ns,
         prefill_ns_per_token=latencies.prefill_ns_per_token,
+        stages=[
+            model_service_pb2.Stage(
+                model_name=each.model_name,
+                forward_latencies=_forwards(each.forwards),
+                verdicts=[
+                    model_service_pb2.StageVerdicts(judged_count=judged, accepted_count=accepted)
+                    for judged, accepted in each.verdicts
+                ],
+            )
+            for each in latencies.stages
+        ],
     )
+
+
+def _forwards(forwards: Sequence[ForwardLatency]) -> list[model_service_pb2.ForwardLatency]:
+    return [
+        model_service_pb2.ForwardLatency(rows=each.rows, median_ns=each.median_ns)
+        for each in forwards
+    ]
 
 
 def chat_template(template: ChatTemplate) -> model_service_pb2.ChatTemplate:
@@ -304,4 +319,10 @@ def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
         row_count=timing.row_count,
         shared_row_count=timing.shared_row_count,
         shared_call_count=timing.shared_call_count,
+        stages=[
+            session_service_pb2.StageTiming(
+                forward_count=each.forward_count, forward_ns=each.forward_ns
+            )
+            for each in timing.stages
+        ],
     )

@@ -68,6 +68,9 @@ def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
             if strategy is Strategy.SPECULATIVE:
                 # In DSI such a drafter, no faster than the target, is overtaken again and again.
                 assert drafted.accepted_token_count > 0
+                ran = {each.model_name: each.forward_count for each in drafted.drafter_models}
+                assert list(ran) == ["python-target", "python-drafter"]
+                assert sum(ran.values()) == drafted.drafter_forward_count
             if matrix == VERTICAL:
                 assert not drafted.rejected_token_count, "it drafts what its largest model says"
 
@@ -78,6 +81,10 @@ def test_each_model_of_the_stack_ran(cascade):
     counts = [float(line.rsplit(" ")[-1]) for line in page if line.startswith(STAGE_FORWARDS)]
     assert len(counts) == 2
     assert min(counts) > 0
+    page = system.orchestrators[0].page("/metrics").splitlines()
+    told = [line for line in page if line.startswith("paceline_drafter_forwards_total")]
+    assert len(told) == 2
+    assert all(float(line.rsplit(" ")[-1]) > 0 for line in told)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class EnginePair:
             while (missing := len(prompt) + count - len(text)) > 0:
                 # A verification gives one token more than it accepts.
                 with drafts:
-                    block = _draft(drafter, text, min(lookahead, missing - 1))
+                    block = drafter.draft_chain(text, count=min(lookahead, missing - 1))
                 with forwards:
                     judged = target.judge(text, block)
                 accepted_count = len(judged.accepted_path)
@@ -151,10 +151,3 @@ class _Watch:
 
     def __exit__(self, *_: object) -> None:
         self.laps.append(time.perf_counter_ns() - self._started_ns)
-
-
-def _draft(drafter: ModelText, text: array[int], count: int) -> list[int]:
-    prefix = text[:]
-    for _ in range(count):
-        prefix.extend(drafter.draft(prefix).token_ids)
-    return prefix[len(text) :].tolist()

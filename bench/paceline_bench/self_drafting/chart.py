@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.charts import COLOURS, new_figure
+from paceline_bench.charts import COLOURS, draw_speeds, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def draw_self_drafting(content: Mapping[str, Any]) -> Figure:
     figure = new_figure(width=9.0, height=max(2.6, 0.5 * len(rows) + 1.2))
     forwards, speeds = figure.subplots(1, 2, sharey=True)
     _draw_forwards(forwards, rows)
-    _draw_speeds(speeds, rows)
+    draw_speeds(speeds, rows, colour=_colour)
     return figure
 
 
@@ -45,22 +45,6 @@ def _draw_forwards(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.set_xlabel("tokens for each target forward; grey: its rows")
-
-
-def _draw_speeds(axes: Axes, rows: Sequence[Row]) -> None:
-    for place, row in enumerate(rows):
-        if not row["identical"]:
-            axes.text(0, place, " text differs: no speed", va="center", fontsize="small")
-            continue
-        repeats = row["repeats_times_as_fast"]
-        axes.barh(place, row["times_as_fast"], color=_colour(row), height=0.75)
-        axes.hlines(place, min(repeats), max(repeats), color="black", linewidth=1.0)
-        axes.text(
-            max(repeats), place, f" {row['times_as_fast']:.2f}x", va="center", fontsize="small"
-        )
-    axes.axvline(1, color="black", linewidth=0.6)
-    axes.margins(x=0.12)
-    axes.set_xlabel("times as fast as plain decoding; line: all texts")
 
 
 def _colour(row: Row) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "DrafterKind",
     "FinishReason",
     "Finished",
+    "ModelForwards",
     "ServerInfo",
     "Started",
     "Statistics",
@@ -181,6 +182,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForwards:
+    """What a model ran."""
+
+    model_name: str
+    forward_count: int
+    forward_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """What it took. Of a resumed generation: what its last part took.
 
@@ -192,6 +202,7 @@ class Statistics:
         branch_accepted_count: Those of them that became output.
         max_gram_drafted_token_count: Of the draft tokens, those that Max-Gram found in the text.
         max_gram_accepted_token_count: Of those, how many are what became output.
+        drafter_models: The drafters' forwards by model, of a stack the largest model first.
     """
 
     target_forward_count: int
@@ -213,6 +224,7 @@ class Statistics:
     branch_accepted_count: int = 0
     max_gram_drafted_token_count: int = 0
     max_gram_accepted_token_count: int = 0
+    drafter_models: tuple[ModelForwards, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from paceline.generation import (
     Chunk,
     Finished,
     FinishReason,
+    ModelForwards,
     ServerInfo,
     Started,
     Statistics,
@@ -105,6 +106,7 @@ def read_finished(message: orchestrator_pb.GenerationFinished) -> Finished:
                 _name_or_number(orchestrator_pb.FallbackKind, it.kind, noun="fallback"): it.count
                 for it in statistics.fallbacks
             },
+            drafter_models=tuple(_read(ModelForwards, it) for it in statistics.drafter_models),
         ),
         timeline=tuple(read_timeline_event(event) for event in message.timeline),
     )

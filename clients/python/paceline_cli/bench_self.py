@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -14,10 +13,11 @@ from paceline import AsyncClient, Strategy
 from paceline.errors import InvalidFieldError
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.report import load_average, write_json
-from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
 from paceline_bench.self_drafting.tables import report, sweep_report
+from paceline_bench.ways import Way, parameter_count
 from paceline_cli.bundled import find_models
 from paceline_cli.choices import numbers_to
+from paceline_cli.contests import contest_rows, exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
@@ -27,7 +27,6 @@ from paceline_serving.settings import OneOrMore, RateList, Settings, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline import Completion
     from paceline_cli.bundled import BundledModels
 
 __all__ = ["SelfSettings", "main"]
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:
         _draw(content, settings)
-    return 0 if all(row["identical"] for row in content["rows"]) else 1
+    return exit_code(content["rows"])
 
 
 def _draw(content: dict[str, Any], settings: SelfSettings) -> None:
@@ -134,18 +133,13 @@ def _swept(settings: SelfSettings, models: BundledModels) -> dict[str, Any]:
         thresholds=settings.prune_below,
         max_tokens=settings.max_tokens,
     )
-    prompts = _prompts(settings, models)
+    prompts = held_out_prompts(models)[: settings.prompts]
     adapters = {Path(path).name: Path(path) for path in settings.adapter}
     with progress(
         f"{len(prompts)} texts x {settings.max_tokens} tokens", total=len(prompts)
     ) as step:
         rows = sweep(models.target, adapters, prompts, plan=plan, tell=step)
     return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
-
-
-def _prompts(settings: SelfSettings, models: BundledModels) -> list[str]:
-    lines = models.prompts.read_text().splitlines()[: settings.prompts]
-    return [json.loads(line)["text"] for line in lines]
 
 
 async def _run(
@@ -176,40 +170,20 @@ async def _run(
                     extra_parameters=extra_parameters,
                 )
             )
-        return await _measured(ways, settings, models)
-
-
-async def _measured(
-    ways: Sequence[Way], settings: SelfSettings, models: BundledModels
-) -> dict[str, Any]:
-    done: dict[str, list[Completion]] = {way.name: [] for way in ways}
-    prompts = _prompts(settings, models)
-    runs = len(ways) * len(prompts) * settings.repeats
-    with progress(f"{len(prompts)} texts x {settings.max_tokens} tokens", total=runs) as step:
-        async for way, completion in compete(
+        prompts = held_out_prompts(models)[: settings.prompts]
+        rows = await contest_rows(
             ways, prompts, max_tokens=settings.max_tokens, repeats=settings.repeats
-        ):
-            done[way.name].append(completion)
-            step(way.name)
-    plain = done[ways[0].name]
-    return {
-        "rows": [row_of(way, done[way.name], plain=plain) for way in ways],
-        "texts": len(prompts),
-        "tokens": settings.max_tokens,
-    }
+        )
+        return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
 
 
 def _system(models: BundledModels, *, adapter: str = "") -> LocalSystemConfig:
-    target, drafter = _model(models.target), _model(models.drafter)
+    target, drafter = model_flags(models.target), model_flags(models.drafter)
     if adapter:
         return LocalSystemConfig(
             targets=1, drafters=0, target_arguments=(*target, f"--adapter={adapter}")
         )
     return LocalSystemConfig(targets=1, target_arguments=target, drafter_arguments=drafter)
-
-
-def _model(directory: Path) -> tuple[str, ...]:
-    return (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
 
 
 def _parameters(adapter: Path) -> int:

@@ -31,6 +31,7 @@ from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import ClientTlsSettings, read_options
 from paceline_cli.screen import diagnostics, progress, table
 from paceline_cli.server_kind import ROLE_NAMES, kind_of_server
+from paceline_cli.stack_worth import stack_table
 from paceline_cli.up import running_system
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _EXAMPLES = """
 paceline check-pair --drafter models/python-drafter --target models/python-target
 paceline check-pair --drafter ~/small --target 127.0.0.1:50051
 paceline check-pair --drafter ~/small --target ~/big --prompts my-prompts.txt
+paceline check-pair --drafter ~/small --target ~/big --drafter-option then=max-gram
 paceline check-pair --drafter ~/small --target ~/big --target-option device=cuda:0
 """
 _PROMPTS = (
@@ -60,7 +62,9 @@ class CheckPairSettings(LocalModelSettings, ClientTlsSettings):
     """Check that a drafter and a target fit together, and what the drafter is worth.
 
     Compares tokenizers, vocabularies and end-of-text tokens, then decodes some prompts greedily
-    with and without the drafter. The exit code is 0 if the pair fits and every output is identical.
+    with and without the drafter. Of a drafter that is a stack it also says how often its stages
+    accept each other's tokens, and what each is worth. The exit code is 0 if the pair fits and
+    every output is identical.
     """
 
     drafter: str = Field("", description="directory or hub id of the small model, or HOST:PORT")
@@ -128,7 +132,13 @@ async def _check(settings: CheckPairSettings, prompts: Sequence[str]) -> int:
         if not all(finding.fits for finding in findings):
             print("\nThe pair does not fit: speculation needs one tokenizer for both.")
             return 1
-        return await _compare_outputs(system.orchestrator_address, prompts, settings.max_tokens)
+        code = await _compare_outputs(system.orchestrator_address, prompts, settings.max_tokens)
+        if drafter.stages:
+            address = _address(settings.drafter) or system.drafters[0].address
+            stages = (await _model_info(address, settings)).stages
+            print("\nThe drafter's stages, as measured while it drafted:")
+            Console(highlight=False).print(stack_table(stages))
+        return code
 
 
 async def _compare_outputs(address: str, prompts: Sequence[str], max_tokens: int) -> int:

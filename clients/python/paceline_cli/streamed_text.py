@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TextIO
 
-    from paceline import Chunk, Completion
+    from paceline import Chunk, Completion, Statistics
 
 __all__ = ["TextStream", "statistics_line"]
 
@@ -92,12 +92,21 @@ def statistics_line(completion: Completion) -> str:
         f"{counted(statistics.corrections_ahead_count, 'correction')} found ahead"
         if started.width > 1
         else "",
+        _stack_used(statistics),
         f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
         f"seed {started.seed}",
         f"ended by {finished.finish_reason}",
     ]
     parts += [f"{kind} x{count}" for kind, count in statistics.fallbacks.items()]
     return " · ".join(filter(None, parts))
+
+
+def _stack_used(statistics: Statistics) -> str:
+    """Say how often each model of a stack ran; nothing of a single drafter."""
+    models = statistics.drafter_models
+    if len(models) < 2:
+        return ""
+    return ", ".join(f"{safe(each.model_name)} x{each.forward_count}" for each in models)
 
 
 def _strategy_used(completion: Completion) -> str:

@@ -190,7 +190,8 @@ class CallsInFlight:
         )
 
     def _start_draft(self, call: StartDraft, session: RemoteSession) -> _Running:
-        record = self._recorder.drafting(session.server.name, call)
+        server = session.server
+        record = self._recorder.drafting(server.name, call, models=server.model_names)
 
         def report(drafted: Drafted) -> None:
             if not record.is_running:

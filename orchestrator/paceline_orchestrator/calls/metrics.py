@@ -41,7 +41,7 @@ class _Served(Protocol):
 
 
 class RequestMetrics:
-    """Prometheus metrics; labels come from fixed sets."""
+    """Prometheus metrics; labels come from fixed sets, and models' names from the servers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._incoming = Counter(
@@ -129,6 +129,12 @@ class RequestMetrics:
             ["kind"],
             registry=registry,
         )
+        self._drafter_forwards = Counter(
+            "paceline_drafter_forwards",
+            "Forwards of drafters' models whose answers arrived",
+            ["model"],
+            registry=registry,
+        )
         self._cancelled = Counter(
             "paceline_worthless_rpcs_cancelled",
             "Calls cancelled because a rejection made them worthless",
@@ -179,5 +185,7 @@ class RequestMetrics:
         self._branch_rows_accepted.inc(took.drafts.branch_accepted)
         self._corrections_ahead.inc(took.drafts.corrections_ahead)
         self._cancelled.inc(took.cancelled_count)
+        for model, ran in took.drafter_models.items():
+            self._drafter_forwards.labels(model).inc(ran.forward_count)
         for kind, count in took.fallbacks.items():
             self._fallbacks.labels(kind.value).inc(count)

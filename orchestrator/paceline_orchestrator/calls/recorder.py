@@ -38,6 +38,7 @@ class CallRecord:
             chain.
         decoded_count: How many tokens a decode has found so far.
         depth: How far a verification runs ahead.
+        models: Of a draft the names of the models that compute there.
         branch_count: Tokens beside the chain that a verification judges.
         is_branch: Whether it is a verification of a branch.
         is_running: Whether more may come of it.
@@ -50,6 +51,7 @@ class CallRecord:
     token_ids: list[int] = field(default_factory=list)
     decoded_count: int = 0
     depth: int = 0
+    models: Sequence[str] = ()
     branch_count: int = 0
     is_branch: bool = False
     is_running: bool = True
@@ -115,10 +117,12 @@ class Recorder:
         """Something did not go as planned."""
         self._statistics.fallbacks[kind] += 1
 
-    def drafting(self, server: str, draft: StartDraft) -> CallRecord:
-        """A draft was started."""
+    def drafting(self, server: str, draft: StartDraft, *, models: Sequence[str] = ()) -> CallRecord:
+        """A draft was started, where these models compute."""
         self._call_count += 1
-        record = CallRecord(self._call_count, server, draft.prefix, time.perf_counter_ns())
+        record = CallRecord(
+            self._call_count, server, draft.prefix, time.perf_counter_ns(), models=models
+        )
         self._drafts.append(record)
         return record
 
@@ -128,6 +132,7 @@ class Recorder:
         if not record.token_ids:
             self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
         self._statistics.drafter_forward_count += drafted.timing.forward_count
+        self._statistics.count_models(record.models, drafted.timing)
         self._tell(
             EventKind.DRAFTED,
             record,

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from paceline_protocol.commitment import DraftStatistics
 
-__all__ = ["EventKind", "Fallback", "Statistics", "TextStatistics", "TimelineEvent"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_orchestrator.fleet.wire import Timing
+
+__all__ = [
+    "EventKind",
+    "Fallback",
+    "ModelForwards",
+    "Statistics",
+    "TextStatistics",
+    "TimelineEvent",
+]
 
 
 class Fallback(Enum):
@@ -72,6 +85,14 @@ class TextStatistics:
 
 
 @dataclass(slots=True)
+class ModelForwards:
+    """What a model ran; see the message of this name."""
+
+    forward_count: int = 0
+    forward_ns: int = 0
+
+
+@dataclass(slots=True)
 class Statistics:
     """What a generation took; see GenerationStatistics.
 
@@ -79,6 +100,7 @@ class Statistics:
         drafts: What became of the draft tokens.
         text: The same of those that the text itself drafted.
         cancelled_count: Calls cancelled because a rejection made them worthless.
+        drafter_models: What the drafters' models ran, by name.
     """
 
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
@@ -92,3 +114,12 @@ class Statistics:
     time_to_first_token_ns: int = 0
     total_ns: int = 0
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
+    drafter_models: dict[str, ModelForwards] = field(default_factory=dict)
+
+    def count_models(self, names: Sequence[str], timing: Timing) -> None:
+        """Count an answer's forwards by model: a stack's, largest first, or the one."""
+        stages = timing.stages or ((timing.forward_count, timing.forward_ns),)
+        for name, (forward_count, forward_ns) in zip(names, stages, strict=False):
+            ran = self.drafter_models.setdefault(name, ModelForwards())
+            ran.forward_count += forward_count
+            ran.forward_ns += forward_ns

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.statistics import TextStatistics
-from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_protocol.max_gram import MaxGram
     from paceline_protocol.messages import CapacityChanged, StartDraft
 
 __all__ = ["TEXT_DRAFTER", "TextDrafter"]
@@ -43,6 +43,7 @@ class TextDrafter:
 
     Args:
         prompt: The text so far.
+        max_gram: What shall read it; it has read nothing yet.
         seat: Its index among the drafters: the one after the servers'.
         is_beside: Whether it drafts beside servers; else only while there is none.
         make_distribution: Under rejection sampling: makes what a token was drawn from.
@@ -55,6 +56,7 @@ class TextDrafter:
         self,
         prompt: Sequence[int],
         *,
+        max_gram: MaxGram,
         seat: int,
         is_beside: bool,
         make_distribution: Callable[[int], object] | None = None,
@@ -63,7 +65,7 @@ class TextDrafter:
         self._seat = seat
         self._is_beside = is_beside
         self._make_distribution = make_distribution
-        self._max_gram = MaxGram()
+        self._max_gram = max_gram
         self._skipped = max(0, len(prompt) - _MOST_TOKENS)
         self._is_ready = False
         self._final_length = len(prompt)  # of the whole text

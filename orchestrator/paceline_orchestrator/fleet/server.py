@@ -94,6 +94,13 @@ class ModelServer:
         return f"is a {self.facts.role}, not a {self.role}"
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Of the models that compute there: a stack's, largest first, or the one."""
+        if self.facts is None:
+            return ()
+        return self.facts.stage_names or (self.facts.model_name,)
+
+    @property
     def leaving(self) -> bool:
         """Whether it is about to end, though it still serves: what runs there shall move."""
         is_terminating = self.endpoint.availability is Availability.TERMINATING

@@ -73,6 +73,7 @@ class Timing:
         began_early: Whether the server had begun before the call came.
         shared_row_count: Rows of those forwards in all, other calls' included.
         shared_call_count: Calls that these were of, added up over the forwards.
+        stages: Forwards of each model of a stack, and ns in them, largest first.
     """
 
     queue_ns: int = 0
@@ -82,6 +83,7 @@ class Timing:
     began_early: bool = False
     shared_row_count: int = 0
     shared_call_count: int = 0
+    stages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class ModelFacts:
         self_draft_depth: How many tokens ahead it drafts for itself; 0 if it does not.
         self_draft_kind: What with.
         is_invariant: Whether its choices are the same bit by bit.
+        stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
     """
 
     model_name: str
@@ -115,6 +118,7 @@ class ModelFacts:
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     is_invariant: bool = False
+    stage_names: tuple[str, ...] = ()
 
 
 async def answer(call: Awaitable[_T]) -> _T:
@@ -184,6 +188,7 @@ def read_timing(timing: CallTiming) -> Timing:
         began_early=timing.began_early,
         shared_row_count=max(timing.row_count, timing.shared_row_count),
         shared_call_count=max(timing.forward_count, timing.shared_call_count),
+        stages=tuple((each.forward_count, each.forward_ns) for each in timing.stages),
     )
 
 
@@ -212,6 +217,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         self_draft_depth=info.self_draft_depth,
         self_draft_kind=info.self_draft_kind,
         is_invariant=info.is_invariant,
+        stage_names=tuple(stage.model_name for stage in info.stages),
     )
 
 

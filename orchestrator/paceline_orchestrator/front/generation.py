@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.translation import ClientMessage
+    from paceline_protocol.max_gram import MaxGramRules
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
 
@@ -50,7 +51,13 @@ class Generation:
     """
 
     def __init__(
-        self, order: Order, *, pool: ServerPool, keeper: SessionKeeper, metrics: RequestMetrics
+        self,
+        order: Order,
+        *,
+        pool: ServerPool,
+        keeper: SessionKeeper,
+        metrics: RequestMetrics,
+        text_rules: MaxGramRules,
     ) -> None:
         self._outbox: asyncio.Queue[ClientMessage | Exception | None] = asyncio.Queue()
         self._text = order.text
@@ -90,7 +97,7 @@ class Generation:
             logprobs=order.options.logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
-            text=_text_drafter(order),
+            text=_text_drafter(order, text_rules),
         )
 
     async def run(self) -> None:
@@ -198,12 +205,13 @@ class Generation:
         )
 
 
-def _text_drafter(order: Order) -> TextDrafter | None:
+def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     if not order.drafts_from_text:
         return None
     is_rejection = order.options.rule is VerificationRule.REJECTION
     return TextDrafter(
         order.prefix,
+        max_gram=rules.begin(vocabulary_size=order.model.vocabulary_size),
         seat=order.drafter_count,
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,

@@ -88,6 +88,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._demand = demand
         self._metrics = metrics
         self._settings = settings
+        self._text_rules = settings.text_rules()
         self._tasks = tasks
         self._idle = asyncio.Event()
         self._idle.set()
@@ -137,7 +138,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     request, share=share, arrived_ns=arrived_ns, deadline=deadline
                 )
             generation = Generation(
-                order, pool=self._pool, keeper=self._keeper, metrics=self._metrics
+                order,
+                pool=self._pool,
+                keeper=self._keeper,
+                metrics=self._metrics,
+                text_rules=self._text_rules,
             )
             with (
                 closing(generation),

@@ -208,6 +208,12 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
         branch_accepted_count=took.drafts.branch_accepted,
         max_gram_drafted_token_count=took.text.drafted,
         max_gram_accepted_token_count=took.text.accepted,
+        drafter_models=[
+            pb.ModelForwards(
+                model_name=name, forward_count=ran.forward_count, forward_ns=ran.forward_ns
+            )
+            for name, ran in took.drafter_models.items()
+        ],
     )
 
 

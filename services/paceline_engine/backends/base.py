@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.calls import ModelDescription, SessionSpec
     from paceline_engine.draft_tree import Ranked
+    from paceline_engine.latencies import StageMeasures
     from paceline_engine.model_cache import ModelCache
 
 __all__ = [
@@ -160,6 +161,11 @@ class Backend(ABC):
     @property
     def model_forwards(self) -> tuple[tuple[str, int], ...]:
         """Of a stack, how many forwards each model ran so far, by its name."""
+        return ()
+
+    @property
+    def stage_measures(self) -> tuple[StageMeasures, ...]:
+        """Of a stack, what was measured of each stage while it drafted."""
         return ()
 
     def measure(self, interrupt: Interrupt) -> None:  # noqa: B027 - most have nothing to choose

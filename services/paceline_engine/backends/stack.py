@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import Backend, ModelLoadError, TokenMemory
 from paceline_engine.calls import VerificationRule
-from paceline_engine.cascade import CascadeDraft, Draw
+from paceline_engine.cascade import MAX_GRAM, CascadeDraft, Draw
 from paceline_engine.items import Draft, Item, Outcome
 from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
     from paceline_engine.backends.base import Interrupt
     from paceline_engine.calls import ModelDescription, SessionSpec
-    from paceline_engine.cascade import Matrix, Review
+    from paceline_engine.cascade import Matrix, Propose, Review
     from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Judge, Judgement
+    from paceline_engine.latencies import StageMeasures
     from paceline_protocol.max_gram import MaxGram
 
 __all__ = ["StackBackend", "StackText"]
@@ -51,10 +52,17 @@ class StackText(ModelCache):
         max_gram: The last stage, if that is no model.
     """
 
-    def __init__(self, texts: Sequence[ModelCache], max_gram: MaxGram | None) -> None:
+    def __init__(
+        self,
+        texts: Sequence[ModelCache],
+        max_gram: MaxGram | None,
+        *,
+        matrix: Callable[[], Matrix],
+    ) -> None:
         super().__init__()
         self.texts = texts
         self.max_gram = max_gram
+        self._matrix = matrix
         self._item: Item | None = None
         self._base: array[int] | None = None
         self._is_indexed = False
@@ -72,22 +80,33 @@ class StackText(ModelCache):
             return self.texts[0].missing_length(prefix)
         return self.texts[wanted.stage].missing_length(self._text(wanted)) + len(wanted.tail)
 
-    def stage(self, prefix: array[int]) -> int:
-        """Return which of the models computes the next forward."""
-        wanted = self._wanted_at(prefix)
-        return wanted.stage if wanted else 0
+    def stage(self, item: Item) -> int:
+        """Return which of the models computes an item's next forward.
 
-    def begin(self, item: Item, matrix: Matrix) -> None:
+        Of a draft that has not begun: if Max-Gram finds nothing. To ask that takes too long here.
+        """
+        if not isinstance(item.task, Draft):
+            return 0
+        draft = self.draft if self._item is item else self._drafting(item.task, lambda *_: ())
+        return draft.wanted.stage if draft and draft.wanted else 0
+
+    def begin(self, item: Item) -> None:
         """Begin a draft, unless it has begun."""
         if self._item is item:
             return
         assert isinstance(item.task, Draft)
         self._item, self._base = item, item.prefix[:]
         # Where no row asks Max-Gram, its index would be work for nothing.
-        self._is_indexed = not any(row[-1] for row in matrix)
+        self._is_indexed = not any(row[-1] for row in self._matrix())
         self._index_some()
-        propose = self._propose if self.max_gram is not None else None
-        self.draft = CascadeDraft(matrix, propose=propose, token_count=item.task.max_tokens)
+        self.draft = self._drafting(item.task, self._propose)
+
+    def _drafting(self, task: Draft, propose: Propose) -> CascadeDraft:
+        return CascadeDraft(
+            self._matrix(),
+            propose=None if self.max_gram is None else propose,
+            token_count=task.max_tokens,
+        )
 
     @property
     def is_done(self) -> bool:
@@ -212,8 +231,12 @@ class StackBackend(Backend):
     @property
     def model_forwards(self) -> tuple[tuple[str, int], ...]:
         """How often each model ran, by name."""
-        names = [model.description.name for model in self.models]
-        return tuple(zip(names, self.forward_counts, strict=True))
+        return tuple(zip(self.description.stage_names, self.forward_counts, strict=True))
+
+    @property
+    def stage_measures(self) -> tuple[StageMeasures, ...]:
+        """What was measured of each stage while it drafted."""
+        return self._numbers.measures((*self.description.stage_names, MAX_GRAM))
 
     def token_memory(self) -> TokenMemory | None:
         """Measure what there is for tokens, each of which lies in all models."""
@@ -232,7 +255,8 @@ class StackBackend(Backend):
     def new_cache(self, spec: SessionSpec) -> StackText:
         """Begin an empty text for a session."""
         texts = [model.new_cache(spec) for model in self.models]
-        return StackText(texts, self._new_max_gram() if self._new_max_gram else None)
+        max_gram = self._new_max_gram() if self._new_max_gram else None
+        return StackText(texts, max_gram, matrix=lambda: self.matrix)
 
     def measure(self, interrupt: Interrupt) -> None:
         """Run the models warm, and learn what their forwards cost. Worker thread only."""
@@ -280,10 +304,10 @@ class StackBackend(Backend):
         if not isinstance(item.task, Draft):
             inner = Item(text.texts[0], item.spec, item.prefix, item.task)
             return _Step(0, inner)
-        text.begin(item, self.matrix)
+        text.begin(item)
         if text.is_done:
             return None
-        return _Step(text.stage(item.prefix), text.next_item(item, leniency=self._leniency))
+        return _Step(text.stage(item), text.next_item(item, leniency=self._leniency))
 
     def _learn(self, stage: int, given: Sequence[Outcome | Exception], forward_ns: int) -> None:
         rows = sum(each.row_count for each in given if isinstance(each, Outcome))
@@ -293,10 +317,10 @@ class StackBackend(Backend):
 
     def _take(self, item: Item, step: _Step, answer: Outcome | Exception) -> Outcome | Exception:
         """Turn a model's answer into the item's, and go on with the draft."""
-        if isinstance(answer, Exception) or answer.judgement is None:
+        if isinstance(answer, Exception):
             return answer
         if not isinstance(answer.judgement, Reviewed):
-            return answer
+            return replace(answer, stage=step.stage)
         text, task = item.cache, step.inner.task
         assert isinstance(text, StackText)
         assert isinstance(task, ReviewTask)
@@ -304,7 +328,7 @@ class StackBackend(Backend):
         self._numbers.judge(task, accepted_count=len(answer.judgement.accepted_path))
         self.proposed_count += sum(draw.stage == len(self.models) for draw in task.draws)
         text.draft.answer(answer.judgement.draws)
-        return self._found(item, row_count=answer.row_count)
+        return replace(self._found(item, row_count=answer.row_count), stage=step.stage)
 
     def _found(self, item: Item, *, row_count: int) -> Outcome:
         """Return what a draft has found since its last step."""
@@ -353,6 +377,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
+        stage_names=tuple(model.name for model in models),
         verification_rules=tuple(
             rule
             for rule in models[0].verification_rules

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from paceline import Strategy
 from paceline_bench.self_drafting.chart import draw_self_drafting
-from paceline_bench.self_drafting.contest import Way, compete, parameter_count, row_of
 from paceline_bench.self_drafting.tables import report
+from paceline_bench.ways import Way, compete, parameter_count, row_of
 
 
 def completion(*token_ids, seconds=1.0, **counts):
@@ -20,6 +20,7 @@ def completion(*token_ids, seconds=1.0, **counts):
         "drafter_forward_count": 0,
         "drafted_token_count": 0,
         "accepted_token_count": 0,
+        "rejected_token_count": 0,
         "total_ns": round(seconds * 1e9),
     }
     statistics |= {f"{name}_count": count for name, count in counts.items()}

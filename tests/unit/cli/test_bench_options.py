@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from paceline_cli import (
+    bench_cascade,
     bench_gateway,
     bench_load,
     bench_pair,
@@ -18,6 +19,7 @@ from paceline_cli.__main__ import main
 from paceline_serving.command_line import parse
 
 BENCHMARKS = {
+    "cascade": (bench_cascade.CascadeSettings, bench_cascade._EXAMPLES),
     "gateway": (bench_gateway.GatewayBenchSettings, bench_gateway._EXAMPLES),
     "load": (bench_load.LoadSettings, bench_load._EXAMPLES),
     "pair": (bench_pair.PairSettings, bench_pair._EXAMPLES),
@@ -72,6 +74,7 @@ def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("cascade --chart cascade.xyz", "must end in .svg or .png"),
         ("load --streams 0", "--streams: '0' is not within 1 to 512"),
         ("load --streams 8-2", "--streams: '8-2' goes down; write it as 2-8"),
         ("load --streams 1,x", "--streams: 'x' is no number and no range"),

@@ -2,8 +2,10 @@ import io
 
 import pytest
 
-from paceline import Chunk, TokenOrigin
-from paceline_cli.streamed_text import TextStream
+from paceline import Chunk, Completion, TokenOrigin
+from paceline.responses import read_finished, read_started
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_cli.streamed_text import TextStream, statistics_line
 
 DRAFT, TARGET = TokenOrigin.ACCEPTED_DRAFT, TokenOrigin.TARGET
 
@@ -58,3 +60,19 @@ def test_without_colour_an_underline_is_left(monkeypatch):
 def test_a_pipe_marks_the_targets_own_tokens():
     chunks = chunk("ab", DRAFT), chunk("[cd]", TARGET), chunk("ef", DRAFT, TARGET)
     assert written(io.StringIO(), *chunks, show_origins=True) == "ab[[cd]]ef"
+
+
+def test_the_last_line_has_the_forwards_of_a_stack_by_model_and_none_of_a_single_drafter():
+    models = [
+        pb.ModelForwards(model_name=name, forward_count=count, forward_ns=count)
+        for name, count in [("base", 12), ("small\x1b[2J", 40)]
+    ]
+
+    def line(drafter_models):
+        statistics = pb.GenerationStatistics(drafter_models=drafter_models)
+        finished = read_finished(pb.GenerationFinished(statistics=statistics))
+        started = read_started(pb.GenerationStarted())
+        return statistics_line(Completion(started=started, chunks=(), finished=finished))
+
+    assert " · base x12, small\N{REPLACEMENT CHARACTER}[2J x40 · " in line(models)
+    assert "base" not in line(models[:1])

@@ -87,15 +87,6 @@ def test_a_forward_is_one_models_of_a_stack():
     assert chosen(jobs[1:]).jobs == [jobs[1], jobs[3]]
 
 
-def test_a_stacks_smaller_models_do_not_count_as_the_largest():
-    meter = measured()
-    before = meter.cost_ns(1)
-    batches = batching(meter)
-    for _ in range(64):
-        batches.learn(chosen([job(stage=1)], of=batches), [1], MILLISECOND // 100)
-    assert meter.cost_ns(1) == before
-
-
 def test_a_forward_has_no_more_rows_than_make_it_worth_more():
     # 0.9 of the most rows a second, 10 a millisecond, come with 9 * 1.9 / 0.1 rows.
     jobs = [job(10, arrival=n) for n in range(40)]

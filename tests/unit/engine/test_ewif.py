@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_engine.ewif import chain_factor, choose_matrix, repeated_factor, vertical_factor
+from paceline_engine.ewif import (
+    best_rate,
+    chain_factor,
+    choose_matrix,
+    repeated_factor,
+    vertical_factor,
+)
 
 SMALL, BASE = 0.0069, 0.022
 shares = st.floats(0, 0.99)
@@ -129,6 +135,9 @@ class Numbers:
 def test_what_costs_nothing_is_asked_for_as_much_as_can_be():
     numbers = Numbers([100.0], {(0, 1): 0.5})
     assert choose_matrix(numbers) == ((1, 0), (0, 16))
+    # Two tokens in each forward of 100 ns.
+    assert best_rate(numbers) == pytest.approx(0.02, abs=1e-5)
+    assert best_rate(Numbers([100.0], {(0, 1): 0.0})) == 0.01
 
 
 def test_what_is_never_right_is_not_asked():

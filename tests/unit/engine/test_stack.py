@@ -238,6 +238,30 @@ def test_a_chosen_matrix_changes_no_token(target, drafter):
         assert draft(stack, spec, prompt, 40)[0] == alone
 
 
+def test_it_tells_how_often_its_stages_agree_and_what_their_forwards_take(target, drafter):
+    clock = iter(range(0, 10**9, 1000))
+    stack = StackBackend(
+        [target, drafter],
+        matrix=((1, 0, 0), (0, 3, 0), (0, 0, 4)),
+        new_max_gram=MaxGram,
+        clock_ns=lambda: next(clock),
+    )
+    draft(stack, spec_for(), PROMPT, 40)
+    largest, smaller, text = stack.stage_measures
+    assert [each.model_name for each in (largest, smaller, text)] == [
+        "target",
+        "drafter",
+        "max-gram",
+    ]
+    assert {each.median_ns for each in (*largest.forwards, *smaller.forwards)} == {1000}
+    (by_model, by_text), ((judged, accepted),) = largest.verdicts, smaller.verdicts
+    assert 0 < by_model[1] < by_model[0]
+    assert by_text == (0, 0), "no row has Max-Gram draft for the largest"
+    assert 0 < judged <= stack.proposed_count
+    assert 0 <= accepted <= judged
+    assert (text.forwards, text.verdicts) == ((), ())
+
+
 def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     made: list[MaxGram] = []
 
@@ -249,7 +273,7 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
     cache = stack.new_cache(SessionSpec(4096))
     prefix = array("I", [n % 7 for n in range(2500)])
     item = Item(cache, spec_for(), prefix, Draft(4))
-    cache.begin(item, VERTICAL)
+    cache.begin(item)
     assert len(made[0]) == 1024
     cache.next_item(item, leniency=1)
     cache.next_item(item, leniency=1)
@@ -257,9 +281,9 @@ def test_a_long_prompt_is_indexed_in_parts(target, drafter):
 
 
 def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
-    cache = stack_of(target, drafter).new_cache(SessionSpec(4096))
-    item = Item(cache, spec_for(), array("I", PROMPT), Draft(4))
-    cache.begin(item, ((1, 0, 0), (0, 3, 0), (0, 0, 0)))
+    stack = stack_of(target, drafter, matrix=((1, 0, 0), (0, 3, 0), (0, 0, 0)))
+    cache = stack.new_cache(SessionSpec(4096))
+    cache.begin(Item(cache, spec_for(), array("I", PROMPT), Draft(4)))
     assert len(cache.max_gram) == 0
 
 
@@ -270,12 +294,13 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        found = [
-            token
-            async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)
-            for token in chunk.proposal.token_ids
-        ]
-        assert found == alone
+        chunks = [chunk async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)]
+        assert [token for chunk in chunks for token in chunk.proposal.token_ids] == alone
+        for stage, count in enumerate(stack.forward_counts):
+            ran = [chunk.timing.stages[stage] for chunk in chunks]
+            assert sum(each.forward_count for each in ran) == count
+            assert sum(each.forward_ns for each in ran) > 0
+        assert stack.description.stage_names == ("target", "drafter")
         # After a rejection: the session keeps the prompt and three tokens.
         held = PROMPT + alone[:3]
         after = call_on(session, 2, base=held, append=[7])
@@ -287,6 +312,29 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
         assert now.prefill_parts == 0
         assert dict(now.model_forwards) == dict(stack.model_forwards)
         assert now.forwards == sum(stack.forward_counts)
+
+
+def test_the_model_of_the_first_forward_is_known_before_a_draft_begins(target, drafter):
+    stack = stack_of(target, drafter)
+    text_alone = stack_of(target, drafter, matrix=((0, 0, 6), (0, 2, 4), (0, 0, 4)))
+    for backend, count, stage in [(stack, 12, 1), (stack, 1, 0), (text_alone, 12, 1)]:
+        item = draft_item(backend, backend.new_cache(spec_for()), spec_for(), [5, 17, 9], count)
+        assert item.stage == stage
+        (outcome,) = backend.run([item], NEVER)
+        assert outcome.stage == stage
+
+
+async def test_what_the_smaller_model_takes_is_never_counted_as_the_largest_ones(target, drafter):
+    stack = stack_of(target, drafter)
+    async with running(stack) as host:
+        session = host.open_session(spec_for()).session_id
+        call = call_on(session, 1, base=[], append=PROMPT)
+        async for _ in host.draft(call, max_tokens=2):
+            pass
+        counted = {forward.rows for forward in host.latencies().forwards}
+    # The smaller model's forward on the prompt has 5 rows, and counts among those of about 4.
+    assert counted
+    assert 4 not in counted
 
 
 async def test_a_cancelled_draft_ends_its_inner_work_at_once(target, drafter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,12 @@ from prometheus_client import CollectorRegistry
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.rpcs import Drafted, Judged
-from paceline_orchestrator.calls.statistics import EventKind, Fallback, Statistics
+from paceline_orchestrator.calls.statistics import (
+    EventKind,
+    Fallback,
+    ModelForwards,
+    Statistics,
+)
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
@@ -51,6 +57,21 @@ def test_times_of_answered_calls_are_split():
     assert (took.target_forward_count, took.drafter_forward_count) == (1, 1)
     assert (took.drafts.accepted, took.drafts.acceptance_rate) == (1, 1.0)
     assert took.total_ns
+
+
+def test_forwards_of_drafters_are_told_by_model():
+    recorder = a_recorder()
+    stack = replace(TIMING, forward_count=3, stages=((1, 70), (2, 30)))
+    stacked = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4), models=("base", "small"))
+    single = recorder.drafting("e", StartDraft(2, 0, PROMPT, 4), models=("small",))
+    for record, timing in [(stacked, stack), (stacked, stack), (single, TIMING)]:
+        recorder.drafted(record, replace(drafted(7), timing=timing))
+    took = recorder.statistics(DraftStatistics())
+    assert took.drafter_models == {"base": ModelForwards(2, 140), "small": ModelForwards(5, 160)}
+    assert list(took.drafter_models) == ["base", "small"]
+    assert sum(ran.forward_count for ran in took.drafter_models.values()) == (
+        took.drafter_forward_count
+    )
 
 
 def test_of_each_call_the_way_to_the_server_and_back_is_measured_once():

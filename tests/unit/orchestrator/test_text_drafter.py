@@ -6,14 +6,17 @@ import pytest
 
 from paceline_orchestrator.calls import text_drafter
 from paceline_orchestrator.calls.text_drafter import TextDrafter
-from paceline_protocol.max_gram import MaxGram
+from paceline_protocol.max_gram import MaxGram, MaxGramRules
 from paceline_protocol.messages import CapacityChanged, StartDraft
+from paceline_protocol.suffix_index import Tie
 
 PROMPT = (1, 2, 3, 4, 1, 2)
+PAPERS = MaxGramRules()
 
 
-async def a_drafter(prompt=PROMPT, *, seat=1, is_beside=False, **settings):
-    drafter = TextDrafter(prompt, seat=seat, is_beside=is_beside, **settings)
+async def a_drafter(prompt=PROMPT, *, seat=1, is_beside=False, rules=PAPERS, **settings):
+    max_gram = rules.begin(vocabulary_size=len(rules.bigrams))
+    drafter = TextDrafter(prompt, max_gram=max_gram, seat=seat, is_beside=is_beside, **settings)
     await drafter.read_prompt()
     return drafter
 
@@ -28,7 +31,7 @@ async def test_it_sits_after_the_servers_while_there_is_none_or_always():
     assert fills_in.join(nobody) == CapacityChanged((0,), (1,), text=1)
     assert fills_in.join(server) == server
     assert beside.join(server) == CapacityChanged((0,), (0, 1), text=1)
-    unread = TextDrafter(PROMPT, seat=1, is_beside=True)
+    unread = TextDrafter(PROMPT, max_gram=MaxGram(), seat=1, is_beside=True)
     assert unread.join(nobody) == nobody
 
 
@@ -40,6 +43,18 @@ async def test_it_follows_texts_that_come_and_go():
         reference = MaxGram()
         reference.extend((*text, *assumed))
         assert ask(drafter, (*text, *assumed)) == tuple(reference.propose(3))
+
+
+async def test_it_copies_from_the_place_and_falls_back_to_the_table_that_the_operator_says():
+    twice = (1, 2, 1, 3, 1)
+    for tie, expected in ((Tie.EARLIEST, (2,)), (Tie.LATEST, (3,))):
+        assert ask(await a_drafter(twice, rules=MaxGramRules(tie)), twice, 1) == expected
+    assert ask(await a_drafter((3,)), (3,)) == ()
+    assert ask(await a_drafter((3,), rules=MaxGramRules(bigrams=(None, 0, 1, 2))), (3,)) == (
+        2,
+        1,
+        0,
+    )
 
 
 async def test_it_counts_what_became_of_what_it_said():

@@ -48,6 +48,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         prefill_fixed_ns=9,
         prefill_ns_per_token=10,
         shares_forwards=True,
+        stages=[{"model_name": "base"}, {"model_name": "small"}],
         role=model_service_pb2.MODEL_ROLE_TARGET,
     )
 
@@ -67,6 +68,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         prefill_fixed_ns=9,
         prefill_ns_per_token=10,
         shares_forwards=True,
+        stage_names=("base", "small"),
         role=Role.TARGET,
     )
     del info.verification_rules[1:]
@@ -82,7 +84,9 @@ def test_where_a_calls_time_went_is_read_as_it_says_it():
         "shared_row_count": 40,
         "shared_call_count": 30,
     }
-    assert read_timing(CallTiming(**parts)) == Timing(**parts)
+    stages = [{"forward_count": 5, "forward_ns": 6}, {"forward_count": 7, "forward_ns": 8}]
+    read = read_timing(CallTiming(**parts, stages=stages))
+    assert read == Timing(**parts, stages=((5, 6), (7, 8)))
 
 
 def test_a_server_that_does_not_say_who_shares_its_forwards_computes_one_call_at_a_time():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_protocol.max_gram import BigramError, MaxGram, parse_bigrams
+from paceline_protocol.max_gram import BigramError, MaxGram, MaxGramRules, parse_bigrams
 from paceline_protocol.suffix_index import Tie
 
 texts = st.lists(st.integers(0, 3), max_size=60)
@@ -82,6 +82,17 @@ TABLE = {"format": "paceline bigrams 1", "next": [1, None, 0]}
 
 def test_a_table_is_read():
     assert parse_bigrams(json.dumps(TABLE), vocabulary_size=3) == (1, None, 0)
+    assert parse_bigrams(json.dumps(TABLE)) == (1, None, 0)
+
+
+def test_a_table_of_another_vocabulary_is_left_out():
+    rules = MaxGramRules(Tie.LATEST, (1, None, 0))
+    for size, fits, proposed in ((3, True, [0, 1]), (4, False, [])):
+        max_gram = rules.begin(vocabulary_size=size)
+        max_gram.extend([2])
+        assert rules.fit(size) is fits
+        assert max_gram.propose(3) == proposed
+    assert MaxGramRules().fit(4)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +102,7 @@ def test_a_table_is_read():
         ("[]", "has no format"),
         (json.dumps({**TABLE, "format": "another"}), "has no format"),
         (json.dumps({**TABLE, "next": [1]}), "3 entries"),
+        (json.dumps({**TABLE, "next": 3}), "needs `next`, a list"),
         (json.dumps({**TABLE, "next": [1, 3, 0]}), r"next\[1\] is 3, not null or in \[0, 3\)"),
         (json.dumps({**TABLE, "next": [1, True, 0]}), r"next\[1\] is True"),
     ],

@@ -11,10 +11,11 @@ from paceline_engine.calls import (
     Drafted,
     ModelDescription,
     SamplingParameters,
+    StageTiming,
     Verdict,
     VerificationRule,
 )
-from paceline_engine.latencies import ForwardLatency, ModelLatencies
+from paceline_engine.latencies import ForwardLatency, ModelLatencies, StageMeasures
 from paceline_engine.proposal import Proposal, SparseDistribution
 from paceline_engine.verification import accept_sampled
 from paceline_model_server import translation
@@ -149,7 +150,12 @@ def test_a_verdict_keeps_all_that_it_says():
 
 
 def test_a_description_keeps_all_that_it_says():
-    latencies = ModelLatencies((ForwardLatency(1, 10), ForwardLatency(8, 20)), 30, 40)
+    stages = (
+        StageMeasures("base", (ForwardLatency(2, 7),), ((9, 4),)),
+        StageMeasures("max-gram", (), ()),
+    )
+    forwards = (ForwardLatency(1, 10), ForwardLatency(8, 20))
+    latencies = ModelLatencies(forwards, 30, 40, stages=stages)
     info = translation.model_info(MODEL, latencies=latencies)
     for field in ("fingerprint", "tokenizer_fingerprint", "vocabulary_size", "layer_count"):
         assert getattr(info, field) == getattr(MODEL, field)
@@ -158,6 +164,11 @@ def test_a_description_keeps_all_that_it_says():
     assert list(info.verification_rules) == [1, 2]
     assert (info.self_draft_depth, info.self_draft_kind) == (4, "medusa")
     assert list(info.eos_token_ids) == [1, 2]
+    base, max_gram = info.stages
+    assert (base.model_name, max_gram.model_name) == ("base", "max-gram")
+    assert [(each.rows, each.median_ns) for each in base.forward_latencies] == [(2, 7)]
+    assert [(each.judged_count, each.accepted_count) for each in base.verdicts] == [(9, 4)]
+    assert not max_gram.forward_latencies
 
 
 def test_drafted_tokens_keep_their_exact_distributions():
@@ -165,7 +176,12 @@ def test_drafted_tokens_keep_their_exact_distributions():
     drafted = Drafted(
         start_length=4,
         proposal=Proposal((5,), (0,), (SparseDistribution((5, 6), (third, 1 - third)),)),
-        timing=CallTiming(1, 2, 3, 4, shared_row_count=6, shared_call_count=5),
+        timing=CallTiming(
+            *(1, 2, 3, 4),
+            shared_row_count=6,
+            shared_call_count=5,
+            stages=(StageTiming(1, 3), StageTiming(2, 5)),
+        ),
     )
     message = translation.draft_response(9, drafted)
     assert (message.sequence, message.start_length) == (9, 4)
@@ -175,3 +191,5 @@ def test_drafted_tokens_keep_their_exact_distributions():
     assert list(distribution.probabilities) == pytest.approx([third, 1 - third], abs=1e-7)
     assert (message.timing.queue_ns, message.timing.row_count) == (1, 4)
     assert (message.timing.shared_row_count, message.timing.shared_call_count) == (6, 5)
+    stages = [(each.forward_count, each.forward_ns) for each in message.timing.stages]
+    assert stages == [(1, 3), (2, 5)]

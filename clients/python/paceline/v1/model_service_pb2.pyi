@@ -93,6 +93,7 @@ class GetModelInfoResponse(_message.Message):
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     SELF_DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
     SELF_DRAFT_KIND_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """What people call the model, for example "python-target"."""
     model_revision: _builtins.str
@@ -167,6 +168,10 @@ class GetModelInfoResponse(_message.Message):
     def forward_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardLatency]:
         """What forwards cost here, measured: by rows, ascending."""
 
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """Of a drafter that is a stack: its stages, largest first. Empty elsewhere."""
+
     def __init__(
         self,
         *,
@@ -196,14 +201,75 @@ class GetModelInfoResponse(_message.Message):
         is_invariant: _builtins.bool = ...,
         self_draft_depth: _builtins.int = ...,
         self_draft_kind: _builtins.str = ...,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class Stage(_message.Message):
+    """A stage of a stack, and what was measured of it while it drafted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    FORWARD_LATENCIES_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Its model's name; "max-gram" where it is none, which only the last can be."""
+    @_builtins.property
+    def forward_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardLatency]:
+        """What its forwards cost, measured: by rows, ascending. Empty of Max-Gram."""
+
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageVerdicts]:
+        """What it decided on draft tokens of each smaller stage, in their order."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        forward_latencies: _abc.Iterable[Global___ForwardLatency] | None = ...,
+        verdicts: _abc.Iterable[Global___StageVerdicts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_latencies", b"forward_latencies", "model_name", b"model_name", "verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class StageVerdicts(_message.Message):
+    """What a stage decided on another one's draft tokens; older ones count less."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JUDGED_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
+    judged_count: _builtins.int
+    """Tokens that it decided on."""
+    accepted_count: _builtins.int
+    """Those of them that it accepted."""
+    def __init__(
+        self,
+        *,
+        judged_count: _builtins.int = ...,
+        accepted_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "judged_count", b"judged_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageVerdicts: _TypeAlias = StageVerdicts  # noqa: Y015
 
 @_typing.final
 class ForwardLatency(_message.Message):

@@ -702,6 +702,7 @@ class GenerationStatistics(_message.Message):
     BRANCH_ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     MAX_GRAM_DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MAX_GRAM_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DRAFTER_MODELS_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -744,6 +745,10 @@ class GenerationStatistics(_message.Message):
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """What had to be done differently, and how often."""
 
+    @_builtins.property
+    def drafter_models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelForwards]:
+        """The drafters' forwards by model, of a stack the largest model first."""
+
     def __init__(
         self,
         *,
@@ -766,14 +771,45 @@ class GenerationStatistics(_message.Message):
         branch_accepted_count: _builtins.int = ...,
         max_gram_drafted_token_count: _builtins.int = ...,
         max_gram_accepted_token_count: _builtins.int = ...,
+        drafter_models: _abc.Iterable[Global___ModelForwards] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationStatistics: _TypeAlias = GenerationStatistics  # noqa: Y015
+
+@_typing.final
+class ModelForwards(_message.Message):
+    """What a model ran."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    FORWARD_COUNT_FIELD_NUMBER: _builtins.int
+    FORWARD_NS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """The model's name."""
+    forward_count: _builtins.int
+    """Forwards whose answers arrived."""
+    forward_ns: _builtins.int
+    """Time in them, ns."""
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        forward_count: _builtins.int = ...,
+        forward_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_count", b"forward_count", "forward_ns", b"forward_ns", "model_name", b"model_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelForwards: _TypeAlias = ModelForwards  # noqa: Y015
 
 @_typing.final
 class Fallback(_message.Message):

@@ -330,6 +330,7 @@ class CallTiming(_message.Message):
     BEGAN_EARLY_FIELD_NUMBER: _builtins.int
     SHARED_ROW_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_CALL_COUNT_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From the call's arrival to the start of its first forward, ns."""
     forward_ns: _builtins.int
@@ -348,6 +349,12 @@ class CallTiming(_message.Message):
     """Calls that those forwards computed rows of, this one included, added up over the forwards. So
     over `forward_count` it is how many were in one. 0: the server does not say.
     """
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTiming]:
+        """Which of the forwards each model of a stack ran, in the order of GetModelInfoResponse.stages;
+        Max-Gram has none. Empty where there is no stack.
+        """
+
     def __init__(
         self,
         *,
@@ -358,11 +365,38 @@ class CallTiming(_message.Message):
         began_early: _builtins.bool = ...,
         shared_row_count: _builtins.int = ...,
         shared_call_count: _builtins.int = ...,
+        stages: _abc.Iterable[Global___StageTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count", "shared_call_count", b"shared_call_count", "shared_row_count", b"shared_row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count", "shared_call_count", b"shared_call_count", "shared_row_count", b"shared_row_count", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallTiming: _TypeAlias = CallTiming  # noqa: Y015
+
+@_typing.final
+class StageTiming(_message.Message):
+    """What one model of a stack ran for a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORWARD_COUNT_FIELD_NUMBER: _builtins.int
+    FORWARD_NS_FIELD_NUMBER: _builtins.int
+    forward_count: _builtins.int
+    """Its forwards."""
+    forward_ns: _builtins.int
+    """In them, ns."""
+    def __init__(
+        self,
+        *,
+        forward_count: _builtins.int = ...,
+        forward_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_count", b"forward_count", "forward_ns", b"forward_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageTiming: _TypeAlias = StageTiming  # noqa: Y015

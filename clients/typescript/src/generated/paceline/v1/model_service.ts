@@ -118,6 +118,26 @@ export interface GetModelInfoResponse {
    * Empty where it does not.
    */
   selfDraftKind: string;
+  /** Of a drafter that is a stack: its stages, largest first. Empty elsewhere. */
+  stages: Stage[];
+}
+
+/** A stage of a stack, and what was measured of it while it drafted. */
+export interface Stage {
+  /** Its model's name; "max-gram" where it is none, which only the last can be. */
+  modelName: string;
+  /** What its forwards cost, measured: by rows, ascending. Empty of Max-Gram. */
+  forwardLatencies: ForwardLatency[];
+  /** What it decided on draft tokens of each smaller stage, in their order. */
+  verdicts: StageVerdicts[];
+}
+
+/** What a stage decided on another one's draft tokens; older ones count less. */
+export interface StageVerdicts {
+  /** Tokens that it decided on. */
+  judgedCount: number;
+  /** Those of them that it accepted. */
+  acceptedCount: number;
 }
 
 /** What a forward of a given size takes. */
@@ -246,6 +266,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     isInvariant: false,
     selfDraftDepth: 0,
     selfDraftKind: "",
+    stages: [],
   };
 }
 
@@ -336,6 +357,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.selfDraftKind !== "") {
       writer.uint32(210).string(message.selfDraftKind);
+    }
+    for (const v of message.stages) {
+      Stage.encode(v!, writer.uint32(218).fork()).join();
     }
     return writer;
   },
@@ -581,6 +605,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.selfDraftKind = reader.string();
             continue;
           }
+          case 27: {
+            if (tag !== 218) {
+              break;
+            }
+
+            message.stages.push(Stage.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -624,6 +656,153 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.isInvariant = object.isInvariant ?? false;
     message.selfDraftDepth = object.selfDraftDepth ?? 0;
     message.selfDraftKind = object.selfDraftKind ?? "";
+    message.stages = object.stages?.map((e) => Stage.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseStage(): Stage {
+  return { modelName: "", forwardLatencies: [], verdicts: [] };
+}
+
+export const Stage: MessageFns<Stage> = {
+  encode(message: Stage, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.modelName !== "") {
+      writer.uint32(10).string(message.modelName);
+    }
+    for (const v of message.forwardLatencies) {
+      ForwardLatency.encode(v!, writer.uint32(18).fork()).join();
+    }
+    for (const v of message.verdicts) {
+      StageVerdicts.encode(v!, writer.uint32(26).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Stage {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseStage();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.modelName = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.forwardLatencies.push(ForwardLatency.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.verdicts.push(StageVerdicts.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Stage>): Stage {
+    return Stage.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Stage>): Stage {
+    const message = createBaseStage();
+    message.modelName = object.modelName ?? "";
+    message.forwardLatencies = object.forwardLatencies?.map((e) => ForwardLatency.fromPartial(e)) || [];
+    message.verdicts = object.verdicts?.map((e) => StageVerdicts.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseStageVerdicts(): StageVerdicts {
+  return { judgedCount: 0, acceptedCount: 0 };
+}
+
+export const StageVerdicts: MessageFns<StageVerdicts> = {
+  encode(message: StageVerdicts, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.judgedCount !== 0) {
+      writer.uint32(8).uint32(message.judgedCount);
+    }
+    if (message.acceptedCount !== 0) {
+      writer.uint32(16).uint32(message.acceptedCount);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): StageVerdicts {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseStageVerdicts();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.judgedCount = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.acceptedCount = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<StageVerdicts>): StageVerdicts {
+    return StageVerdicts.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<StageVerdicts>): StageVerdicts {
+    const message = createBaseStageVerdicts();
+    message.judgedCount = object.judgedCount ?? 0;
+    message.acceptedCount = object.acceptedCount ?? 0;
     return message;
   },
 };

@@ -384,6 +384,18 @@ export interface GenerationStatistics {
   maxGramDraftedTokenCount: number;
   /** Of those, how many are what became output; a drafter may have found the same. */
   maxGramAcceptedTokenCount: number;
+  /** The drafters' forwards by model, of a stack the largest model first. */
+  drafterModels: ModelForwards[];
+}
+
+/** What a model ran. */
+export interface ModelForwards {
+  /** The model's name. */
+  modelName: string;
+  /** Forwards whose answers arrived. */
+  forwardCount: number;
+  /** Time in them, ns. */
+  forwardNs: number;
 }
 
 /** Something that did not go as planned and cost no token. */
@@ -1554,6 +1566,7 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     branchAcceptedCount: 0,
     maxGramDraftedTokenCount: 0,
     maxGramAcceptedTokenCount: 0,
+    drafterModels: [],
   };
 }
 
@@ -1615,6 +1628,9 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     if (message.maxGramAcceptedTokenCount !== 0) {
       writer.uint32(152).uint32(message.maxGramAcceptedTokenCount);
+    }
+    for (const v of message.drafterModels) {
+      ModelForwards.encode(v!, writer.uint32(162).fork()).join();
     }
     return writer;
   },
@@ -1784,6 +1800,14 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.maxGramAcceptedTokenCount = reader.uint32();
             continue;
           }
+          case 20: {
+            if (tag !== 162) {
+              break;
+            }
+
+            message.drafterModels.push(ModelForwards.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1820,6 +1844,86 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.branchAcceptedCount = object.branchAcceptedCount ?? 0;
     message.maxGramDraftedTokenCount = object.maxGramDraftedTokenCount ?? 0;
     message.maxGramAcceptedTokenCount = object.maxGramAcceptedTokenCount ?? 0;
+    message.drafterModels = object.drafterModels?.map((e) => ModelForwards.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseModelForwards(): ModelForwards {
+  return { modelName: "", forwardCount: 0, forwardNs: 0 };
+}
+
+export const ModelForwards: MessageFns<ModelForwards> = {
+  encode(message: ModelForwards, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.modelName !== "") {
+      writer.uint32(10).string(message.modelName);
+    }
+    if (message.forwardCount !== 0) {
+      writer.uint32(16).uint32(message.forwardCount);
+    }
+    if (message.forwardNs !== 0) {
+      writer.uint32(24).uint64(message.forwardNs);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ModelForwards {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseModelForwards();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.modelName = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.forwardCount = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.forwardNs = longToNumber(reader.uint64());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ModelForwards>): ModelForwards {
+    return ModelForwards.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ModelForwards>): ModelForwards {
+    const message = createBaseModelForwards();
+    message.modelName = object.modelName ?? "";
+    message.forwardCount = object.forwardCount ?? 0;
+    message.forwardNs = object.forwardNs ?? 0;
     return message;
   },
 };

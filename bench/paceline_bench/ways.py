@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from paceline import AsyncClient, Completion, GenerateOptions, Strategy
+    from paceline import AsyncClient, Completion, DrafterKind, GenerateOptions, Strategy
     from paceline_bench.report import Row
 
 __all__ = ["Way", "compete", "parameter_count", "row_of"]
@@ -26,6 +26,7 @@ class Way:
         client: A client of a system that can.
         strategy: The method.
         lookahead: Draft tokens in a verification, where there are some.
+        drafter: Who drafts, if the request says so.
         extra_parameters: What it needs besides the target.
     """
 
@@ -33,6 +34,7 @@ class Way:
     client: AsyncClient
     strategy: Strategy
     lookahead: int | None = None
+    drafter: DrafterKind | None = None
     extra_parameters: int = 0
 
     async def decode(self, prompt: str, *, max_tokens: int) -> Completion:
@@ -49,6 +51,8 @@ class Way:
         }
         if self.lookahead is not None:
             options["lookahead"] = self.lookahead
+        if self.drafter is not None:
+            options["drafter"] = self.drafter
         return await self.client.generate(prompt, **options).collect()
 
 
@@ -78,6 +82,8 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
     tokens = sum(len(each.token_ids) for each in own)
     forwards = sum(each.target_forward_count for each in statistics)
     drafted = sum(each.drafted_token_count for each in statistics)
+    accepted = sum(each.accepted_token_count for each in statistics)
+    judged = accepted + sum(each.rejected_token_count for each in statistics)
     return {
         "name": way.name,
         "strategy": way.strategy.abbreviation,
@@ -86,7 +92,8 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
         "drafter_forwards": sum(each.drafter_forward_count for each in statistics),
         "tokens_per_forward": tokens / forwards,
         "rows_per_forward": 1 + drafted / forwards,
-        "accepted": sum(each.accepted_token_count for each in statistics),
+        "accepted": accepted,
+        "acceptance_rate": accepted / judged if judged else None,
         "tokens_per_second": tokens / _seconds(own),
         "times_as_fast": _seconds(plain) / _seconds(own),
         "repeats_times_as_fast": [

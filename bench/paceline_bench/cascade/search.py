@@ -1,0 +1,166 @@
+"""Which parameters are best: drafts played against texts that are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING
+
+from paceline_bench.pair.acceptance import common_run
+from paceline_bench.pair.engine import measure_rows
+from paceline_engine.backends.stack import StackBackend
+from paceline_engine.calls import SessionSpec
+from paceline_engine.model_text import ModelText
+from paceline_protocol.max_gram import MaxGram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline_bench.cascade.recipes import Recipe
+    from paceline_engine.backends.base import Backend
+
+__all__ = ["KnownText", "Search", "Tally", "halved", "measured_cost", "walltime_improvement"]
+
+_FIRST_TEXTS = 2
+_COST_ROUNDS = 5
+
+
+def walltime_improvement(
+    token_count: int, *, target_forwards: int, drafter_forwards: int, cost: float
+) -> float:
+    """Return the standardised walltime improvement: how many times as fast as plain decoding.
+
+    Forwards alone count, and each as one, however many rows it has; Max-Gram costs nothing.
+
+    Difference: the paper's formula sums over tokens where it means drafters.
+
+    Args:
+        cost: Of a drafter's forward, as a part of the target's.
+    """
+    return token_count / (target_forwards + cost * drafter_forwards)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """A prompt, and what the target says after it."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What texts took."""
+
+    token_count: int = 0
+    target_forwards: int = 0
+    drafter_forwards: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally))
+        )
+
+    def improvement(self, cost: float) -> float:
+        """Return its standardised walltime improvement."""
+        return walltime_improvement(
+            self.token_count,
+            target_forwards=self.target_forwards,
+            drafter_forwards=self.drafter_forwards,
+            cost=cost,
+        )
+
+
+class Search:
+    """Finds the best of some recipes; each is played against a text once.
+
+    The target is not asked: greedily it says the known text, whatever was drafted for it.
+
+    Args:
+        drafter: The model that drafts.
+        texts: Some are enough for most recipes, all decide between the last.
+    """
+
+    def __init__(self, drafter: Backend, texts: Sequence[KnownText]) -> None:
+        self._drafter = drafter
+        self._texts = texts
+        self._played: dict[tuple[Recipe, int], Tally] = {}
+
+    def best(self, recipes: Sequence[Recipe], *, cost: float) -> Recipe:
+        """Return the one with the largest improvement, at this cost of a drafter's forward."""
+
+        def improvement(recipe: Recipe, text_count: int) -> float:
+            return self.tally(recipe, text_count).improvement(cost)
+
+        return halved(recipes, text_count=len(self._texts), score=improvement)
+
+    def tally(self, recipe: Recipe, text_count: int | None = None) -> Tally:
+        """Return what the first texts take with a recipe; None: all of them."""
+        places = range(len(self._texts))[:text_count]
+        return sum((self._play(recipe, place) for place in places), Tally())
+
+    def _play(self, recipe: Recipe, place: int) -> Tally:
+        key = recipe, place
+        if key not in self._played:
+            self._played[key] = _played(self._drafter, recipe, self._texts[place])
+        return self._played[key]
+
+
+def halved(
+    recipes: Sequence[Recipe], *, text_count: int, score: Callable[[Recipe, int], float]
+) -> Recipe:
+    """Return the best of some recipes: again and again the better half, on twice as many texts.
+
+    Args:
+        text_count: How many texts there are.
+        score: Of a recipe on the first so many of them.
+    """
+    left, count = list(recipes), min(_FIRST_TEXTS, text_count)
+    while count < text_count:
+        scores = {recipe: score(recipe, count) for recipe in left}
+        left = sorted(left, key=lambda recipe: -scores[recipe])[: ceil(len(left) / 2)]
+        count = min(2 * count, text_count)
+    return max(left, key=lambda recipe: score(recipe, text_count))
+
+
+def measured_cost(target: Backend, drafter: Backend, prefix: Sequence[int]) -> float:
+    """Return what the drafter's forward of one row takes of the target's; they take turns."""
+
+    def forward_ms(model: Backend) -> float:
+        return measure_rows(model, prefix, (1,), repeats=_COST_ROUNDS)[1]
+
+    return median(forward_ms(drafter) / forward_ms(target) for _ in range(_COST_ROUNDS))
+
+
+def _played(drafter: Backend, recipe: Recipe, text: KnownText) -> Tally:
+    stack = _stack(drafter, recipe)
+    known, end = [*text.prompt, *text.continuation], len(text.prompt)
+    spec = SessionSpec(reserve_length=len(known) + recipe.lookahead)
+    draft = _text_alone() if stack is None else ModelText(stack, spec).draft_chain
+    forwards = 0
+    while end < len(known):
+        # A verification gives one token more than it accepts.
+        block = draft(known[:end], count=min(recipe.lookahead, len(known) - end - 1))
+        end += common_run(block, known[end:]) + 1
+        forwards += 1
+    return Tally(len(text.continuation), forwards, stack.forward_counts[0] if stack else 0)
+
+
+def _stack(drafter: Backend, recipe: Recipe) -> StackBackend | None:
+    if recipe.matrix is None:
+        return None
+    has_max_gram = len(recipe.matrix) > 1
+    return StackBackend(
+        [drafter], matrix=recipe.matrix, new_max_gram=MaxGram if has_max_gram else None
+    )
+
+
+def _text_alone() -> Callable[..., Sequence[int]]:
+    max_gram = MaxGram()
+
+    def draft(prefix: Sequence[int], *, count: int) -> Sequence[int]:
+        max_gram.follow(prefix)
+        return max_gram.propose(count)
+
+    return draft
