@@ -12,6 +12,7 @@ from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask, DispatchPolicy
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from paceline_protocol.simulation import SimulationResult
 
 __all__ = [
-    "CHAIN",
     "Batch",
     "Setup",
-    "Shape",
     "draw_agreements",
     "mean_and_error",
     "run_protocol",
@@ -30,22 +29,6 @@ __all__ = [
 ]
 
 _PROMPT_LENGTH = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How wide drafts are.
-
-    Attributes:
-        width: Tokens that are drafted at a place; 1 for a chain.
-        branches: Tokens beside the chain's that a drafter's forward follows.
-    """
-
-    width: int = 1
-    branches: int = 0
-
-
-CHAIN = Shape()
 
 
 @dataclass(frozen=True, slots=True)

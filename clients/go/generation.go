@@ -127,6 +127,11 @@ type TimelineEvent struct {
 	TokenIDs         []uint32
 	CallID           int
 	SpeculationDepth int
+	// BranchTokenCount counts tokens beside the chain: of a draft those that it found, of a
+	// verification those that it judges.
+	BranchTokenCount int
+	// IsBranch is true of a verification of what is beside the chain.
+	IsBranch bool
 }
 
 func (Chunk) isEvent()         {}

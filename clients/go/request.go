@@ -153,7 +153,7 @@ func WithDrafters(count int) GenerateOption {
 }
 
 // WithWidth sets how many tokens drafters find at a place: with 2 or more targets judge trees, and
-// corrections are found ahead. Default 1.
+// corrections are found ahead. Default 1; with AUTO the planner's choice.
 func WithWidth(tokens int) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		return setCount(&r.Width, "width", tokens)

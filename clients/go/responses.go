@@ -50,6 +50,8 @@ func readTimelineEvent(message *pb.TimelineEvent) TimelineEvent {
 		TokenIDs:         message.GetTokenIds(),
 		CallID:           int(message.GetCallId()),
 		SpeculationDepth: int(message.GetSpeculationDepth()),
+		BranchTokenCount: int(message.GetBranchTokenCount()),
+		IsBranch:         message.GetIsBranch(),
 	}
 }
 

@@ -2,7 +2,7 @@
 
 A node's worth is the probability that its text becomes the output: the product, along its path, of
 how often tokens of their rank were right. So runners-up come in the order of their ranks, and what
-follows on one after it; the rates are those of this request, with what is assumed at its start.
+follows on one after it; the rates are those of this request, with what is known at its start.
 """
 
 from __future__ import annotations
@@ -11,33 +11,13 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline_protocol.ranks import runner_up_shares
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
-__all__ = ["BranchQueue", "branches_beside", "hit_rate"]
-
-# A drafter's first choice is right so often.
-_FIRST_RATE = 0.7
-_SHARES = runner_up_shares()
-# As many places do these count for.
-_ASSUMED_COUNT = 20
-
-
-def hit_rate(rank: int, ranks: Mapping[int, int]) -> float:
-    """Return how often a token of a rank, from 1 on, is expected to be right.
-
-    Args:
-        rank: Its place among its siblings.
-        ranks: How often each was right so far; see DraftStatistics.
-    """
-    assumed = _FIRST_RATE if rank == 1 else (1 - _FIRST_RATE) * _SHARES[rank - 2]
-    seen = ranks.get(rank, 0) + _ASSUMED_COUNT * assumed
-    return seen / (sum(ranks.values()) + _ASSUMED_COUNT)
+__all__ = ["BranchQueue", "branches_beside"]
 
 
 def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Commitment", "DraftStatistics"]
 
+# What is known of a request's draft tokens at its start counts for as many places.
+_KNOWN_COUNT = 20
+# Nothing is hopeless: worths are logarithms.
+_LEAST_RATE = 1e-6
+
 
 @dataclass(slots=True)
 class DraftStatistics:
@@ -77,12 +82,22 @@ class Commitment:
         self.finish_reason = None if task.max_tokens else FinishReason.LENGTH
         self.statistics = DraftStatistics()
         self._eos_ids = task.eos_ids
+        self._known_rates = task.hit_rates
         self._run_length = 0
 
     @property
     def remaining(self) -> int:
         """How many tokens may still come."""
         return self.limit - len(self.prefix)
+
+    def hit_rate(self, rank: int) -> float:
+        """Return how often a drafter's token of a rank, from 1 on, is expected to be right.
+
+        By what was known at the start, and what was seen since.
+        """
+        ranks = self.statistics.ranks
+        right = ranks[rank] + _KNOWN_COUNT * self._known_rates[rank - 1]
+        return max(_LEAST_RATE, right / (sum(ranks.values()) + _KNOWN_COUNT))
 
     def ends_after(self, token_id: int, *, length: int) -> bool:
         """Whether a text of this length that ends with this token goes no further."""

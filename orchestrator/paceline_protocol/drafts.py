@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import hit_rate
-
 if TYPE_CHECKING:
     from paceline_protocol.commitment import Commitment
     from paceline_protocol.proposal import Proposal
@@ -61,10 +59,9 @@ class Draft:
         Args:
             piece: See TokensDrafted.
             tree: What it grows.
-            commitment: Says where texts end, and how often each rank was right.
+            commitment: Says where texts end, and how often tokens of each rank are right.
         """
         self.cold = False
-        ranks = commitment.statistics.ranks
         branches: list[Node] = []
         for index, token_id in enumerate(piece.token_ids):
             parent_index = piece.parents[index] if piece.parents else self._tip_index
@@ -78,7 +75,7 @@ class Draft:
                         token_id,
                         drafter=self.drafter,
                         distribution=distribution,
-                        rate=hit_rate(1, ranks),
+                        rate=commitment.hit_rate(1),
                     )
                     self._tip_index = len(self._found)
                     self.missing -= 1
@@ -91,7 +88,7 @@ class Draft:
                         token_id,
                         drafter=self.drafter,
                         rank=rank,
-                        rate=hit_rate(rank, ranks),
+                        rate=commitment.hit_rate(rank),
                     )
                     node.assigned |= ends_text(node, commitment)  # then nothing follows on it
                     branches.append(node)

@@ -212,6 +212,7 @@ class StartVerify:
         anticipate: Whether the target shall go on by itself after a correction, because the next
             verification will ask for the token after it.
         propose: Whether the target shall say what it guesses to follow, if it can.
+        is_branch: Whether its prefix ends beside the main path: it is for a target that would idle.
     """
 
     verify_id: int
@@ -221,6 +222,7 @@ class StartVerify:
     depth: int
     anticipate: bool = False
     propose: bool = False
+    is_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

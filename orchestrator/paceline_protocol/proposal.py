@@ -53,6 +53,11 @@ class Proposal:
             place = first[place] + 1
         return tuple(path)
 
+    @property
+    def branch_count(self) -> int:
+        """How many tokens are beside the chain."""
+        return len(self.token_ids) - len(self.trunk)
+
     def along(self, path: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens at these indices: a path, root first."""
         return tuple(self.token_ids[index] for index in path)

@@ -6,6 +6,13 @@ the rest: q (1 - q)^(r - 2) for a rank decay q, which is assumed and not measure
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "DEFAULT_RANK_DECAY",
     "LLAMA_SHARES",
@@ -13,6 +20,7 @@ __all__ = [
     "hit_rates",
     "hit_share",
     "runner_up_shares",
+    "shares_of",
 ]
 
 MOST_WIDTH = 16
@@ -32,7 +40,13 @@ def runner_up_shares(rank_decay: float = DEFAULT_RANK_DECAY) -> tuple[float, ...
         rank_decay: q, in (0, 1]: how likely the next one is, given that all before it are wrong.
     """
     assert 0 < rank_decay <= 1
-    return tuple(rank_decay * (1 - rank_decay) ** n for n in range(MOST_WIDTH - 1))
+    return shares_of([rank_decay] * (MOST_WIDTH - 1))
+
+
+def shares_of(decays: Sequence[float]) -> tuple[float, ...]:
+    """Return the same where each runner-up has a decay of its own."""
+    wrong = accumulate((1 - decay for decay in decays), mul, initial=1.0)
+    return tuple(decay * left for decay, left in zip(decays, wrong, strict=False))
 
 
 def hit_share(shares: tuple[float, ...], width: int) -> float:

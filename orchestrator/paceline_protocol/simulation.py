@@ -62,12 +62,15 @@ class ServerLatency:
         call: What a call takes besides: its first answer comes so much later.
         row: More for each further row of a later one: a token that the server has not computed yet
             in the text that it is asked for.
+        price: Instead of that, how many times as long as one of one row a later one takes, by its
+            rows; None: see `row`.
     """
 
     first: Time
     step: Time
     call: Time = 0
     row: Time = 0
+    price: Callable[[int], float] | None = None
 
 
 class SpanKind(Enum):
@@ -254,6 +257,8 @@ class _Run:
         latency, held = self._latencies[kind][work.span.server], self._held.get(work.span.machine)
         if held is None:
             return latency.first
+        if latency.price is not None:
+            return latency.step * latency.price(self._row_count(work, held))
         if not latency.row:
             return latency.step
         return latency.step + (self._row_count(work, held) - 1) * latency.row

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline_protocol.ranks import MOST_WIDTH, hit_rates, runner_up_shares
+
 __all__ = [
+    "ASSUMED_RATES",
     "DRAFTED_LIMIT",
     "SPECULATION_LIMIT",
     "DecodingTask",
@@ -16,6 +19,9 @@ __all__ = [
 SPECULATION_LIMIT = 512
 """How far drafts run ahead of what is committed: it bounds the blocks (a Verify carries at most
 1024 tokens) and the tree. Beyond it an accepted token is hardly ever found."""
+
+ASSUMED_RATES = hit_rates(0.7, shares=runner_up_shares(), width=MOST_WIDTH)
+"""How often a drafter's token of each rank is right, of which nothing is known."""
 
 DRAFTED_LIMIT = 8192
 """The most tokens that one draft may find, with all that stands beside its chain; see
@@ -67,6 +73,8 @@ class DecodingTask:
             width is 1.
         tree_tokens: The most tokens of a tree in one verification; a longer chain is one alone.
         tree_depth: The most tokens of a path of it.
+        hit_rates: How often a drafter's token of each rank, from the first on, is right, as far as
+            is known at the start; one for each rank that there is.
     """
 
     prompt: tuple[int, ...]
@@ -82,6 +90,7 @@ class DecodingTask:
     branches: int = 0
     tree_tokens: int = 64
     tree_depth: int = 64
+    hit_rates: tuple[float, ...] = ASSUMED_RATES
 
     @property
     def window(self) -> int:
@@ -95,3 +104,4 @@ class DecodingTask:
         assert 1 <= self.draft_window <= SPECULATION_LIMIT
         assert self.width == 1 or self.rule is VerificationRule.EXACT, "only EXACT judges trees"
         assert self.branches == 0 or self.width > 1
+        assert len(self.hit_rates) >= self.width

@@ -141,6 +141,7 @@ class Verifications:
             depth=verification.depth,
             # A correction is where both models begin anew.
             anticipate=len(verification.nodes) > 1,
+            is_branch=trunk[0].is_branch,
         )
 
     def abandon_worthless(self) -> list[Command]:

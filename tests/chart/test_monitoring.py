@@ -167,6 +167,7 @@ def test_the_dashboard_is_bound_to_no_data_source_and_says_what_each_panel_shows
         "paceline_kv_cache_usage_perc",
         "paceline_sessions_active",
         "paceline_fallbacks_total",
+        "paceline_corrections_ahead_total",
     ],
 )
 def test_the_dashboard_shows_what_operators_look_for(metric):

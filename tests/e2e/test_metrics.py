@@ -26,6 +26,7 @@ def pages():
     with simulated_system(target_count=2).running() as system, system.client() as client:
         for strategy in (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED):
             client.generate("def ", max_tokens=24, strategy=strategy).collect()
+        client.generate("def ", max_tokens=24, strategy=Strategy.SPECULATIVE, width=3).collect()
         for server in system.models:
             eventually(lambda it=server: not it.metric("paceline_calls_live"), what="it rests")
         models = [server.page("/metrics") for server in system.models]
@@ -98,6 +99,7 @@ def test_a_metric_has_the_labels_that_the_documentation_says(who, pages):
         'paceline_rpc_hop_seconds_count{rpc="Draft"}',
         'paceline_rpc_hop_seconds_count{rpc="Verify"}',
         "paceline_spec_decode_num_accepted_tokens_total",
+        "paceline_branch_rows_total",
         'paceline_fallbacks_total{kind="no_drafter"}',
     ],
 )

@@ -37,12 +37,12 @@ from paceline_engine.calls import ModelDescription, SessionGrant, SessionSpec, V
 from paceline_engine.latencies import ModelLatencies
 from paceline_engine.proposal import Proposal
 from paceline_model_server import translation
+from paceline_protocol.drafted_tree import DraftedTree
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
 from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, logprob_of, next_token
 from support.prefix_digest import prefix_digest
-from support.trees import with_runners_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -376,6 +376,20 @@ class FakeModelServer:
         token_id = self.token_after(text)
         return token_id if self.agrees(len(text)) else (token_id + 1) % EOS
 
+    def grow(self, tree: DraftedTree, prefix: Sequence[int], *, width: int) -> Proposal:
+        """Return what a drafter's forward finds; where its first token is wrong, its second is not.
+
+        Args:
+            tree: What it has found so far, which grows.
+            prefix: What that follows.
+            width: Tokens at a place.
+        """
+        found = []
+        for parent in tree.due:
+            token_id = self.draft_after([*prefix, *tree.path_to(parent)])
+            found.append([((token_id - n) % EOS, 0.6 * 0.4**n) for n in range(width)])
+        return tree.grow(found)
+
     def guess_after(self, text: Sequence[int]) -> proposal_pb2.Proposal:
         """Return what a target proposes after a text, root first, two tokens at a place."""
         guessed, said = proposal_pb2.Proposal(), list(text)
@@ -544,27 +558,29 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
         try:
             with fake.call(request) as (session, fault):
                 superseded, text = session.superseded, list(session.tokens)
+                prefix = tuple(text)
                 left, rows = request.max_tokens, max(1, len(request.call.token_ids))
+                tree = DraftedTree(request.branch_count) if request.width > 1 else None
+                await fake.note()
                 while left:
                     start_length, timing = len(text), session_service_pb2.CallTiming()
+                    found = proposal_pb2.Proposal()
                     for _ in range(min(left, request.chunk_tokens or 1)):
                         how = "hang" if fake.stalls(text) else fault
                         _add(await fake.forward(superseded, how, rows=rows), to=timing)
+                        if tree is None:
+                            found.token_ids.append(fake.draft_after(text))
+                        else:
+                            piece = fake.grow(tree, prefix, width=request.width)
+                            found.token_ids.extend(piece.token_ids)
+                            found.parents.extend(piece.parents)
                         text.append(fake.draft_after(text))
-                        left, rows = left - 1, 1
+                        left, rows = left - 1, len(tree.due) if tree else 1
                     await fake.answers.wait()
-                    chunk = Proposal(text[start_length:])
-                    if request.width > 1:
-                        found_count = request.max_tokens - left - len(chunk)
-                        chunk = with_runners_up(
-                            chunk, found_count, width=request.width, size=VOCABULARY_SIZE
-                        )
                     response = drafter_service_pb2.DraftResponse(
                         sequence=request.call.sequence,
                         start_length=start_length + (fault == "wrong_answer"),
-                        proposal=proposal_pb2.Proposal(
-                            token_ids=chunk.token_ids, parents=chunk.parents
-                        ),
+                        proposal=found,
                         timing=timing,
                     )
                     if not superseded.is_set():

@@ -34,7 +34,7 @@ RUN_VARIABLE = "TEST_RUN_OF_PACELINE"
 
 # gRPC would try again after 1 s, and then later and later.
 _EAGER = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50))
-_READY_SECONDS = 120.0  # loading torch four times at once on a busy machine of two cores
+_READY_SECONDS = 240.0  # loading torch five times at once on a busy machine of two cores
 
 
 class ServerProcess:

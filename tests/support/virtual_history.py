@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.window import Window
+from paceline_protocol.proposal import Proposal
 from support.orchestrating import PROMPT
 from support.virtual_system import now
 
@@ -206,9 +208,13 @@ class History:
         text = list(prefixes.get((call.session_id, call.request.call.sequence), ()))
         told_at = [0.0] * len(text)
         if call.method == "Draft":
+            window = Window((), call.request.max_tokens, final_length=0, width=call.request.width)
             for at, message in call.messages:
-                text += message.proposal.token_ids
-                told_at += [at] * len(message.proposal.token_ids)
+                said = message.proposal
+                chain = window.chain_of(Proposal(tuple(said.token_ids), tuple(said.parents))) or ()
+                window.take(len(chain))
+                text += chain
+                told_at += [at] * len(chain)
         truth = [*PROMPT, *self._truth(number)]
         final_at = self._final_at(number)
         for index, (said, right) in enumerate(zip(text, truth, strict=False)):

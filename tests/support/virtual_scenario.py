@@ -50,6 +50,8 @@ class Wish:
     lookahead: int = 2
     target_count: int = 2
     drafter_count: int = 1
+    width: int = 1
+    branches: int = 0
     at: float = 0.0
     seconds: float = 60.0
     leaves_after: float | None = None
@@ -251,6 +253,8 @@ async def _ask(system: VirtualSystem, history: History, number: int, wish: Wish)
                 lookahead=wish.lookahead,
                 target_count=wish.target_count,
                 drafter_count=wish.drafter_count,
+                width=wish.width,
+                branches=wish.branches,
             )
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning import rehearsal, widths
 from paceline_orchestrator.planning.estimates import (
     Measurements,
     needed_target_count,
@@ -13,7 +15,9 @@ from paceline_orchestrator.planning.estimates import (
 )
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
+from paceline_orchestrator.planning.widths import Trees
 from paceline_protocol.methods import Strategy
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 MS = 1_000_000
 VICUNA = Measurements(
@@ -69,6 +73,17 @@ def test_a_refined_plan_has_the_lookahead_that_simulates_best():
     assert plan.strategy is Strategy.DISTRIBUTED
     assert plan.lookahead < 3
     assert plan.target_count == 7
+
+
+def test_trees_are_simulated_with_what_else_a_plan_wants_to_know(monkeypatch):
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
+    monkeypatch.setattr(widths, "best_trees", lambda _: Trees(Shape(2), 1.25))
+    free = RowPrices(((1, 1.0), (16, 1.0)))
+    prices = {"target_prices": free, "drafter_prices": free}
+    knows_trees = replace(VICUNA, target_count=1, tree_tokens=64, tree_depth=64, **prices)
+    before, after = Planner().choose(knows_trees), refined(knows_trees).choose(knows_trees)
+    assert (before.shape, after.shape) == (CHAIN, Shape(2))
+    assert after.token_ns == pytest.approx(before.token_ns / 1.25, abs=1)
 
 
 def test_auto_takes_si_with_one_target_and_a_drafter_that_errs():

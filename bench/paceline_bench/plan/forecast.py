@@ -23,10 +23,8 @@ import numpy as np
 
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.protocol_runs import (
-    CHAIN,
     Batch,
     Setup,
-    Shape,
     draw_agreements,
     mean_and_error,
     total_times,
@@ -45,6 +43,7 @@ from paceline_orchestrator.planning.estimates import (
     smallest_lookahead,
 )
 from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

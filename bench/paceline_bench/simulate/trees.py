@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline_bench.node import SimulatedNode
-from paceline_bench.protocol_runs import CHAIN, Batch, Setup, Shape, mean_and_error, total_times
+from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, total_times
 from paceline_bench.recurrences import (
     expected_distributed_times,
     expected_speculative_forwards,
@@ -25,7 +25,7 @@ from paceline_orchestrator.planning.estimates import LOOKAHEADS, smallest_lookah
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.ranks import hit_rates
 from paceline_protocol.simulation import ServerLatency
-from paceline_protocol.tree_shapes import speculative_speed
+from paceline_protocol.tree_shapes import CHAIN, Shape, speculative_speed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

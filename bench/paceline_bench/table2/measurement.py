@@ -20,10 +20,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
-from paceline_bench.protocol_runs import CHAIN, Shape
 from paceline_bench.table2.ideal import ideal_schedule
 from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical, make_prompt
 from paceline_bench.table2.trace import mean_breakdown
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -15,10 +15,10 @@ import psutil
 from paceline import Strategy
 from paceline.request import GenerateOptions
 from paceline_bench.processes import quiet
-from paceline_bench.protocol_runs import CHAIN, Shape
 from paceline_bench.table2.ideal import Plan
 from paceline_bench.table2.trace import Trace
 from paceline_protocol import methods as protocol
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -153,7 +153,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """A draft, a verification, or what became of them, in ns since the request arrived."""
+    """A draft, a verification, or what became of them, in ns since the request arrived.
+
+    Attributes:
+        branch_token_count: Tokens beside the chain that a draft found, or a verification judges.
+        is_branch: Whether it is a verification of what is beside the chain.
+    """
 
     kind: TimelineEventKind
     server: str
@@ -163,6 +168,8 @@ class TimelineEvent:
     token_ids: tuple[int, ...]
     call_id: int
     speculation_depth: int
+    branch_token_count: int = 0
+    is_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

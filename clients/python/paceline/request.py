@@ -50,7 +50,7 @@ class GenerateOptions(TypedDict, total=False):
         targets: Targets to use at most. Default: the planner's choice.
         drafters: Drafters to use at most. Default 1.
         width: How many tokens drafters find at a place; with 2 or more targets judge trees, and
-            corrections are found ahead. Default 1.
+            corrections are found ahead. Default 1; with AUTO the planner's choice.
         branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
         drafter: Who drafts. Default: servers, and Max-Gram while there is none.
         rule: What the output promises. Default EXACT.

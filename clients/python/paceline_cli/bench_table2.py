@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, model_validator
 from paceline import AsyncClient
 from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_WIDTH
 from paceline_bench.node import TABLE2
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
@@ -29,6 +28,7 @@ from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
+from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:

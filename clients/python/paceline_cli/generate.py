@@ -83,7 +83,7 @@ class _Decoding(_Sampling):
     lookahead: int | None = Field(None, description="draft tokens in a verification; else planned")
     targets: int | None = Field(None, description="targets to use at most; else planned")
     width: int | None = Field(
-        None, description="tokens drafted at a place: 2 or more make trees (server: 1)"
+        None, description="tokens drafted at a place: 2 or more make trees (else 1; auto: planned)"
     )
     branches: int | None = Field(
         None, description="runners-up that each drafter forward follows, too (server: 0)"

@@ -13,12 +13,12 @@ from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress, table
 from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:

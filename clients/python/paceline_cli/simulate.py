@@ -11,7 +11,6 @@ from rich.console import Console
 
 from paceline.limits import MOST_BRANCHES, MOST_TARGETS, MOST_WIDTH
 from paceline_bench.parallel import compute_all
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
 from paceline_bench.simulate.claims import (
     RATIOS,
@@ -28,6 +27,7 @@ from paceline_cli.options import read_options
 from paceline_cli.screen import progress, table
 from paceline_cli.simulate_trees import TreeOptions, show_trees
 from paceline_protocol.task import DispatchPolicy
+from paceline_protocol.tree_shapes import Shape
 from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:

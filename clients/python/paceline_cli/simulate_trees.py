@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paceline_bench.node import TABLE2
 from paceline_bench.parallel import compute_all
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.report import write_json
 from paceline_bench.simulate.tree_tables import gains_table, grid_findings
 from paceline_bench.simulate.trees import (
@@ -19,6 +18,7 @@ from paceline_bench.simulate.trees import (
 )
 from paceline_cli.choices import shares_of
 from paceline_cli.screen import progress
+from paceline_protocol.tree_shapes import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

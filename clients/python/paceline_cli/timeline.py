@@ -26,8 +26,9 @@ _MARKS = {TimelineEventKind.ACCEPTED: "accepted", TimelineEventKind.CORRECTED: "
 
 # Pixels.
 _GUTTER, _MARGIN, _HEAD, _FOOT = 96, 24, 64, 84
-_ROW, _LANE_GAP, _BAR = 24, 14, 18
+_ROW, _LANE_GAP, _BAR, _STRIPE = 24, 14, 18, 4
 _NARROWEST, _WIDEST, _PER_BAR = 960, 3200, 16
+_BRANCH_ENTRY = 100  # of the legend
 _GLYPH = 7  # one digit of a bar's label
 
 _STYLE = """
@@ -35,14 +36,16 @@ svg { color-scheme: light dark; font: 12px system-ui, sans-serif; }
 .page { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; }
 .grid { stroke: #d1d9e0; } .lane { fill: #f6f8fa; }
 .draft { fill: #e69f00; } .verify { fill: #3b82c4; } .accepted { fill: #1a7f4b; }
-.corrected { fill: #d1420f; } .lost { fill-opacity: .22; } .hatch { fill: url(#hatch); }
+.corrected { fill: #d1420f; } .branch { fill: #8250a8; }
+.lost { fill-opacity: .22; } .hatch { fill: url(#hatch); }
 .hatching { stroke: #59636e; } .on-bar { fill: #ffffff; font-size: 11px; text-anchor: middle; }
 .on-draft { fill: #1f2328; } .title { font-size: 16px; font-weight: 600; }
 .end { text-anchor: end; } .middle { text-anchor: middle; }
 @media (prefers-color-scheme: dark) {
 .page { fill: #0d1117; } text { fill: #e6edf3; } .quiet { fill: #9198a1; }
 .grid { stroke: #2f353d; } .lane { fill: #151b23; } .verify { fill: #4493f8; }
-.accepted { fill: #3fb950; } .corrected { fill: #f0632f; } .hatching { stroke: #b7bdc8; }
+.accepted { fill: #3fb950; } .corrected { fill: #f0632f; } .branch { fill: #b98ae0; }
+.hatching { stroke: #b7bdc8; }
 .on-bar { fill: #0d1117; }
 }
 """
@@ -99,11 +102,15 @@ def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str 
     """Draw a request's timeline as an SVG document.
 
     Bars are the spans of drafts and verifications; those whose result was not used are hatched.
+    Branches have a shade of their own: a stripe at the foot of a bar that has tokens beside its
+    chain, and all of a verification that goes on from such a token.
     Marks on the `output` lane show when tokens became final.
     """
     lanes = _lanes(events)
     bars = sum(map(len, lanes.values()))
-    width = min(_WIDEST, max(_NARROWEST, _GUTTER + bars * _PER_BAR))
+    has_branches = any(event.is_branch or event.branch_token_count for event in events)
+    narrowest = _NARROWEST + (_BRANCH_ENTRY if has_branches else 0)
+    width = min(_WIDEST, max(narrowest, _GUTTER + bars * _PER_BAR))
     scale = _Scale(width, max((event.end_ns for event in events), default=0) or 1)
     body: list[str] = []
     y = _HEAD
@@ -116,7 +123,8 @@ def draw_timeline(events: Sequence[TimelineEvent], *, title: str, subtitle: str 
     body += [_mark(event, scale, y + _ROW / 2) for event in events if event.kind in _MARKS]
     y += _ROW + _LANE_GAP
     frame = [_text(_MARGIN, 28, title, "title"), _text(_MARGIN, 48, subtitle, "quiet")]
-    return _document(width, y + _FOOT, [*frame, *_axis(scale, y), *body, *_legend(y + 52)])
+    legend = _legend(y + 52, has_branches=has_branches)
+    return _document(width, y + _FOOT, [*frame, *_axis(scale, y), *body, *legend])
 
 
 def _lanes(events: Iterable[TimelineEvent]) -> dict[str, list[_Bar]]:
@@ -180,14 +188,19 @@ def _lane(name: str, y: float, height: float, width: int) -> list[str]:
 
 
 def _bar(bar: _Bar, scale: _Scale, y: float) -> str:
-    event, kind = bar.event, _BARS[bar.event.kind]
+    event = bar.event
+    kind = "branch" if event.is_branch else _BARS[event.kind]
     x = scale.x(event.start_ns)
     width = max(1.5, round(scale.x(event.end_ns) - x - 0.8, 2))
-    place = f'x="{x}" y="{y + (_ROW - _BAR) / 2}" width="{width}" height="{_BAR}" rx="2"'
+    top = y + (_ROW - _BAR) / 2
+    place = f'x="{x}" y="{top}" width="{width}" height="{_BAR}" rx="2"'
     parts = [f"<title>{escape(_tooltip(event, lost=bar.lost))}</title>"]
     parts.append(f'<rect class="{kind}{" lost" if bar.lost else ""}" {place}/>')
     if bar.lost:
         parts.append(f'<rect class="hatch" {place}/>')
+    if event.branch_token_count:
+        foot = f'x="{x}" y="{top + _BAR - _STRIPE}" width="{width}" height="{_STRIPE}"'
+        parts.append(f'<rect class="branch" {foot}/>')
     count = str(len(event.token_ids))
     if not bar.lost and event.token_ids and width > _GLYPH * len(count) + 4:
         style = "on-bar on-draft" if kind == "draft" else "on-bar"
@@ -215,6 +228,10 @@ def _tooltip(event: TimelineEvent, *, lost: bool) -> str:
     parts = [event.server, f"{event.kind}{', not used' if lost else ''}", time]
     if event.token_ids:
         parts.append(f"{counted(len(event.token_ids), 'token')} from position {event.position}")
+    if event.branch_token_count:
+        parts.append(f"{event.branch_token_count} beside the chain")
+    if event.is_branch:
+        parts.append("of a branch")
     if event.kind is TimelineEventKind.VERIFYING:
         parts.append(f"depth {event.speculation_depth}")
     return " · ".join(parts)
@@ -239,11 +256,12 @@ def _step(span: float, most: float) -> float:
     return round(step, 6)
 
 
-def _legend(y: float) -> Iterator[str]:
+def _legend(y: float, *, has_branches: bool) -> Iterator[str]:
     x: float = _MARGIN
     entries = (
         ("draft", "draft forward"),
         ("verify", "verification, with its draft tokens"),
+        *([("branch", "branches")] if has_branches else []),
         ("lost", "cancelled or not used"),
         ("accepted", "draft token accepted"),
         ("corrected", "target's own token"),

@@ -39,6 +39,9 @@ class Totals:
         rejected_per_second: Draft tokens that a target rejected.
         discarded_per_second: Draft tokens that no target judged, since those before were wrong.
         wasted_share: Rejected and discarded tokens, as a share of all draft tokens.
+        corrections_per_second: Corrections that token trees found ahead.
+        branch_rows_per_second: Rows of forwards that branches of trees took.
+        branch_won_share: Rows whose tokens became output, as a share of these; None without any.
         cancelled_per_second: Calls that a rejection made worthless.
         repairs_per_second: Fallbacks: what went otherwise than planned, and cost no token.
         asked_targets: Targets that running streams can use, at the orchestrators that answered.
@@ -59,6 +62,9 @@ class Totals:
     rejected_per_second: float | None = None
     discarded_per_second: float | None = None
     wasted_share: float | None = None
+    corrections_per_second: float | None = None
+    branch_rows_per_second: float | None = None
+    branch_won_share: float | None = None
     cancelled_per_second: float | None = None
     repairs_per_second: float | None = None
     asked_targets: int | None = None
@@ -169,6 +175,11 @@ def totals(
         wasted_share=readings.share(
             "paceline_spec_decode_num_wasted_tokens_total",
             of="paceline_spec_decode_num_draft_tokens_total",
+        ),
+        corrections_per_second=readings.rate("paceline_corrections_ahead_total"),
+        branch_rows_per_second=readings.rate("paceline_branch_rows_total"),
+        branch_won_share=readings.share(
+            "paceline_branch_rows_accepted_total", of="paceline_branch_rows_total"
         ),
         cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
         repairs_per_second=readings.rate("paceline_fallbacks_total"),

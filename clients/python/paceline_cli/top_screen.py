@@ -60,6 +60,8 @@ def _facts(view: View, width: int) -> Iterator[tuple[str, str]]:
         yield "model", safe(view.model_name)
     yield "requests", _wrapped(_requests(totals), room)
     yield "tokens", _wrapped(_tokens(totals), room)
+    if totals.branch_won_share is not None:
+        yield "trees", _wrapped(_trees(totals), room)
     yield "waste", _wrapped(_waste(totals), room)
     targets = next((it for it in view.pools if it.role == "target"), None)
     if targets is not None:
@@ -95,6 +97,12 @@ def _verifications_per_stream(totals: Totals) -> float | None:
     if totals.verifications is None or not totals.running:
         return None
     return totals.verifications / totals.running
+
+
+def _trees(totals: Totals) -> Iterator[str]:
+    yield _phrase("{}/s corrections found ahead", _rate(totals.corrections_per_second))
+    yield _phrase("{}/s rows of branches", _rate(totals.branch_rows_per_second))
+    yield _phrase("{} of them became output", _percent(totals.branch_won_share))
 
 
 def _waste(totals: Totals) -> Iterator[str]:

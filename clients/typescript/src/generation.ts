@@ -85,6 +85,10 @@ export interface TimelineEvent {
   readonly tokenIds: readonly number[];
   readonly callId: number;
   readonly speculationDepth: number;
+  /** Tokens beside the chain that a draft found, or a verification judges. */
+  readonly branchTokenCount: number;
+  /** Whether it is a verification of what is beside the chain. */
+  readonly isBranch: boolean;
 }
 
 /** Tokens in the prompt, and tokens generated, resumed ones included. */

@@ -53,7 +53,7 @@ export interface GenerateOptions {
   drafters?: number | undefined;
   /**
    * How many tokens drafters find at a place: with 2 or more targets judge trees, and corrections are
-   * found ahead. Default 1.
+   * found ahead. Default 1; with AUTO the planner's choice.
    */
   width?: number | undefined;
   /** How many tokens beside the likeliest ones each drafter forward follows. Default 0. */

@@ -170,12 +170,12 @@ class CallsInFlight:
     # --- starting -----------------------------------------------------------------------------
 
     def _start_verify(self, call: StartVerify, session: RemoteSession) -> _Running:
-        proposal = call.proposal
-        if proposal.parents and len(proposal) > session.tree_token_limit:
-            proposal = Proposal(proposal.along(proposal.trunk))
+        asked = call
+        if call.proposal.parents and len(call.proposal) > session.tree_token_limit:
+            asked = replace(call, proposal=Proposal(call.proposal.along(call.proposal.trunk)))
         sent = session.verify(
-            call.prefix,
-            proposal,
+            asked.prefix,
+            asked.proposal,
             depth=call.depth,
             logprobs=self._logprobs,
             anticipate=call.anticipate,
@@ -186,7 +186,7 @@ class CallsInFlight:
             self._take_verdict(call, session, sent), name=f"verify {call.verify_id}"
         )
         return _Running(
-            call, session, sent, task, self._recorder.verifying(session.server.name, call)
+            call, session, sent, task, self._recorder.verifying(session.server.name, asked)
         )
 
     def _start_draft(self, call: StartDraft, session: RemoteSession) -> _Running:

@@ -108,6 +108,21 @@ class RequestMetrics:
             ["reason"],
             registry=registry,
         )
+        self._branch_rows = Counter(
+            "paceline_branch_rows",
+            "Tokens beside drafters' chains that targets were given to judge",
+            registry=registry,
+        )
+        self._branch_rows_accepted = Counter(
+            "paceline_branch_rows_accepted",
+            "Of these, tokens that became output",
+            registry=registry,
+        )
+        self._corrections_ahead = Counter(
+            "paceline_corrections_ahead",
+            "Corrections that a drafter had found as a runner-up",
+            registry=registry,
+        )
         self._fallbacks = Counter(
             "paceline_fallbacks",
             "What did not go as planned, and cost no token",
@@ -160,6 +175,9 @@ class RequestMetrics:
         self._accepted.inc(took.drafts.accepted)
         self._wasted.labels("rejected").inc(took.drafts.rejected)
         self._wasted.labels("discarded").inc(took.drafts.discarded)
+        self._branch_rows.inc(took.drafts.branch_judged)
+        self._branch_rows_accepted.inc(took.drafts.branch_accepted)
+        self._corrections_ahead.inc(took.drafts.corrections_ahead)
         self._cancelled.inc(took.cancelled_count)
         for kind, count in took.fallbacks.items():
             self._fallbacks.labels(kind.value).inc(count)

@@ -38,6 +38,8 @@ class CallRecord:
             chain.
         decoded_count: How many tokens a decode has found so far.
         depth: How far a verification runs ahead.
+        branch_count: Tokens beside the chain that a verification judges.
+        is_branch: Whether it is a verification of a branch.
         is_running: Whether more may come of it.
     """
 
@@ -48,6 +50,8 @@ class CallRecord:
     token_ids: list[int] = field(default_factory=list)
     decoded_count: int = 0
     depth: int = 0
+    branch_count: int = 0
+    is_branch: bool = False
     is_running: bool = True
 
     @property
@@ -130,6 +134,7 @@ class Recorder:
             start_ns=record.started_ns,
             position=record.end,
             token_ids=drafted.chain,
+            branch_count=len(drafted.proposal) - len(drafted.chain),
         )
         record.token_ids.extend(drafted.chain)
         record.started_ns = time.perf_counter_ns()
@@ -159,6 +164,8 @@ class Recorder:
             time.perf_counter_ns(),
             token_ids=list(verify.proposal.along(verify.proposal.trunk)),
             depth=verify.depth,
+            branch_count=verify.proposal.branch_count,
+            is_branch=verify.is_branch,
         )
         self._begin_at_target(record)
         return record
@@ -280,10 +287,18 @@ class Recorder:
         start_ns: int | None = None,
         position: int | None = None,
         token_ids: Sequence[int] | None = None,
+        branch_count: int | None = None,
     ) -> None:
         if not self._keep_timeline and self._show is None:
             return
-        event = self._event(kind, record, start_ns=start_ns, position=position, token_ids=token_ids)
+        event = self._event(
+            kind,
+            record,
+            start_ns=start_ns,
+            position=position,
+            token_ids=token_ids,
+            branch_count=branch_count,
+        )
         if self._keep_timeline:
             self._timeline.append(event)
         if self._show is not None:
@@ -297,6 +312,7 @@ class Recorder:
         start_ns: int | None = None,
         position: int | None = None,
         token_ids: Sequence[int] | None = None,
+        branch_count: int | None = None,
     ) -> TimelineEvent:
         """Describe what happened until now; a moment, unless it has a start of its own."""
         now_ns = time.perf_counter_ns()
@@ -315,6 +331,8 @@ class Recorder:
             token_ids=tuple(record.token_ids if token_ids is None else token_ids),
             call_id=record.call_id,
             depth=record.depth,
+            branch_count=record.branch_count if branch_count is None else branch_count,
+            is_branch=record.is_branch,
         )
 
     def _count(self, timing: Timing, elapsed_ns: int) -> int:

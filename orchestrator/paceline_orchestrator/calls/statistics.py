@@ -40,6 +40,8 @@ class TimelineEvent:
 
     Attributes:
         start_ns: Since the request's arrival; so is end_ns.
+        branch_count: Tokens beside the chain, besides token_ids.
+        is_branch: Of a verification: whether it is one of a branch.
     """
 
     kind: EventKind
@@ -50,6 +52,8 @@ class TimelineEvent:
     token_ids: tuple[int, ...]
     call_id: int = 0
     depth: int = 0
+    branch_count: int = 0
+    is_branch: bool = False
 
 
 @dataclass(slots=True)

@@ -37,6 +37,11 @@ class RowPrices:
         further = [(rows, cost) for (rows, _), cost in zip(table, costs, strict=True) if rows > 1]
         return cls(((1, 1.0), *further), shares_forwards)
 
+    @property
+    def are_measured(self) -> bool:
+        """Whether anything is known of more rows than one."""
+        return len(self.points) > 1
+
     def of(self, row_count: float) -> float:
         """Return what a forward of so many rows, 1 or more, costs."""
         points = self.points

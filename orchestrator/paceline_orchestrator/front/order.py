@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.rpcs import SessionSpec
+from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.planner import DrafterKind
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from paceline_protocol.tree_shapes import CHAIN
 
 if TYPE_CHECKING:
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.text import StreamedText
     from paceline_orchestrator.planning.planner import Plan, Wish
+    from paceline_protocol.tree_shapes import Shape
 
 __all__ = ["Options", "Order"]
 
 # What a session reserves beyond the text there is: a server takes further steps of its own as the
 # text grows, so that a request for the longest of texts does not shut out the others at once.
 _RESERVED_AHEAD = 256
-# The most tokens of a tree: what accelerators compute in about the time of one row.
-_MOST_TREE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,6 @@ class Options:
 
     wish: Wish
     drafter_count: int = 1
-    width: int = 1
-    branches: int = 0
     rule: VerificationRule = VerificationRule.EXACT
     dispatch: DispatchPolicy = DispatchPolicy.WORK_CONSERVING
     sampling: object | None = None
@@ -126,15 +125,10 @@ class Order:
         return self._drafts and self.plan.drafter is not DrafterKind.SERVER
 
     @property
-    def width(self) -> int:
-        """How many tokens drafters find at a place: 1 where the model's servers judge no trees."""
+    def shape(self) -> Shape:
+        """How wide its drafts are: chains where the model's servers judge no trees."""
         drafts = METHODS[self.plan.strategy].drafts
-        return self.options.width if drafts and self.model.tree_token_limit else 1
-
-    @property
-    def branches(self) -> int:
-        """How many tokens beside the likeliest ones each drafter forward follows."""
-        return self.options.branches if self.width > 1 else 0
+        return self.plan.shape if drafts and self.model.tree_token_limit else CHAIN
 
     @property
     def verifier_limit(self) -> int:
@@ -179,10 +173,11 @@ class Order:
             lookahead=max(1, self.plan.lookahead),
             rule=self.options.rule,
             dispatch=self.options.dispatch,
-            width=self.width,
-            branches=self.branches,
-            tree_tokens=min(_MOST_TREE_TOKENS, self.model.tree_token_limit),
+            width=self.shape.width,
+            branches=self.shape.branches,
+            tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
+            hit_rates=self.plan.hit_rates,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )

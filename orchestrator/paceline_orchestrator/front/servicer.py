@@ -159,7 +159,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     took = generation.statistics()
                     self._planning.learn(
                         took.drafts,
-                        strategy=generation.strategy,
+                        plan=order.plan,
                         verification_count=took.target_forward_count + took.cancelled_count,
                         text_accepted_count=took.text.accepted,
                         text_rejected_count=took.text.rejected,

@@ -19,6 +19,7 @@ from paceline_orchestrator.planning.planner import DrafterKind, Wish
 from paceline_protocol.messages import FinishReason
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import DispatchPolicy, VerificationRule
+from paceline_protocol.tree_shapes import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,10 +80,9 @@ def read_options(request: pb.GenerateRequest) -> Options:
             target_count=request.target_count if request.HasField("target_count") else None,
             rule=rule,
             drafter=_DRAFTERS.get(request.drafter),
+            shape=Shape(request.width, request.branches) if request.HasField("width") else None,
         ),
         drafter_count=max(1, request.drafter_count),
-        width=max(1, request.width),
-        branches=request.branches,
         rule=rule,
         dispatch=DispatchPolicy.BLOCKS if in_blocks else DispatchPolicy.WORK_CONSERVING,
         sampling=request.sampling,
@@ -105,8 +105,8 @@ def started_message(order: Order, *, target_count: int) -> ClientMessage:
         lookahead=order.plan.lookahead,
         target_count=target_count,
         plan_note=order.plan.note,
-        width=order.width,
-        branches=order.branches,
+        width=order.shape.width,
+        branches=order.shape.branches,
     )
     return pb.GenerateResponse(started=started)
 
@@ -221,4 +221,6 @@ def _event(event: TimelineEvent) -> pb.TimelineEvent:
         token_ids=event.token_ids,
         call_id=event.call_id,
         speculation_depth=event.depth,
+        branch_token_count=event.branch_count,
+        is_branch=event.is_branch,
     )

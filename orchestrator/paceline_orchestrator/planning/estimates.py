@@ -40,12 +40,15 @@ from typing import TYPE_CHECKING
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BLOCK_ROWS",
     "LOOKAHEADS",
+    "MOST_TREE_TOKENS",
     "Measurements",
     "Option",
     "affordable_lookahead",
@@ -62,14 +65,18 @@ __all__ = [
 LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
 """What DSI is simulated with; a finer choice changes little."""
 
+MOST_TREE_TOKENS = 64
+"""The most tokens of a tree: what accelerators compute in about the time of one row."""
+
 # Dispatching may take this part of the time of the event loop, which has one core: one of so many.
 # Beyond, answers begin to wait for one another, and a rejection for its restart.
 _DISPATCH_PARTS = 2
 
 
 _EQUAL = RowPrices()
-# Of a block of DSI, to begin with: a draft token, and the row that decides what follows.
-_BLOCK_ROWS = 2
+
+BLOCK_ROWS = 2
+"""Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,10 @@ class Measurements:
         guess_count: Tokens that a target which drafts for itself proposes with a verdict; 0 where
             none does.
         guesses_accepted: How many of those it accepts with the next one, on average.
+        rank_decays: How often each runner-up of the drafter is right where all before it are wrong.
+        tree_tokens: The most tokens of a tree that targets judge; 0 where they, or the drafter,
+            know chains only.
+        tree_depth: The most tokens of a path of it.
     """
 
     target_step_ns: int
@@ -108,11 +119,20 @@ class Measurements:
     drafter_prices: RowPrices = _EQUAL
     guess_count: float = 0.0
     guesses_accepted: float = 0.0
+    rank_decays: tuple[float, ...] = ()
+    tree_tokens: int = 0
+    tree_depth: int = 0
 
     @property
     def verification_ns(self) -> int:
         """A verification as its caller sees it, at an idle target."""
         return self.target_step_ns + self.call_ns
+
+    @property
+    def knows_trees(self) -> bool:
+        """Whether servers take trees, and it is known what their rows cost."""
+        measured = self.target_prices.are_measured and self.drafter_prices.are_measured
+        return measured and self.tree_tokens > 0
 
     @property
     def part(self) -> int:
@@ -150,6 +170,7 @@ class Option:
         token_ns: Expected time for each token after the first.
         keeps_up: Whether the drafter has its drafts ready when they are wanted.
         note: What else went into it, for whoever asks why.
+        shape: How wide drafts are.
     """
 
     strategy: Strategy
@@ -158,12 +179,15 @@ class Option:
     token_ns: int
     keeps_up: bool = True
     note: str = ""
+    shape: Shape = CHAIN
 
     def __str__(self) -> str:
         method = METHODS[self.strategy]
         lookahead = f" with lookahead {self.lookahead}" if method.drafts else ""
         targets = f" on {self.target_count} target(s)" if method.overlaps else ""
-        return f"{method.label}{lookahead}{targets}: {self.token_ns / 1e6:.1f} ms per token"
+        trees = f" and {self.shape}" if self.shape != CHAIN else ""
+        ms = self.token_ns / 1e6
+        return f"{method.label}{lookahead}{targets}{trees}: {ms:.1f} ms per token"
 
 
 def needed_target_count(target_ns: int, drafter_ns: int, *, lookahead: int) -> int:
@@ -294,7 +318,7 @@ def on_its_part(measurements: Measurements) -> Measurements:
     slowdown = prices.of(sharing) if prices.shares_forwards else sharing
     return replace(
         measurements,
-        target_step_ns=round(measurements.forward_ns(_BLOCK_ROWS)),
+        target_step_ns=round(measurements.forward_ns(BLOCK_ROWS)),
         drafter_step_ns=round(measurements.drafter_step_ns * slowdown),
         request_count=1,
         drafting_count=1,
@@ -305,7 +329,7 @@ def on_its_part(measurements: Measurements) -> Measurements:
 
 def stretch(measurements: Measurements, lookahead: int) -> float:
     """Return how many times as long DSI takes as on its own part, for others and for its rows."""
-    return measurements.turn_ns(lookahead + 1) / measurements.forward_ns(_BLOCK_ROWS)
+    return measurements.turn_ns(lookahead + 1) / measurements.forward_ns(BLOCK_ROWS)
 
 
 def affordable_lookahead(measurements: Measurements) -> int:

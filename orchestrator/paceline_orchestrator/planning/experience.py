@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import TokenizerMismatchError, UnsupportedError
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS, Measurements
+from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
+from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.planner import DrafterKind, Plan, Planner, Wish
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule
+from paceline_protocol.tree_shapes import CHAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +38,6 @@ __all__ = ["Planning"]
 _log = logging.getLogger(__name__)
 
 # Where nothing was measured yet. Of the latencies, their ratios are what matters.
-_ASSUMED_ACCEPTANCE_RATE = 0.7
 _ASSUMED_TEXT_RATE = 0.4
 _ASSUMED_TARGET_NS = 30_000_000
 _ASSUMED_DRAFTER_NS = 5_000_000
@@ -47,33 +49,9 @@ _ASSUMED_GUESSES = 16.0
 _ASSUMED_GUESSES_ACCEPTED = 1.0
 # The text itself drafts a token in some 20 us.
 _TEXT_STEP_NS = 20_000
-# As many verdicts, or verifications, do the assumptions count for; and after so many new ones the
-# older count half.
-_ASSUMED_COUNT = 20
-_REMEMBERED_COUNT = 2000
 # Of the calls that one of ours meets, on average: our own last one, where a forward that has become
 # worthless has to run to its end.
 _IGNORED_CALLS = 0.5
-
-
-class _Mean:
-    """A mean that forgets."""
-
-    def __init__(self, assumed: float) -> None:
-        self._sum = assumed * _ASSUMED_COUNT
-        self._count = float(_ASSUMED_COUNT)
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._count
-
-    def add(self, amount: float, *, count: int) -> None:
-        """Take in the sum of so many values."""
-        if self._count > _REMEMBERED_COUNT:
-            self._sum /= 2
-            self._count /= 2
-        self._sum += amount
-        self._count += count
 
 
 class Planning:
@@ -89,11 +67,11 @@ class Planning:
     ) -> None:
         self._pool = pool
         self._planner = Planner()
-        self._acceptance_rate = _Mean(_ASSUMED_ACCEPTANCE_RATE)
-        self._guess_count = _Mean(_ASSUMED_GUESSES)
-        self._guesses_accepted = _Mean(_ASSUMED_GUESSES_ACCEPTED)
-        self._text_rate = _Mean(_ASSUMED_TEXT_RATE)
-        self._dispatch_ns = _Mean(_ASSUMED_DISPATCH_NS)
+        self._rates = LearntRates()
+        self._guess_count = Mean(_ASSUMED_GUESSES)
+        self._guesses_accepted = Mean(_ASSUMED_GUESSES_ACCEPTED)
+        self._text_rate = Mean(_ASSUMED_TEXT_RATE)
+        self._dispatch_ns = Mean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
         self._refining: asyncio.Task[None] | None = None
@@ -108,7 +86,9 @@ class Planning:
         targets = self._pool.targets(model)
         from_text = wish.drafter is DrafterKind.MAX_GRAM
         drafters = () if from_text else self._drafters(model, wish.strategy)
-        measurements = self._measure(targets, drafters, prompt_length=prompt_length)
+        pair = _pair(model, drafters)
+        rates = HitRates() if pair is None else self._rates.of(pair)
+        measurements = self._measure(targets, drafters, prompt_length=prompt_length, rates=rates)
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
             measurements = replace(measurements, guess_count=0.0)
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
@@ -121,6 +101,10 @@ class Planning:
             plan = replace(self._planner.choose(measurements, wish), drafter=wish.drafter)
         if wish.target_count and METHODS[plan.strategy].overlaps:
             plan = replace(plan, target_count=wish.target_count)
+        if wish.leaves_trees_open and plan.shape == CHAIN:
+            rates.doubt()  # or what once was too little would never be tried again
+        shape = wish.shape or plan.shape
+        plan = replace(plan, shape=shape, pair=pair, hit_rates=rates.by_rank)
         return plan if wish.strategy is None else replace(plan, note="")
 
     def _plan_for_text(self, measurements: Measurements, wish: Wish) -> Plan:
@@ -146,12 +130,14 @@ class Planning:
         self,
         drafts: DraftStatistics,
         *,
-        strategy: Strategy,
+        plan: Plan,
         verification_count: int,
         text_accepted_count: int = 0,
         text_rejected_count: int = 0,
     ) -> None:
         """Take in what became of a request's draft tokens, and what its verifications cost.
+
+        Of hit rates those of its pair of models are learnt, as far as its drafts were wide.
 
         Of a request for which the text itself has drafted, too, only that is learnt: which draft
         tokens were a server's cannot be told.
@@ -159,16 +145,15 @@ class Planning:
         With several requests at once, the CPU time since the last of them ended was spent on all;
         in the long run so were the verifications that it is set against.
         """
-        if METHODS[strategy].self_drafts:
+        if METHODS[plan.strategy].self_drafts:
             # Each verdict has a token of the target's own; the first one had nothing to judge.
             count = max(0, len(drafts.accepted_runs) - 1)
             self._guess_count.add(drafts.accepted + drafts.rejected + drafts.discarded, count=count)
             self._guesses_accepted.add(drafts.accepted, count=count)
         elif text_count := text_accepted_count + text_rejected_count:
             self._text_rate.add(text_accepted_count, count=text_count)
-        else:
-            judged_count = drafts.first_accepted + drafts.rejected
-            self._acceptance_rate.add(drafts.first_accepted, count=judged_count)
+        elif plan.pair is not None:
+            self._rates.of(plan.pair).learn(drafts, width=plan.shape.width)
         now_ns = self._cpu_clock()
         self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verification_count)
         self._cpu_seen_ns = now_ns
@@ -193,7 +178,12 @@ class Planning:
             raise
 
     def _measure(
-        self, targets: Sequence[ModelServer], drafters: Sequence[ModelServer], *, prompt_length: int
+        self,
+        targets: Sequence[ModelServer],
+        drafters: Sequence[ModelServer],
+        *,
+        prompt_length: int,
+        rates: HitRates,
     ) -> Measurements:
         target = targets[0].latency
         target_ns = target.step_ns or _ASSUMED_TARGET_NS
@@ -204,7 +194,7 @@ class Planning:
             target_first_ns=max(target_ns, target.expected_ns(prompt_length)),
             drafter_step_ns=(drafter_ns or _ASSUMED_DRAFTER_NS)
             + (drafter.latency.lag_ns if drafter else 0),
-            acceptance_rate=self._acceptance_rate.value,
+            acceptance_rate=rates.acceptance_rate,
             target_count=len(targets),
             drafter_count=len(drafters),
             call_ns=_ASSUMED_CALL_NS if target.call_ns is None else target.call_ns,
@@ -215,7 +205,23 @@ class Planning:
             drafter_prices=drafter.latency.prices if drafter else RowPrices(),
             guess_count=self._guess_count.value if _self_draft(targets) else 0.0,
             guesses_accepted=self._guesses_accepted.value,
+            rank_decays=rates.decays,
+            tree_tokens=min(MOST_TREE_TOKENS, _tree_tokens(targets[0], drafter)),
+            tree_depth=targets[0].facts.tree_depth_limit if targets[0].facts else 0,
         )
+
+
+def _pair(model: ModelFacts, drafters: Sequence[ModelServer]) -> Pair | None:
+    """Return the models that work together, if a server drafts."""
+    facts = drafters[0].facts if drafters else None
+    return None if facts is None else Pair(model.fingerprint, facts.fingerprint)
+
+
+def _tree_tokens(target: ModelServer, drafter: ModelServer | None) -> int:
+    """Return the most tokens of a tree that both know what to do with."""
+    if drafter is None or drafter.facts is None or target.facts is None:
+        return 0
+    return target.facts.tree_token_limit if drafter.facts.tree_token_limit else 0
 
 
 def _self_draft(targets: Sequence[ModelServer]) -> bool:

@@ -3,7 +3,8 @@
 Each method brings a forecast (`forecasts`); the fastest wins. The lookahead of DSI is picked by
 simulating the protocol itself, calls and their cost included, since with work-conserving dispatch
 shorter blocks than Equation 1 allows are often better. Two things hold it up: a verification costs
-this process CPU time, and under load the servers are shared.
+this process CPU time, and under load the servers are shared. Whether token trees pay beside that is
+simulated, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from paceline_orchestrator.planning.estimates import Option, plain, speculative
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
+from paceline_orchestrator.planning.widths import Widths, case_of
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.task import VerificationRule
+from paceline_protocol.task import ASSUMED_RATES, VerificationRule
+from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_orchestrator.planning.estimates import Measurements
+    from paceline_orchestrator.planning.hit_rates import Pair
     from paceline_protocol.methods import Method
 
 __all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
@@ -53,6 +57,9 @@ class Plan:
         plain_token_ns: The same, had it been decoded plainly.
         note: What was chosen and why, in one line.
         drafter: Who drafts; None: servers, and the text itself while there is none.
+        shape: How wide drafts are.
+        pair: The models that it is made for; None where no server drafts.
+        hit_rates: What is known of their draft tokens; see DecodingTask.
     """
 
     strategy: Strategy
@@ -64,6 +71,9 @@ class Plan:
     plain_token_ns: int
     note: str
     drafter: DrafterKind | None = None
+    shape: Shape = CHAIN
+    pair: Pair | None = None
+    hit_rates: tuple[float, ...] = ASSUMED_RATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class Wish:
         target_count: The most targets to use.
         rule: How draft tokens are judged; nobody chooses that but the request.
         drafter: Who drafts.
+        shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
     """
 
     strategy: Strategy | None = None
@@ -83,6 +94,13 @@ class Wish:
     target_count: int | None = None
     rule: VerificationRule = VerificationRule.EXACT
     drafter: DrafterKind | None = None
+    shape: Shape | None = None
+
+    @property
+    def leaves_trees_open(self) -> bool:
+        """Whether the planner may have token trees used."""
+        is_exact = self.rule is VerificationRule.EXACT
+        return is_exact and self.strategy is None and self.shape is None
 
 
 _NO_WISH = Wish()
@@ -92,14 +110,15 @@ class Planner:
     """Plans requests; remembers what it lately simulated.
 
     Concurrency:
-        `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes some
-        100 ms for each setting that `choose` would have liked to have simulated: call it on a
+        `choose` is cheap: it simulates nothing, and makes do with closed forms. `refine` takes 100
+        ms or more for each setting that `choose` would have liked to have simulated: call it on a
         worker thread. Both can run at the same time.
     """
 
     def __init__(self) -> None:
         self._rehearsals = Rehearsals()
         self._starts = Starts()
+        self._widths = Widths()
 
     def choose(
         self,
@@ -126,7 +145,23 @@ class Planner:
         has_target = measurements.request_count <= measurements.target_count
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
-        return self._plan(best, measurements, others=[each for each in options if each is not best])
+        others = [each for each in options if each is not best]
+        if METHODS[best.strategy].drafts and has_target and wish.leaves_trees_open:
+            best = self._with_trees(best, measurements)
+        return self._plan(best, measurements, others=others)
+
+    def _with_trees(self, option: Option, measurements: Measurements) -> Option:
+        """Return the same with the trees that pay, if any do, once that was simulated."""
+        if not measurements.knows_trees:
+            return option
+        trees = self._widths.trees(case_of(option, measurements))
+        if trees.gain is None:
+            return option
+        if trees.shape == CHAIN:
+            note = f"trees do not pay: {trees.gain:.2f} times as fast as a chain"
+            return replace(option, note="; ".join(filter(None, (option.note, note))))
+        token_ns = round(option.token_ns / trees.gain)
+        return replace(option, token_ns=token_ns, shape=trees.shape)
 
     def choose_for_text(
         self, measurements: Measurements, wish: Wish = _NO_WISH, *, by_text: Measurements
@@ -174,13 +209,14 @@ class Planner:
         )
 
     def refine(self) -> None:
-        """Simulate DSI where it was not yet, so that `choose` knows its best lookahead and start.
+        """Simulate what `choose` wanted to know: DSI's best lookahead and start, and trees' worth.
 
         Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
         What fails is forgotten, and simulated again when it is next asked for.
         """
         self._rehearsals.rehearse_missing()
         self._starts.simulate_missing()
+        self._widths.simulate_missing()
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]
@@ -195,6 +231,7 @@ class Planner:
             token_ns=option.token_ns,
             plain_token_ns=plain(measurements).token_ns,
             note=f"{option} ({_why(option, measurements, others)})",
+            shape=option.shape,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:

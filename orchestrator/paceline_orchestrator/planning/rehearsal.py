@@ -37,6 +37,7 @@ __all__ = [
     "Rehearsals",
     "Setting",
     "expected_token_time",
+    "let_others_run",
     "rehearse",
     "rounded",
     "setting_of",
@@ -87,7 +88,7 @@ def rehearse(setting: Setting, *, lookahead: int) -> list[int]:
         oracle,
         targets=targets,
         drafters=[drafter],
-        after_event=_let_others_run,
+        after_event=let_others_run,
     )
     return [int(each) for each in result.token_times]
 
@@ -209,6 +210,6 @@ def rounded(ratio: float, steps: int) -> int:
     return round(VERIFICATION * 2 ** (round(steps * math.log2(ratio)) / steps))
 
 
-def _let_others_run() -> None:
+def let_others_run() -> None:
     """Release the interpreter, which a computing thread else keeps from the event loop for 5 ms."""
     time.sleep(0)

@@ -8,12 +8,11 @@ for more depends on everything: no rule that we tried was right on all rows of t
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.rehearsal import VERIFICATION
+from paceline_orchestrator.planning.rehearsal import VERIFICATION, let_others_run
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle
@@ -112,11 +111,6 @@ def _total_time(start: Start, *, seed: int, broadcast: bool) -> float:
         oracle,
         targets=[ServerLatency(start.first, VERIFICATION)] * setting.target_count,
         drafters=[ServerLatency(setting.drafter_step, setting.drafter_step, call=setting.call)],
-        after_event=_let_others_run,
+        after_event=let_others_run,
     )
     return float(result.total_time)
-
-
-def _let_others_run() -> None:
-    """Release the interpreter, which a computing thread else keeps from the event loop for 5 ms."""
-    time.sleep(0)

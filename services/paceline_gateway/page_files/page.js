@@ -11,7 +11,7 @@ const EXAMPLES = [
   ["a story", "Once upon a time, in a town by the sea,"],
 ];
 // What a link has; each is the id of a field.
-const VALUES = ["prompt", "seed", "max_tokens", "temperature", "top_p", "lookahead", "targets"];
+const VALUES = ["prompt", "seed", "max_tokens", "temperature", "top_p", "lookahead", "targets", "width", "branches"];
 const CHECKS = ["together", "ignore_eos"];
 const KEY = "paceline-key";
 
@@ -112,6 +112,8 @@ function body() {
     paceline: {
       lookahead: number("lookahead"),
       targets: number("targets"),
+      width: number("width"),
+      branches: number("branches"),
       ignore_eos: at("ignore_eos").checked,
     },
   };

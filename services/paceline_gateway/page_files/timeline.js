@@ -29,7 +29,8 @@ export class Timeline {
     switch (event.kind) {
       case "drafted": {
         const bar = this.#bar(event.server, "draft", from, to);
-        bar.title = `${event.server}: ${words(count)} drafted from position ${event.position}, ${span(from, to)}`;
+        bar.classList.toggle("with-branches", event.branch_token_count > 0);
+        bar.title = `${event.server}: ${words(count)} drafted from position ${event.position}${beside(event)}, ${span(from, to)}`;
         const bars = this.drafts.get(event.call_id) ?? [];
         this.drafts.set(event.call_id, [...bars, { bar, from: event.position, left: count, to: event.position + count }]);
         break;
@@ -86,8 +87,10 @@ export class Timeline {
       bar.style.setProperty("--to", to);
       this.tracks.get(event.server).ends[bar.dataset.row] = to;
     }
+    bar.classList.toggle("branch", event.is_branch);
+    bar.classList.toggle("with-branches", event.branch_token_count > 0);
     const ahead = event.speculation_depth ? `, ${event.speculation_depth} ahead` : "";
-    bar.title = `${event.server}: ${words(event.token_ids.length)} verified from position ${event.position}${ahead}, ${span(from, to)}`;
+    bar.title = `${event.server}: ${words(event.token_ids.length)} verified from position ${event.position}${beside(event)}${ahead}, ${span(from, to)}`;
   }
 
   #discard(call, from, to) {
@@ -158,6 +161,12 @@ function element(tag, classes) {
   const made = document.createElement(tag);
   made.className = classes;
   return made;
+}
+
+/** What a token tree has beside its chain. */
+function beside(event) {
+  const branch = event.is_branch ? " of a branch" : "";
+  return branch + (event.branch_token_count ? `, ${event.branch_token_count} beside the chain` : "");
 }
 
 function words(count) {

@@ -23,9 +23,26 @@ async def test_drafters_are_asked_for_trees_and_targets_are_given_them(strategy)
         assert any(it.parents for it in judged)
         took = received.finished.statistics
         assert took.branch_token_count > 0
-        assert took.branch_accepted_count == took.corrections_ahead_count == 0  # all are wrong
+        if strategy == pb.STRATEGY_SPECULATIVE:  # in DSI a target may be ahead of the drafter
+            assert took.corrections_ahead_count > 0
         counts = took.accepted_token_count + took.rejected_token_count
         assert took.drafted_token_count == counts + took.discarded_token_count
+
+
+async def test_the_timeline_tells_branches_from_the_chain():
+    async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
+        received = await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, width=3, lookahead=2, include_timeline=True
+        )
+        told = received.finished.timeline
+        drafted = [it for it in told if it.kind == pb.TIMELINE_EVENT_KIND_DRAFTED]
+        assert sum(it.branch_token_count for it in drafted) > 0
+        judged = [it for it in told if it.kind == pb.TIMELINE_EVENT_KIND_VERIFYING]
+        rows = sum(it.branch_token_count for it in judged)
+        branches = sum(it.is_branch for it in judged)
+        # What was sent when the text ended is not in the timeline, nor what a branch begins with.
+        assert 0 < rows <= received.finished.statistics.branch_token_count
+        assert branches < len(judged)
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_AUTO])
@@ -53,8 +70,16 @@ async def test_in_a_mixed_fleet_each_target_gets_what_it_knows(knows):
     fleet = [target for it in knows for target in targets(1, takes_trees=it)]
     async with orchestrating(drafters=[a_drafter()], targets=fleet) as system:
         received = await system.generate(
-            strategy=pb.STRATEGY_DISTRIBUTED, width=3, lookahead=1, target_count=3
+            strategy=pb.STRATEGY_DISTRIBUTED,
+            width=3,
+            lookahead=1,
+            target_count=3,
+            include_timeline=True,
         )
         assert received.token_ids == continuation(PROMPT, 24)
+        told = [it for it in received.finished.timeline if it.branch_token_count]
+        chains_only = {f"target-{index}" for index, it in enumerate(knows) if not it}
+        assert bool(told) == (received.started.width > 1)
+        assert chains_only.isdisjoint(it.server for it in told)
         for target in system.targets:
             assert target.takes_trees or not any(it.proposal.parents for it in target.calls)

@@ -10,10 +10,10 @@ from paceline_bench.node import SimulatedNode
 from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
-from paceline_bench.protocol_runs import Shape
 from paceline_protocol.methods import Strategy
 from paceline_protocol.ranks import runner_up_shares
 from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.tree_shapes import Shape
 
 MS = 1_000_000
 TREE = Shape(3, 2)

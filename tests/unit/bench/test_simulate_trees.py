@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.simulate.claims import per_gpu_claim
 from paceline_bench.simulate.heatmaps import Cell, Timing
 from paceline_bench.simulate.tree_tables import gains_table, grid_findings
@@ -21,7 +20,7 @@ from paceline_bench.simulate.trees import (
 )
 from paceline_cli.__main__ import main
 from paceline_protocol.ranks import hit_share, runner_up_shares
-from paceline_protocol.tree_shapes import distributed_speed, leaves_speed
+from paceline_protocol.tree_shapes import Shape, distributed_speed, leaves_speed
 
 TREE = Shape(3, 2)
 JOB = TreeJob(

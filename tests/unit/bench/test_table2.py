@@ -11,7 +11,6 @@ import pytest
 from paceline import Strategy
 from paceline_bench.charts import save_figure
 from paceline_bench.node import TABLE2, SimulatedNode
-from paceline_bench.protocol_runs import Shape
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.chart import draw_table2
 from paceline_bench.table2.echo import Echo
@@ -21,6 +20,7 @@ from paceline_bench.table2.results import kept
 from paceline_bench.table2.tables import report
 from paceline_protocol.methods import Strategy as Method
 from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.tree_shapes import Shape
 
 MS = 1_000_000
 TOKENS = 12

@@ -6,7 +6,7 @@ from paceline_cli.timeline import draw_timeline
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def event(kind, server, start, end=None, *, position=0, tokens=(), call=0):
+def event(kind, server, start, end=None, *, position=0, tokens=(), call=0, **branches):
     return TimelineEvent(
         kind=TimelineEventKind(kind),
         server=server,
@@ -16,6 +16,7 @@ def event(kind, server, start, end=None, *, position=0, tokens=(), call=0):
         token_ids=tuple(tokens),
         call_id=call,
         speculation_depth=0,
+        **branches,
     )
 
 
@@ -55,6 +56,25 @@ def test_there_is_one_bar_for_each_forward_and_unused_ones_are_hatched():
     ]
     hatched = [g for g in picture.iter(SVG + "g") if len(g.findall(SVG + "rect")) == 2]
     assert len(hatched) == 2
+
+
+def test_branches_have_a_shade_of_their_own_which_the_legend_explains_where_it_is_used():
+    legend = "branches"
+    tree = draw(
+        [
+            event("drafted", "drafter-0", 0, 10, tokens=[5], branch_token_count=2),
+            event("verifying", "target-0", 0, 10, tokens=[5], branch_token_count=2),
+            event("verifying", "target-1", 0, 10, is_branch=True),
+            event("accepted", "orchestrator", 10, tokens=[5]),
+        ]
+    )
+    groups = [[box.get("class") for box in g.findall(SVG + "rect")] for g in tree.iter(SVG + "g")]
+    assert groups[:3] == [["draft", "branch"], ["verify", "branch"], ["branch"]]
+    titles = " ".join(title.text for title in tree.iter(SVG + "title"))
+    assert titles.count("2 beside the chain") == 2
+    assert titles.count("of a branch") == 1
+    assert legend in [text.text for text in tree.iter(SVG + "text")]
+    assert legend not in [text.text for text in draw(REQUEST).iter(SVG + "text")]
 
 
 def test_bars_lie_on_one_time_axis():

@@ -318,6 +318,28 @@ def a_target(name, *, problem="", running=1):
     )
 
 
+def with_trees(*, rows, won, corrections):
+    registry = CollectorRegistry()
+    Counter("paceline_incoming_requests", "x", registry=registry)
+    counts = {"branch_rows": rows, "branch_rows_accepted": won, "corrections_ahead": corrections}
+    for metric, value in counts.items():
+        Counter(f"paceline_{metric}", "x", registry=registry).inc(value)
+    now = parse_page(generate_latest(registry).decode())
+    return Scrape(
+        Page(Source("o", "127.0.0.1", 1), "127.0.0.1"), Readings(now, now.since(Samples({})), 2.0)
+    )
+
+
+def test_what_trees_find_and_cost_is_shown_where_there_are_any():
+    shown = lines(Snapshot((with_trees(rows=40, won=10, corrections=6),), None), width=120)
+    (line,) = (line for line in shown if line.startswith("trees"))
+    assert "3.0/s corrections found ahead" in line
+    assert "20.0/s rows of branches" in line
+    assert "25% of them became output" in line
+    chains = lines(Snapshot((with_trees(rows=0, won=0, corrections=0),), None), width=120)
+    assert not any(line.startswith("trees") for line in chains)
+
+
 def lines(snapshot, *, width, height=None):
     console = Console(width=width, highlight=False, file=io.StringIO())
     with console.capture() as captured:

@@ -37,6 +37,7 @@ async def test_a_stream_has_the_start_the_chunks_what_happened_between_and_the_e
     origins = ["accepted_draft"]
     assert chunk == {"position": 3, "token_ids": [3], "text": "3 ", "origins": origins}
     assert (event["kind"], event["server"]) == ("drafted", "drafter-0")
+    assert {"branch_token_count", "is_branch"} <= event.keys()
     assert finished["usage"]["completion_token_count"] == 2
     assert "timeline" not in finished
     assert gateway.requests[0].stream_timeline
@@ -44,10 +45,12 @@ async def test_a_stream_has_the_start_the_chunks_what_happened_between_and_the_e
 
 async def test_strategy_and_limits_are_the_orchestrators_to_follow():
     settings = {"strategy": "speculative", "lookahead": 3, "targets": 2, "ignore_eos": True}
+    settings |= {"width": 4, "branches": 3}
     async with gateway_over() as gateway:
         await gateway.post(PATH, prompt="p", temperature=0, top_p=0.5, paceline=settings)
     (request,) = gateway.requests
     assert (request.strategy, request.lookahead, request.target_count) == (3, 3, 2)
+    assert (request.width, request.branches) == (4, 3)
     assert (request.sampling.temperature, request.sampling.top_p) == (0, 0.5)
     assert request.ignore_eos
     assert request.max_tokens == 0
@@ -61,6 +64,7 @@ async def test_strategy_and_limits_are_the_orchestrators_to_follow():
         ({"prompt": "p", "stream": False}, "stream"),
         ({"prompt": "p", "paceline": {"strategy": "telepathy"}}, "paceline.strategy"),
         ({"prompt": "p", "seed": -1}, "seed"),
+        ({"prompt": "p", "paceline": {"width": 17}}, "paceline.width"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_its_name(body, param):

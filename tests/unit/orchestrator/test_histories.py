@@ -16,12 +16,15 @@ STRATEGIES = [pb.STRATEGY_DISTRIBUTED, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_AUTO
 
 
 def draw_wish(random):
+    width = random.choice([1, 1, 2, 4])
     return Wish(
         strategy=random.choice(STRATEGIES),
         max_tokens=random.randint(1, 80),
         lookahead=random.randint(1, 5),
         target_count=random.randint(1, 4),
         drafter_count=random.randint(1, 2),
+        width=width,
+        branches=random.choice([0, 3]) if width > 1 else 0,
         at=random.choice([0.0, 0.1, 1.0]),
         seconds=random.choice([60.0, 60.0, 60.0, 60.0, 0.4, 3.0]),
         leaves_after=random.choice([None] * 6 + [0.01, 0.3, 2.0]),

@@ -25,7 +25,8 @@ from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import Strategy
-from paceline_protocol.task import DispatchPolicy, VerificationRule
+from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy, VerificationRule
+from paceline_protocol.tree_shapes import CHAIN, Shape
 from paceline_serving.settings import SettingsError, load
 
 
@@ -177,23 +178,42 @@ def test_a_prefill_says_nothing_of_a_decoding_step():
     assert meter.step_ns == 0
 
 
-@pytest.mark.parametrize("is_idle", [False, True])
-def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
-    plan = SimpleNamespace(
-        strategy=Strategy.DISTRIBUTED, lookahead=1, broadcast_prefill=True, keep_prefill=True
-    )
+def an_order(*, tree_token_limit=0, **plan):
+    plan = {
+        "strategy": Strategy.DISTRIBUTED,
+        "lookahead": 1,
+        "broadcast_prefill": True,
+        "keep_prefill": True,
+        "shape": CHAIN,
+        "hit_rates": ASSUMED_RATES,
+    } | plan
     rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
     order = SimpleNamespace(
-        plan=plan,
+        plan=SimpleNamespace(**plan),
         prefix=(1, 2),
         eos_ids=frozenset(),
         options=SimpleNamespace(**rules),
-        model=SimpleNamespace(tree_token_limit=0, tree_depth_limit=0),
-        width=1,
-        branches=0,
+        model=SimpleNamespace(tree_token_limit=tree_token_limit, tree_depth_limit=tree_token_limit),
         _missing=5,
     )
+    order.shape = Order.shape.fget(order)
     order.task = partial(Order.task, order)
+    return order
+
+
+def test_a_request_is_decoded_with_the_trees_and_the_hit_rates_of_its_plan():
+    planned = {"shape": Shape(3, 2), "hit_rates": (0.5,) * 16}
+    task = an_order(tree_token_limit=20, **planned).task(is_alone=True)
+    assert (task.width, task.branches, task.tree_tokens, task.tree_depth) == (3, 2, 20, 20)
+    assert task.hit_rates == planned["hit_rates"]
+    assert an_order(**planned).task(is_alone=True).width == 1
+    plain = an_order(tree_token_limit=20, strategy=Strategy.AUTOREGRESSIVE, **planned)
+    assert plain.task(is_alone=True).width == 1
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_only_a_request_that_is_alone_keeps_targets_busy_with_its_prompt(is_idle):
+    order = an_order()
     generation = SimpleNamespace(_order=order, _crew=SimpleNamespace(is_idle=is_idle))
     capacity = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
     method = Generation._create_method(generation, capacity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -13,17 +14,31 @@ from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.planning.growth import Growth
+from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.methods import Strategy
 from paceline_protocol.task import VerificationRule
+from paceline_protocol.tree_shapes import CHAIN, Shape
 from support.waiting import until
 
 MS = 1_000_000
 
 
+MODEL = SimpleNamespace(fingerprint="target")
+
+
 def a_server(
-    step_ms, *, homes=0, sessions=0, calls_ahead=0.0, beside=0, row_ms=None, self_draft_depth=0
+    step_ms,
+    *,
+    homes=0,
+    sessions=0,
+    calls_ahead=0.0,
+    beside=0,
+    row_ms=None,
+    self_draft_depth=0,
+    tree_tokens=0,
+    fingerprint="drafter",
 ):
     """A server with so many of our requests, whose queue holds so many calls.
 
@@ -52,7 +67,12 @@ def a_server(
         latency=latency,
         home_count=homes,
         session_count=sessions,
-        facts=SimpleNamespace(self_draft_depth=self_draft_depth),
+        facts=SimpleNamespace(
+            self_draft_depth=self_draft_depth,
+            tree_token_limit=tree_tokens,
+            tree_depth_limit=tree_tokens,
+            fingerprint=fingerprint,
+        ),
     )
 
 
@@ -63,22 +83,32 @@ def a_planning(targets, *, drafter=None, **options):
 
 
 def a_plan(planning, **wish):
-    return planning.plan(Wish(**wish), None, prompt_length=5)
+    return planning.plan(Wish(**wish), MODEL, prompt_length=5)
 
 
-def took(*, forwards=0, cancelled=0, accepted=0, rejected=0, strategy=Strategy.DISTRIBUTED):
+def took(
+    *,
+    forwards=0,
+    cancelled=0,
+    accepted=0,
+    rejected=0,
+    strategy=Strategy.DISTRIBUTED,
+    width=1,
+    ranks=(),
+    drafter="drafter",
+):
     """What became of a request, as `Planning.learn` takes it."""
     drafts = DraftStatistics(
         drafted=accepted + rejected,
         accepted=accepted,
         rejected=rejected,
         accepted_runs=[0] * forwards,
+        ranks=Counter(dict(ranks)),
     )
-    return {
-        "drafts": drafts,
-        "strategy": strategy,
-        "verification_count": forwards + cancelled,
-    }
+    plan = SimpleNamespace(
+        strategy=strategy, shape=Shape(width), pair=Pair(MODEL.fingerprint, drafter)
+    )
+    return {"drafts": drafts, "plan": plan, "verification_count": forwards + cancelled}
 
 
 def test_a_request_alone_uses_the_targets_it_needs():
@@ -123,7 +153,8 @@ def test_the_calls_in_a_forward_tell_of_other_orchestrators_requests():
 
 def test_a_target_that_computes_a_request_of_ours_beside_others_is_no_slower_alone():
     busy = [a_server(30, beside=16, row_ms=1) for _ in range(2)]
-    assert a_planning(busy)._measure(busy, [], prompt_length=5).target_step_ns == 30 * MS
+    measured = a_planning(busy)._measure(busy, [], prompt_length=5, rates=HitRates())
+    assert measured.target_step_ns == 30 * MS
 
 
 def test_a_drafter_that_others_fill_is_left_to_them():
@@ -170,7 +201,8 @@ def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     targets = [a_server(30) for _ in range(7)]
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
-    measured = a_planning(targets)._measure(targets, [], prompt_length=prompt_length)
+    planning = a_planning(targets)
+    measured = planning._measure(targets, [], prompt_length=prompt_length, rates=HitRates())
     assert measured.target_first_ns == max(30, prompt_length) * MS
 
 
@@ -179,7 +211,7 @@ def test_what_drafts_were_worth_long_ago_is_forgotten():
     planning.learn(**took(accepted=10_000))
     for _ in range(20):
         planning.learn(**took(rejected=1000))
-    assert planning._acceptance_rate.value < 0.05
+    assert a_plan(planning).hit_rates[0] < 0.05
 
 
 @pytest.mark.parametrize(("target_count", "lookahead"), [(1, 4), (2, 4), (3, 4), (5, 2), (10, 1)])
@@ -251,9 +283,103 @@ def test_verdicts_change_what_a_targets_own_guesses_are_worth():
 
 def test_a_targets_own_guesses_say_nothing_of_the_drafter():
     planning = a_planning([a_server(30, self_draft_depth=4)])
-    before = planning._acceptance_rate.value
+    before = a_plan(planning).hit_rates[0]
     planning.learn(**took(forwards=100, rejected=1000, strategy=SELF))
-    assert planning._acceptance_rate.value == before
+    assert a_plan(planning).hit_rates[0] == before
+
+
+def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
+    """Targets and a drafter that know trees, and rows at this price."""
+    targets = [a_server(30, row_ms=row_ms, tree_tokens=64) for _ in range(target_count)]
+    return a_planning(targets, drafter=a_server(3, row_ms=drafter_row_ms, tree_tokens=64))
+
+
+def simulated(planning, **wish):
+    """A plan after its trees were simulated."""
+    a_plan(planning, **wish)
+    planning._planner._widths.simulate_missing()
+    return a_plan(planning, **wish)
+
+
+def test_a_request_begins_with_the_hit_rates_that_earlier_ones_of_its_pair_have_shown():
+    planning = a_tree_planning()
+    seen = {1: 600, 2: 350, 3: 10, 0: 40}
+    planning.learn(**took(accepted=600, rejected=400, width=3, ranks=seen))
+    rates = a_plan(planning).hit_rates
+    assert rates[:3] == pytest.approx((0.6, 0.35, 0.01), abs=0.02)
+    assert rates[3] == pytest.approx(0.4 * 0.04, abs=0.01)  # what nobody asked for is assumed
+
+
+def test_another_drafters_hit_rates_are_not_this_ones():
+    planning = a_tree_planning()
+    before = a_plan(planning).hit_rates
+    seen = {1: 10, 0: 990}
+    planning.learn(**took(accepted=10, rejected=990, width=3, ranks=seen, drafter="another"))
+    assert a_plan(planning).hit_rates == pytest.approx(before)
+
+
+@pytest.mark.parametrize(
+    ("target_count", "strategy"), [(1, Strategy.SPECULATIVE), (3, Strategy.DISTRIBUTED)]
+)
+def test_auto_uses_trees_once_simulation_says_that_they_pay(target_count, strategy):
+    planning = a_tree_planning(target_count=target_count)
+    before = a_plan(planning)
+    assert before.shape == CHAIN
+    plan = simulated(planning)
+    assert plan.strategy is strategy
+    assert plan.shape.width > 1
+    assert plan.token_ns < before.token_ns / 1.05
+    assert str(plan.shape) in plan.note
+
+
+def test_auto_stays_with_chains_where_rows_are_dear_and_says_so():
+    plan = simulated(a_tree_planning(row_ms=3))
+    assert plan.strategy is not Strategy.AUTOREGRESSIVE
+    assert plan.shape == CHAIN
+    assert "trees do not pay" in plan.note
+
+
+def test_auto_stays_with_chains_where_runners_up_are_never_right_but_doubts_it_in_time():
+    planning = a_tree_planning()
+    for _ in range(20):
+        planning.learn(**took(accepted=600, rejected=400, width=4, ranks={1: 600, 0: 400}))
+    plan = simulated(planning)
+    assert plan.shape == CHAIN
+    assert a_plan(planning).hit_rates[1] > plan.hit_rates[1]
+    asked = {"strategy": Strategy.DISTRIBUTED}
+    assert a_plan(planning, **asked).hit_rates == a_plan(planning, **asked).hit_rates
+
+
+def test_only_a_request_that_leaves_its_method_open_gets_trees_unasked():
+    planning = a_tree_planning()
+    assert simulated(planning).shape != CHAIN
+    assert simulated(planning, strategy=Strategy.DISTRIBUTED).shape == CHAIN
+    assert simulated(planning, rule=VerificationRule.REJECTION).shape == CHAIN
+    assert simulated(planning, shape=CHAIN).shape == CHAIN
+    asked = Shape(7, 5)
+    assert a_plan(planning, shape=asked).shape == asked
+    assert a_plan(planning, shape=asked, strategy=Strategy.SPECULATIVE).shape == asked
+
+
+@pytest.mark.parametrize("unknown", ["row_ms", "drafter_row_ms"])
+def test_rows_of_which_nobody_knows_the_price_are_not_taken_for_free(unknown):
+    assert simulated(a_tree_planning(**{unknown: None})).shape == CHAIN
+
+
+@pytest.mark.parametrize("chains_only", ["target", "drafter"])
+def test_servers_that_know_chains_only_are_not_asked_for_trees(chains_only):
+    limits = {"target": 64, "drafter": 64, chains_only: 0}
+    drafter = a_server(3, row_ms=0, tree_tokens=limits["drafter"])
+    planning = a_planning([a_server(30, row_ms=0, tree_tokens=limits["target"])], drafter=drafter)
+    assert simulated(planning).shape == CHAIN
+
+
+def test_where_requests_share_targets_rows_are_left_to_the_others():
+    targets = [a_server(30, homes=2, row_ms=0, tree_tokens=64) for _ in range(2)]
+    planning = a_planning(targets, drafter=a_server(3, row_ms=0, tree_tokens=64))
+    plan = simulated(planning)
+    assert plan.strategy is Strategy.SPECULATIVE
+    assert plan.shape == CHAIN
 
 
 async def test_what_was_asked_for_is_simulated_when_there_is_time():

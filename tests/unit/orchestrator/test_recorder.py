@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.rpcs import Drafted, Judged
-from paceline_orchestrator.calls.statistics import EventKind, Fallback
+from paceline_orchestrator.calls.statistics import EventKind, Fallback, Statistics
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
+from paceline_protocol.methods import Strategy
 from paceline_protocol.proposal import Proposal
 
 PROMPT = (1, 2, 3)
@@ -127,6 +129,43 @@ def test_live_events_are_shown_as_they_happen_and_spans_kept():
     assert (span.server, span.position, list(span.token_ids)) == ("t", 3, [4])
     assert (span.depth, span.call_id) == (2, record.call_id)
     assert span.start_ns < span.end_ns
+
+
+def test_the_timeline_tells_branches_from_the_chain():
+    recorder = a_recorder()
+    draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4, width=3))
+    tree = Proposal((7, 8, 9, 6), (0, 0, 1, 1))
+    recorder.drafted(draft, Drafted(1, 0, tree, TIMING, elapsed_ns=150, chain=(7, 9)))
+    riding = StartVerify(1, 0, PROMPT, tree, depth=0)
+    beside = StartVerify(2, 1, (*PROMPT, 8), Proposal(), depth=1, is_branch=True)
+    for verify in (riding, beside):
+        recorder.verification_ended(recorder.verifying("t", verify))
+    recorder.emitted(EmitTokens((8,), (True,)))
+    told = [
+        (it.kind.name, it.token_ids, it.branch_count, it.is_branch) for it in recorder.timeline()
+    ]
+    assert told == [
+        ("DRAFTED", (7, 9), 2, False),
+        ("VERIFYING", (7, 9), 2, False),
+        ("VERIFYING", (), 0, True),
+        ("ACCEPTED", (8,), 0, False),
+        ("DISCARDED", (7, 9), 0, False),
+    ]
+
+
+def test_metrics_tell_what_branches_took_and_won():
+    registry = CollectorRegistry()
+    drafts = DraftStatistics(branch_judged=9, branch_accepted=3, corrections_ahead=2)
+    served = SimpleNamespace(
+        strategy=Strategy.DISTRIBUTED,
+        targets_used=1,
+        speed_up=None,
+        statistics=lambda: Statistics(drafts=drafts),
+    )
+    with RequestMetrics(registry).request(served):
+        pass
+    names = ("branch_rows", "branch_rows_accepted", "corrections_ahead")
+    assert [registry.get_sample_value(f"paceline_{it}_total") for it in names] == [9, 3, 2]
 
 
 def test_fallbacks_are_counted_by_kind():

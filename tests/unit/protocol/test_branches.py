@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_protocol.branches import BranchQueue, branches_beside, hit_rate
-from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.branches import BranchQueue, branches_beside
+from paceline_protocol.commitment import Commitment, DraftStatistics
 from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree import TokenTree
 
 TASK = DecodingTask((1,), 99, width=3)
 
 
-def rate(rank):
-    return hit_rate(rank, {})
+def rate(rank, ranks=()):
+    commitment = Commitment(TASK)
+    commitment.statistics.ranks.update(dict(ranks))
+    return commitment.hit_rate(rank)
 
 
 @pytest.fixture
@@ -41,8 +43,17 @@ def tokens(nodes):
 
 def test_rates_fall_with_the_rank_and_follow_what_was_seen():
     assert rate(1) > rate(2) > rate(3)
-    assert hit_rate(2, {2: 80, 1: 20}) > hit_rate(1, {2: 80, 1: 20}) > hit_rate(3, {2: 80, 1: 20})
+    assert rate(2, {2: 80, 1: 20}) > rate(1, {2: 80, 1: 20}) > rate(3, {2: 80, 1: 20})
     assert sum(map(rate, range(1, 17))) < 1
+
+
+def test_a_tree_begins_with_the_rates_that_are_known_and_nothing_is_hopeless():
+    known = (0.1, 0.8, 0.0)
+    commitment = Commitment(replace(TASK, hit_rates=known))
+    assert commitment.hit_rate(2) == pytest.approx(0.8)
+    assert commitment.hit_rate(3) > 0  # its worth is a logarithm
+    commitment.statistics.ranks.update({1: 80})
+    assert commitment.hit_rate(1) > 0.8 > 0.2 > commitment.hit_rate(2)
 
 
 def test_a_tree_has_the_branches_of_the_largest_worth_each_after_its_parent(tree):

@@ -151,9 +151,10 @@ class _Player:
             case StartVerify():
                 block = f" + {_tokens(command.proposal)}" if len(command.proposal) else ""
                 asked = " and propose" if command.propose else ""
+                branch = ", of a branch" if command.is_branch else ""
                 return (
                     f"verify {command.verify_id} at target {command.target}:"
-                    f" {self._text(command.prefix)}{block} (depth {command.depth}){asked}"
+                    f" {self._text(command.prefix)}{block} (depth {command.depth}{branch}){asked}"
                 )
             case PromoteVerify():
                 return f"verify {command.verify_id} comes to depth {command.depth}"

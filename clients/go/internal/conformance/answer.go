@@ -47,6 +47,8 @@ type eventReport struct {
 	TokenIDs         []uint32 `json:"token_ids"`
 	CallID           int      `json:"call_id"`
 	SpeculationDepth int      `json:"speculation_depth"`
+	BranchTokenCount int      `json:"branch_token_count"`
+	IsBranch         bool     `json:"is_branch"`
 }
 
 type startedReport struct {
@@ -193,6 +195,8 @@ func reportEvent(event paceline.TimelineEvent) eventReport {
 		TokenIDs:         append([]uint32{}, event.TokenIDs...),
 		CallID:           event.CallID,
 		SpeculationDepth: event.SpeculationDepth,
+		BranchTokenCount: event.BranchTokenCount,
+		IsBranch:         event.IsBranch,
 	}
 }
 

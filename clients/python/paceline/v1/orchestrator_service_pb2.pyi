@@ -358,12 +358,13 @@ class GenerateRequest(_message.Message):
     """
     width: _builtins.int
     """How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
-    tokens, and a rejected token's correction may be among them. Default 1: chains. UNSUPPORTED under
-    REJECTION with a temperature above 0. Servers that judge or draft no trees get chains.
+    tokens, and a rejected token's correction may be among them. Default 1: chains; with AUTO what
+    the planner expects to pay. UNSUPPORTED under REJECTION with a temperature above 0. Servers that
+    judge or draft no trees get chains.
     """
     branches: _builtins.int
     """How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
-    Default 0. Needs a width of 2 or more.
+    Default 0, or the planner's choice where the width is. Needs a width of 2 or more.
     """
     drafter: Global___DrafterKind.ValueType
     """Who drafts. Default: servers, and Max-Gram while there is none."""
@@ -814,6 +815,8 @@ class TimelineEvent(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     SPECULATION_DEPTH_FIELD_NUMBER: _builtins.int
+    BRANCH_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    IS_BRANCH_FIELD_NUMBER: _builtins.int
     kind: Global___TimelineEventKind.ValueType
     """What happened."""
     server: _builtins.str
@@ -828,6 +831,14 @@ class TimelineEvent(_message.Message):
     """Which draft or verification, where there is one: unique within the request."""
     speculation_depth: _builtins.int
     """For a verification: how far it ran ahead (VerifyRequest.speculation_depth)."""
+    branch_token_count: _builtins.int
+    """Tokens beside the chain, which token_ids has not: those that a draft found, or that a
+    verification judges.
+    """
+    is_branch: _builtins.bool
+    """For a verification: whether it goes on from a token beside the chain, at a target that would
+    idle.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens concerned."""
@@ -843,10 +854,12 @@ class TimelineEvent(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         call_id: _builtins.int = ...,
         speculation_depth: _builtins.int = ...,
+        branch_token_count: _builtins.int = ...,
+        is_branch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "end_ns", b"end_ns", "kind", b"kind", "position", b"position", "server", b"server", "speculation_depth", b"speculation_depth", "start_ns", b"start_ns", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_token_count", b"branch_token_count", "call_id", b"call_id", "end_ns", b"end_ns", "is_branch", b"is_branch", "kind", b"kind", "position", b"position", "server", b"server", "speculation_depth", b"speculation_depth", "start_ns", b"start_ns", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

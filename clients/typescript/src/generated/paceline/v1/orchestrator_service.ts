@@ -230,15 +230,16 @@ export interface GenerateRequest {
   requestId: string;
   /**
    * How many tokens drafters find at a place, in [1, 16]: with 2 or more, targets judge trees of
-   * tokens, and a rejected token's correction may be among them. Default 1: chains. UNSUPPORTED under
-   * REJECTION with a temperature above 0. Servers that judge or draft no trees get chains.
+   * tokens, and a rejected token's correction may be among them. Default 1: chains; with AUTO what
+   * the planner expects to pay. UNSUPPORTED under REJECTION with a temperature above 0. Servers that
+   * judge or draft no trees get chains.
    */
   width?:
     | number
     | undefined;
   /**
    * How many tokens beside the likeliest ones each forward of a drafter follows, too, in [0, 64].
-   * Default 0. Needs a width of 2 or more.
+   * Default 0, or the planner's choice where the width is. Needs a width of 2 or more.
    */
   branches?:
     | number
@@ -411,6 +412,16 @@ export interface TimelineEvent {
   callId: number;
   /** For a verification: how far it ran ahead (VerifyRequest.speculation_depth). */
   speculationDepth: number;
+  /**
+   * Tokens beside the chain, which token_ids has not: those that a draft found, or that a
+   * verification judges.
+   */
+  branchTokenCount: number;
+  /**
+   * For a verification: whether it goes on from a token beside the chain, at a target that would
+   * idle.
+   */
+  isBranch: boolean;
 }
 
 /** Asks nothing. */
@@ -1881,7 +1892,18 @@ export const Fallback: MessageFns<Fallback> = {
 };
 
 function createBaseTimelineEvent(): TimelineEvent {
-  return { kind: 0, server: "", startNs: 0, endNs: 0, position: 0, tokenIds: [], callId: 0, speculationDepth: 0 };
+  return {
+    kind: 0,
+    server: "",
+    startNs: 0,
+    endNs: 0,
+    position: 0,
+    tokenIds: [],
+    callId: 0,
+    speculationDepth: 0,
+    branchTokenCount: 0,
+    isBranch: false,
+  };
 }
 
 export const TimelineEvent: MessageFns<TimelineEvent> = {
@@ -1913,6 +1935,12 @@ export const TimelineEvent: MessageFns<TimelineEvent> = {
     }
     if (message.speculationDepth !== 0) {
       writer.uint32(64).uint32(message.speculationDepth);
+    }
+    if (message.branchTokenCount !== 0) {
+      writer.uint32(72).uint32(message.branchTokenCount);
+    }
+    if (message.isBranch !== false) {
+      writer.uint32(80).bool(message.isBranch);
     }
     return writer;
   },
@@ -2004,6 +2032,22 @@ export const TimelineEvent: MessageFns<TimelineEvent> = {
             message.speculationDepth = reader.uint32();
             continue;
           }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.branchTokenCount = reader.uint32();
+            continue;
+          }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.isBranch = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2029,6 +2073,8 @@ export const TimelineEvent: MessageFns<TimelineEvent> = {
     message.tokenIds = object.tokenIds?.map((e) => e) || [];
     message.callId = object.callId ?? 0;
     message.speculationDepth = object.speculationDepth ?? 0;
+    message.branchTokenCount = object.branchTokenCount ?? 0;
+    message.isBranch = object.isBranch ?? false;
     return message;
   },
 };
