@@ -213,7 +213,8 @@ Json told(const paceline::TimelineEvent& event) {
   return {{"kind", name(event.kind)},   {"server", event.server},
           {"start_ns", event.start_ns}, {"end_ns", event.end_ns},
           {"position", event.position}, {"token_ids", event.token_ids},
-          {"call_id", event.call_id},   {"speculation_depth", event.speculation_depth}};
+          {"call_id", event.call_id},   {"speculation_depth", event.speculation_depth},
+          {"is_branch", event.is_branch}, {"branch_token_count", event.branch_token_count}};
 }
 
 Json told(const std::optional<paceline::Started>& started) {

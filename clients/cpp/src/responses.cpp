@@ -121,6 +121,8 @@ TimelineEvent read_timeline_event(const v1::TimelineEvent& message) {
   event.token_ids.assign(message.token_ids().begin(), message.token_ids().end());
   event.call_id = message.call_id();
   event.speculation_depth = message.speculation_depth();
+  event.branch_token_count = message.branch_token_count();
+  event.is_branch = message.is_branch();
   return event;
 }
 

@@ -50,6 +50,8 @@ struct TimelineEvent {
   std::vector<std::int64_t> token_ids;
   std::int64_t call_id = 0;
   std::int64_t speculation_depth = 0;
+  std::int64_t branch_token_count = 0;  ///< Tokens beside the chain that were found, or are judged.
+  bool is_branch = false;  ///< A verification of what is beside the chain.
 };
 
 /// What Generation::events() gives.
