@@ -46,14 +46,18 @@ demo: install ## stream real text through real processes, compare the strategies
 
 # More for pytest: PYTEST_ARGS=-x
 PYTEST_ARGS ?=
-# So many processes of tests at once; a file's tests stay together, since they share servers.
+# So many processes of tests at once.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
+# A file's tests stay together, since they share servers; those with real models come first, for
+# what comes last should be short.
+SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 test: install ## every test but the long ones, the chart's and the other languages'
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
 test-full: install ## the long form of the proofs (about two hours)
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
@@ -116,7 +120,7 @@ chart: install ## write what the chart says twice: the README's table, the schem
 
 chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
 	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
-	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/chart -m "not full" $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest $(SPREAD) tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[chart]'

@@ -27,6 +27,7 @@ TORCH_MODULES = {
     "backends.llama",
     "backends.memory",
     "backends.model_loading",
+    "backends.pruning",
     "backends.self_drafting",
     "backends.transformers",
 }

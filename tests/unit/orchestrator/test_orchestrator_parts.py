@@ -268,5 +268,5 @@ def test_all_is_exactly_what_is_public(name):
         and (inspect.isclass(value) or inspect.isfunction(value))
         and value.__module__ == module.__name__
     }
-    assert defined <= set(module.__all__) | {"PoolSettings", "RequestSettings"}
+    assert defined <= set(module.__all__) | {"PoolSettings", "RequestSettings", "TextSettings"}
     assert all(hasattr(module, each) for each in module.__all__)
