@@ -49,8 +49,8 @@ PYTEST_ARGS ?=
 # So many processes of tests at once.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
-# A file's tests stay together, since they share servers; those with real models come first, for
-# what comes last should be short.
+# A file's tests stay together, since they share servers; files in their order, contract to unit:
+# those that come last should be short.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: install ## every test but the long ones, the chart's and the other languages'

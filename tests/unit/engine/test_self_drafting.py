@@ -54,20 +54,21 @@ def backend(request, tiny_pair, adapter):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "library":
             patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
-        model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float64")
+        model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter), dtype="float32")
+    assert isinstance(model.decoder, FusedLlama) == (request.param != "library")
     model._together = request.param == "together"
     return model
 
 
 @pytest.fixture(scope="module")
 def plain(tiny_pair):
-    return TransformersBackend(str(tiny_pair.target), dtype="float64")
+    return TransformersBackend(str(tiny_pair.target), dtype="float32")
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_pair, adapter):
     """What the modules guess beside a text's last row: (J, V)."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).double().eval()
+    model = AutoModelForCausalLM.from_pretrained(tiny_pair.target).float().eval()
     fingerprint = AdapterCard.read(adapter).fingerprint
     module = load_adapter(adapter, model=model, fingerprint=fingerprint).module
     # Without the rows that stand for no token.
@@ -142,7 +143,7 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
     with pytest.MonkeyPatch.context() as patch:
         if not isinstance(backend.decoder, FusedLlama):
             patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
-        without = TransformersBackend(str(tiny_pair.target), dtype="float64")
+        without = TransformersBackend(str(tiny_pair.target), dtype="float32")
     found = []
     for model, proposes in [(backend, True), (backend, False), (without, False)]:
         items = [
