@@ -70,26 +70,14 @@ def test_similar_measurements_share_a_case():
 
 
 def test_a_case_is_simulated_once_and_nothing_is_claimed_before(monkeypatch):
-    simulated, known = [], Widths()
+    simulated = []
     monkeypatch.setattr(
         widths, "best_trees", lambda it: simulated.append(it) or Trees(Shape(2), 1.2)
     )
+    known = Widths()
     for _ in range(3):
         assert known.trees(a_case()) == NOT_YET
     for _ in range(2):
         known.simulate_missing()
         assert known.trees(a_case()) == Trees(Shape(2), 1.2)
     assert simulated == [a_case()]
-
-
-def test_a_case_whose_simulation_failed_is_forgotten_until_it_is_asked_for_again(monkeypatch):
-    known = Widths()
-    known.trees(a_case())
-    monkeypatch.setattr(widths, "best_trees", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        known.simulate_missing()
-    monkeypatch.setattr(widths, "best_trees", lambda _: Trees(Shape(2), 1.2))
-    known.simulate_missing()
-    assert known.trees(a_case()) == NOT_YET
-    known.simulate_missing()
-    assert known.trees(a_case()).shape == Shape(2)

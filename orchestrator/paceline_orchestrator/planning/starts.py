@@ -8,11 +8,11 @@ for more depends on everything: no rule that we tried was right on all rows of t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.planning.rehearsal import VERIFICATION, let_others_run
+from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle
@@ -28,8 +28,6 @@ __all__ = ["Start", "Starts", "is_better_broadcast"]
 # few are enough to tell them apart where it matters.
 _TOKENS = 40
 _REPEATS = 8
-_MOST_MISSING = 4
-_MOST_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +47,17 @@ class Start:
     acceptance_percent: int
 
 
-class Starts:
-    """What is known of starts, and what is still to be simulated.
-
-    Concurrency:
-        `simulate_missing` computes for long, on a worker thread; all else is cheap, and may run
-        meanwhile.
-    """
+class Starts(Simulated[Start, bool]):
+    """What is known of starts."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Start, bool] = OrderedDict()  # whether to broadcast; oldest first
-        self._missing: deque[Start] = deque(maxlen=_MOST_MISSING)
+        super().__init__(is_better_broadcast)
 
     def broadcasts(self, start: Start) -> bool:
         """Whether all targets should begin with the prompt. No, until that was simulated."""
         if start.setting.target_count == 1 or start.first <= VERIFICATION:
             return False
-        known = self._known.get(start)
-        if known is None and start not in self._missing:
-            self._missing.append(start)
-        return bool(known)
-
-    def simulate_missing(self) -> None:
-        """Simulate what was asked for; what fails is forgotten, and will be asked for again."""
-        while self._missing:
-            start = self._missing[-1]
-            try:
-                self._known[start] = is_better_broadcast(start)
-            finally:
-                self._missing.remove(start)
-            while len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
+        return bool(self.get(start))
 
 
 def is_better_broadcast(start: Start) -> bool:

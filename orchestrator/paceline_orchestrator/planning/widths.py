@@ -8,13 +8,13 @@ and with trees of some shapes, on the same draws.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import BLOCK_ROWS
 from paceline_orchestrator.planning.rehearsal import VERIFICATION, let_others_run, setting_of
+from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import create_method
 from paceline_protocol.oracles import AgreementOracle
@@ -40,8 +40,6 @@ _TOKENS = 60
 _REPEATS = 4
 # Rows whose price is told apart.
 _PRICED_ROWS = (2, 4, 8, 16, 32, 64)
-_MOST_MISSING = 4
-_MOST_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +84,15 @@ class Trees:
 NOT_YET = Trees(CHAIN, None)
 
 
-class Widths:
-    """What is known of trees, and what is still to be simulated.
-
-    Concurrency:
-        `simulate_missing` computes for long, on a worker thread; all else is cheap, and may run
-        meanwhile.
-    """
+class Widths(Simulated[TreeCase, Trees]):
+    """What is known of trees."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[TreeCase, Trees] = OrderedDict()  # oldest first
-        self._missing: deque[TreeCase] = deque(maxlen=_MOST_MISSING)
+        super().__init__(best_trees)
 
     def trees(self, case: TreeCase) -> Trees:
         """Return what is known of a case; what is not will be simulated."""
-        known = self._known.get(case)
-        if known is None and case not in self._missing:
-            self._missing.append(case)
-        return known or NOT_YET
-
-    def simulate_missing(self) -> None:
-        """Simulate what was asked for; what fails is forgotten, and will be asked for again."""
-        while self._missing:
-            case = self._missing[-1]
-            try:
-                self._known[case] = best_trees(case)
-            finally:
-                self._missing.remove(case)
-            while len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
+        return self.get(case) or NOT_YET
 
 
 def case_of(option: Option, measurements: Measurements) -> TreeCase:
