@@ -275,7 +275,12 @@ class History:
                 f"request {number}: {took.target_forward_count} forwards of targets, and not"
                 f" {least} to {most}"
             )
-        early = sum((it.ended_at or 0.0) < ended - INSTANT for it in work if _was_dropped(it))
+        replaced = [old for calls in self._by_session().values() for old, _ in pairwise(calls)]
+        early = sum(
+            (it.ended_at or 0.0) < ended - INSTANT or any(it is old for old in replaced)
+            for it in work
+            if _was_dropped(it)
+        )
         unsent = sum(it.end == "SESSION_NOT_FOUND" for it in work)
         if took.cancelled_rpc_count > early + unsent:
             yield f"request {number}: {took.cancelled_rpc_count} calls cancelled, and not {early}"
