@@ -14,12 +14,14 @@ from paceline_engine.adapters.card import AdapterCard
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.adapters.rank_paths import cartesian_tree
 from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.self_drafting import FedTree, _likelihoods
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerifyOptions
 from paceline_engine.items import Draft, Item, Judge
 from paceline_engine.loading import LoadOptions, load_backend
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import Proposal
+from paceline_engine.sampling import perturbed_scores
 from paceline_model_server.loading import new_host
 from paceline_model_server.settings import ModelServerSettings
 from support.self_speculation import StreamingDecoder
@@ -106,6 +108,19 @@ def test_threshold_zero_drops_nothing_and_above_one_all(backend):
         _, rows = decode(ModelText(backend, SPEC), count=12)
         assert all(dropped == proposed for proposed, dropped in rows)
         assert len(rows) == 12
+
+
+def test_a_guess_is_as_likely_as_the_noise_makes_it_after_its_own_parent():
+    sampling = SamplingParameters(1.0)
+    logits = torch.randn((2, 300), generator=torch.Generator().manual_seed(5))
+    tree = Proposal((3, 4, 5), parents=(0, 1, 1))
+    fed = FedTree(tree, 20, torch.empty(0), SessionSpec(200, sampling, seed=3))
+    after_text, after_first = (
+        perturbed_scores(row[None], first_position=at, parameters=sampling, seed=3)[0].softmax(-1)
+        for row, at in zip(logits, (20, 21), strict=True)
+    )
+    expected = [after_text[3], after_first[4], after_first[5]]
+    assert _likelihoods(fed, [0, 1], logits) == pytest.approx([float(it) for it in expected])
 
 
 def test_it_has_the_forwards_and_rows_that_the_paper_says(backend, tiny_pair, adapter):

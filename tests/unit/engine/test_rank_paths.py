@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline_engine.adapters.rank_paths import (
@@ -42,6 +42,7 @@ def test_widths_may_differ_by_depth():
 
 
 @given(RATES, st.integers(0, 20))
+@example([[0.5, 0.4], [0.45]], 2)
 def test_the_likeliest_tree_is_one_and_no_other_of_its_size_is_likelier(rates, node_count):
     def worth(path):
         total = 1.0
