@@ -16,7 +16,7 @@ from paceline_engine.sampling import (
     choose_tokens,
     draw_draft,
     largest,
-    perturbed_scores,
+    perturbed_rows,
     token_logprobs,
 )
 from paceline_engine.verification import accept_along, accept_exact, accept_sampled
@@ -113,20 +113,15 @@ def rank_from(
         positions: Of the token after each row.
         count: Tokens for each row; fewer where filters leave fewer.
     """
-    ranked: list[Ranked] = []
-    for row, position in enumerate(positions):
-        scores = perturbed_scores(
-            logits[row : row + 1],
-            first_position=position,
-            parameters=spec.sampling,
-            seed=spec.seed,
-        )
-        # The chain's token, ties and NaN included, is the one that `draft_from` chooses.
-        first = largest(scores)[0]
-        best = scores[0].topk(min(count, scores.shape[-1]))
-        shares = (best.values - scores.logsumexp(-1)).exp().tolist()
-        found = dict(zip(best.indices.tolist(), shares, strict=True))
-        head = (first, found.pop(first, shares[0]))
-        rest = [(token, share) for token, share in found.items() if share > 0]
-        ranked.append([head, *rest][:count])
-    return ranked
+    scores = perturbed_rows(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    best = scores.topk(min(count, scores.shape[-1]))
+    shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+    found = zip(largest(scores), best.indices.tolist(), shares.tolist(), strict=True)
+    return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
+
+
+def _ranked(first: int, token_ids: Sequence[int], shares: Sequence[float]) -> Ranked:
+    """Put the chain's token, ties and NaN included that of `draft_from`, before the others."""
+    found = dict(zip(token_ids, shares, strict=True))
+    head = (first, found.pop(first, shares[0]))
+    return [head, *((token, share) for token, share in found.items() if share > 0)]

@@ -30,6 +30,7 @@ __all__ = [
     "filtered_scores",
     "largest",
     "likeliest",
+    "perturbed_rows",
     "perturbed_scores",
     "token_logprobs",
 ]
@@ -66,6 +67,19 @@ def perturbed_scores(
         seed=seed,
         purpose=Purpose.EXACT,
     )
+
+
+def perturbed_rows(
+    logits: Tensor, *, positions: Sequence[int], parameters: SamplingParameters, seed: int
+) -> Tensor:
+    """Return the scores of rows each of which has a position of its own: see above."""
+    if parameters.temperature == 0:
+        return logits.double()
+    rows = [
+        perturbed_scores(row, first_position=position, parameters=parameters, seed=seed)
+        for row, position in zip(logits.split(1), positions, strict=True)
+    ]
+    return torch.cat(rows)
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
