@@ -305,6 +305,16 @@ def test_up_hands_an_adapter_to_its_targets_alone():
     assert not any("adapter" in each for each in _config(plain).target_arguments)
 
 
+def test_up_says_below_what_its_targets_prune(capsys):
+    given = {"target_model": "big", "drafter_model": "small", "adapter": "heads"}
+    config = _config(UpSettings(**given, prune_below=0.0))
+    assert "--prune-below=0.0" in config.target_arguments
+    assert not any("prune" in each for each in config.drafter_arguments)
+    assert not any("prune" in each for each in _config(UpSettings(**given)).target_arguments)
+    assert "--prune-below goes with --adapter" in run(capsys, "up", "--prune-below", "0.1")[2]
+    assert run(capsys, "up", "--adapter", "heads", "--prune-below", "2")[0] == 2
+
+
 def test_serve_names_the_roles(capsys):
     assert run(capsys, "serve")[0] == 0
     code, _, err = run(capsys, "serve", "router")
