@@ -345,3 +345,25 @@ def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
     assert "DSI from lookahead 2 on, at 1.5 ms of CPU for a verification" in plan.note
     asked = planner.choose(costly, Wish(strategy=Strategy.DISTRIBUTED, lookahead=1))
     assert asked.lookahead == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "ride"),
+    [
+        (Strategy.DISTRIBUTED, {}, True),
+        (Strategy.SPECULATIVE, {}, False),
+        (Strategy.DISTRIBUTED, {"guess_count": 0.0}, False),
+        # Nothing is known of rows; they have a price; others' rows share the forward.
+        (Strategy.DISTRIBUTED, {"target_prices": RowPrices()}, False),
+        (Strategy.DISTRIBUTED, {"target_prices": RowPrices(((1, 1.0), (16, 1.2)))}, False),
+        (Strategy.DISTRIBUTED, {"request_count": 70}, False),
+        # A block of 3 takes longer than a forward.
+        (Strategy.DISTRIBUTED, {"drafter_step_ns": 13 * MS}, False),
+        (Strategy.DISTRIBUTED, {"drafter_step_ns": 12 * MS}, True),
+    ],
+)
+def test_targets_own_guesses_ride_along_where_that_can_only_gain(strategy, change, ride):
+    free = RowPrices(((1, 1.0), (32, 1.02), (64, 1.5)))
+    known = replace(VICUNA, guess_count=16.0, guesses_accepted=1.0, target_prices=free)
+    plan = Planner().choose(replace(known, **change), Wish(strategy=strategy, lookahead=3))
+    assert plan.own_guesses == ride

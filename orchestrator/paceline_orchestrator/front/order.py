@@ -178,6 +178,8 @@ class Order:
             tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
             hit_rates=self.plan.hit_rates,
+            own_guesses=self.plan.own_guesses
+            and self.options.dispatch is DispatchPolicy.WORK_CONSERVING,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )

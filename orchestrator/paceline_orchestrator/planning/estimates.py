@@ -55,6 +55,7 @@ __all__ = [
     "distributed_token_ns",
     "needed_target_count",
     "on_its_part",
+    "own_guesses_are_free",
     "plain",
     "self_speculative",
     "smallest_lookahead",
@@ -74,6 +75,9 @@ _DISPATCH_PARTS = 2
 
 
 _EQUAL = RowPrices()
+
+# What a forward may take with rows that count as free: less than this is noise.
+_FREE_PRICE = 1.05
 
 BLOCK_ROWS = 2
 """Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
@@ -209,6 +213,22 @@ def plain(measurements: Measurements) -> Option:
         turn_ns = measurements.turn_ns(1)
     token_ns = max(measurements.target_step_ns, turn_ns)
     return Option(Strategy.AUTOREGRESSIVE, 0, 1, round(token_ns))
+
+
+def own_guesses_are_free(option: Option, measurements: Measurements) -> bool:
+    """Whether targets' own guesses in DSI's verifications can only gain.
+
+    Their rows must cost nothing, and a block be drafted while a target decides one token: a slower
+    drafter that begins anew where guesses have led may lose a part of a step that was nearly done
+    (tests/unit/protocol/test_riding_guesses.py).
+    """
+    if not METHODS[option.strategy].overlaps or not measurements.guess_count:
+        return False
+    prices = measurements.target_prices
+    calls = max(1.0, measurements.request_count / measurements.target_count)
+    rows = calls * (1 + option.lookahead + measurements.guess_count)
+    is_quick = option.lookahead * measurements.drafter_step_ns <= measurements.target_step_ns
+    return is_quick and prices.are_measured and prices.of(rows) <= _FREE_PRICE
 
 
 def self_speculative(measurements: Measurements) -> Option:

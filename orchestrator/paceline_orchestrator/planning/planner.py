@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.estimates import Option, plain, speculative
+from paceline_orchestrator.planning.estimates import (
+    Option,
+    own_guesses_are_free,
+    plain,
+    speculative,
+)
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
@@ -60,6 +65,7 @@ class Plan:
         shape: How wide drafts are.
         pair: The models that it is made for; None where no server drafts.
         hit_rates: What is known of their draft tokens; see DecodingTask.
+        own_guesses: Whether targets' own guesses ride along; see DecodingTask.
     """
 
     strategy: Strategy
@@ -74,6 +80,7 @@ class Plan:
     shape: Shape = CHAIN
     pair: Pair | None = None
     hit_rates: tuple[float, ...] = ASSUMED_RATES
+    own_guesses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +239,7 @@ class Planner:
             plain_token_ns=plain(measurements).token_ns,
             note=f"{option} ({_why(option, measurements, others)})",
             shape=option.shape,
+            own_guesses=own_guesses_are_free(option, measurements),
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:

@@ -39,6 +39,12 @@ trees = st.builds(
     tree_tokens=st.sampled_from([2, 8, 64]),
     tree_depth=st.sampled_from([1, 3, 64]),
 )
+guessing = st.builds(
+    replace,
+    tasks.map(lambda task: replace(task, rule=VerificationRule.EXACT)) | trees,
+    own_guesses=st.just(True),
+    tree_tokens=st.sampled_from([0, 2, 8, 64]),
+)
 weathers = st.builds(
     Weather,
     drafter_weight=st.sampled_from([0.1, 1.0, 5.0]),
@@ -110,6 +116,31 @@ def test_the_invariants_hold_with_trees(
 ):
     run_world(
         strategy,
+        task,
+        models=models,
+        weather=replace(weather, short_verdicts=0.1),
+        seed=seed,
+        target_count=target_count,
+        drafter_count=drafter_count,
+        text=text,
+    )
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    task=guessing,
+    models=models,
+    weather=weathers,
+    seed=st.integers(0, 10**9),
+    target_count=st.integers(1, 3),
+    drafter_count=st.integers(0, 2),
+    text=st.booleans(),
+)
+def test_the_invariants_hold_with_targets_own_guesses(
+    task, models, weather, seed, target_count, drafter_count, text
+):
+    run_world(
+        Strategy.DISTRIBUTED,
         task,
         models=models,
         weather=replace(weather, short_verdicts=0.1),
