@@ -126,7 +126,7 @@ def test_the_invariants_hold_with_trees(
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     task=guessing,
     models=models,

@@ -39,11 +39,11 @@ def run(seed, *, ride, targets, lookahead, drafter, rate, rates, paths=TREE):
     ("targets", "lookahead", "drafter"),
     [(1, 3, 12), (1, 8, 4), (2, 1, 25), (2, 5, 4), (3, 2, 17), (4, 4, 9), (7, 1, 4), (7, 1, 36)],
 )
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("rates", [(0.2, 0.1, 0.1), (0.5, 0.4, 0.3), (0.9, 0.8, 0.7)])
+@pytest.mark.parametrize("rate", [0.4, 0.8])
+@pytest.mark.parametrize("rates", [(0.3, 0.2, 0.2), (0.8, 0.7, 0.6)])
 def test_no_token_comes_later(targets, lookahead, drafter, rate, rates):
     options = {"targets": targets, "lookahead": lookahead, "drafter": drafter}
-    for seed in range(3):
+    for seed in range(2):
         without, with_guesses = (
             run(seed, ride=ride, rate=rate, rates=rates, **options) for ride in (False, True)
         )
