@@ -77,7 +77,7 @@ def perturbed_rows(
         return logits.double()
     rows = [
         perturbed_scores(row, first_position=position, parameters=parameters, seed=seed)
-        for row, position in zip(logits.split(1), positions, strict=True)
+        for row, position in zip(torch.split(logits, 1), positions, strict=True)
     ]
     return torch.cat(rows)
 

@@ -71,5 +71,5 @@ class StreamRows:
 
 def _fuse(parts: Any) -> tuple[Tensor, Tensor]:
     down = torch.cat([part.down.detach() for part in parts])
-    up = torch.block_diag(*(part.up.detach() for part in parts))
+    up: Tensor = torch.block_diag(*(part.up.detach() for part in parts))  # type: ignore[no-untyped-call]
     return down, up.t().contiguous()
