@@ -12,18 +12,30 @@ from typing import get_args
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline import limits
 from paceline.request import GenerateOptions
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 from paceline_cli import generate
+from paceline_engine import fields
 from paceline_engine.loading import BACKENDS
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.planning import estimates
+from paceline_protocol import ranks, task
 from support.conformance.cases import all_cases
 from support.fake_host import FakeHost
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_limits_of_packages_that_do_not_see_each_other_are_the_same():
+    assert ranks.MOST_WIDTH == limits.MOST_WIDTH
+    assert task.DRAFTED_LIMIT == fields.MOST_DRAFTED
+    assert task.SPECULATION_LIMIT <= fields.MOST_TOKENS
+    assert limits.MOST_LOOKAHEAD <= fields.MOST_TREE_DEPTH
+    assert estimates.MOST_TREE_TOKENS <= fields.MOST_TREE_TOKENS
 
 
 def test_every_backend_can_be_chosen_and_is_named_on_the_wire():
