@@ -57,6 +57,26 @@ def test_the_case_of_every_option_which_all_languages_play_has_every_option():
     assert request["sampling"].keys() == sampling
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "clients/python/paceline/generation.py",
+        "clients/typescript/src/generation.ts",
+        "clients/go/generation.go",
+        "clients/cpp/include/paceline/words.hpp",
+    ],
+)
+def test_every_word_that_a_request_can_say_stands_in_each_client(source):
+    wire = orchestrator_pb.GenerateRequest.DESCRIPTOR
+    enums = [field.enum_type for field in wire.fields if field.enum_type is not None]
+    known = set(re.findall(r'"([a-z_]+)"', (ROOT / source).read_text()))
+    assert len(enums) > 3
+    for enum in enums:
+        unspecified, *names = enum.values_by_name
+        prefix = unspecified.removesuffix("UNSPECIFIED")
+        assert {name.removeprefix(prefix).lower() for name in names} <= known
+
+
 def test_what_generate_has_a_flag_for_reaches_the_request():
     shared = generate.GenerateSettings.model_fields.keys() & GenerateOptions.__annotations__.keys()
     said = dict.fromkeys(shared, 1) | {"strategy": "si", "drafter": "both"}
