@@ -161,11 +161,19 @@ type Statistics struct {
 	Network                   time.Duration
 	TimeToFirstToken          time.Duration
 	Total                     time.Duration
-	CorrectionsAheadCount     int // corrections that a drafter had found beside its chain
-	BranchTokenCount          int // tokens beside the chains that targets judged
-	BranchAcceptedCount       int // those of them that became output
-	MaxGramDraftedTokenCount  int // draft tokens that Max-Gram found in the text
-	MaxGramAcceptedTokenCount int // those of them that became output
+	CorrectionsAheadCount     int             // corrections that a drafter had found beside its chain
+	BranchTokenCount          int             // tokens beside the chains that targets judged
+	BranchAcceptedCount       int             // those of them that became output
+	MaxGramDraftedTokenCount  int             // draft tokens that Max-Gram found in the text
+	MaxGramAcceptedTokenCount int             // those of them that became output
+	DrafterModels             []ModelForwards // by model, of a stack the largest model first
+}
+
+// ModelForwards is what one of the drafters' models ran.
+type ModelForwards struct {
+	ModelName    string
+	ForwardCount int
+	Forward      time.Duration // time in these forwards
 }
 
 // Finished is the end of a generation; Timeline is there if asked for.

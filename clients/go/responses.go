@@ -81,6 +81,14 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		kind := wordOrNumber(pb.FallbackKind_name, int32(fallback.GetKind()), "fallback")
 		fallbacks[kind] = int(fallback.GetCount())
 	}
+	models := make([]ModelForwards, len(message.GetDrafterModels()))
+	for index, model := range message.GetDrafterModels() {
+		models[index] = ModelForwards{
+			ModelName:    model.GetModelName(),
+			ForwardCount: int(model.GetForwardCount()),
+			Forward:      time.Duration(model.GetForwardNs()),
+		}
+	}
 	return Statistics{
 		TargetForwardCount:        int(message.GetTargetForwardCount()),
 		DrafterForwardCount:       int(message.GetDrafterForwardCount()),
@@ -101,6 +109,7 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		BranchAcceptedCount:       int(message.GetBranchAcceptedCount()),
 		MaxGramDraftedTokenCount:  int(message.GetMaxGramDraftedTokenCount()),
 		MaxGramAcceptedTokenCount: int(message.GetMaxGramAcceptedTokenCount()),
+		DrafterModels:             models,
 	}
 }
 

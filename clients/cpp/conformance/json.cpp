@@ -27,6 +27,16 @@ std::string name(Enum value) {
   return word;
 }
 
+Json told(const std::vector<paceline::ModelForwards>& models) {
+  Json list = Json::array();
+  for (const auto& it : models) {
+    list.push_back({{"model_name", it.model_name},
+                    {"forward_count", it.forward_count},
+                    {"forward_ns", it.forward_ns}});
+  }
+  return list;
+}
+
 Json told(const paceline::Statistics& it) {
   return {{"target_forward_count", it.target_forward_count},
           {"drafter_forward_count", it.drafter_forward_count},
@@ -46,7 +56,8 @@ Json told(const paceline::Statistics& it) {
           {"branch_token_count", it.branch_token_count},
           {"branch_accepted_count", it.branch_accepted_count},
           {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
-          {"max_gram_accepted_token_count", it.max_gram_accepted_token_count}};
+          {"max_gram_accepted_token_count", it.max_gram_accepted_token_count},
+          {"drafter_models", told(it.drafter_models)}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.

@@ -66,6 +66,10 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
   statistics.branch_accepted_count = message.branch_accepted_count();
   statistics.max_gram_drafted_token_count = message.max_gram_drafted_token_count();
   statistics.max_gram_accepted_token_count = message.max_gram_accepted_token_count();
+  for (const auto& model : message.drafter_models()) {
+    statistics.drafter_models.push_back(
+        {model.model_name(), model.forward_count(), nanoseconds(model.forward_ns())});
+  }
   return statistics;
 }
 

@@ -124,6 +124,16 @@ export interface Statistics {
   readonly maxGramDraftedTokenCount: number;
   /** Those of them that became output. */
   readonly maxGramAcceptedTokenCount: number;
+  /** The drafters' forwards by model, of a stack the largest model first. */
+  readonly drafterModels: readonly ModelForwards[];
+}
+
+/** What a model ran. */
+export interface ModelForwards {
+  readonly modelName: string;
+  readonly forwardCount: number;
+  /** Time in these forwards. */
+  readonly forwardNs: number;
 }
 
 /** The end of a generation; `timeline` is there if asked for. */

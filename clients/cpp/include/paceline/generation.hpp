@@ -63,6 +63,13 @@ struct Usage {
   std::int64_t completion_token_count = 0;
 };
 
+/// What one of the drafters' models ran.
+struct ModelForwards {
+  std::string model_name;
+  std::int64_t forward_count = 0;
+  std::int64_t forward_ns = 0;  ///< Time in these forwards.
+};
+
 /// What it took. Of a resumed generation: what its last part took.
 struct Statistics {
   std::int64_t target_forward_count = 0;
@@ -85,6 +92,7 @@ struct Statistics {
   std::int64_t branch_accepted_count = 0;    ///< Those of them that became output.
   std::int64_t max_gram_drafted_token_count = 0;   ///< Draft tokens that Max-Gram found.
   std::int64_t max_gram_accepted_token_count = 0;  ///< Those of them that became output.
+  std::vector<ModelForwards> drafter_models;  ///< By model, of a stack the largest first.
 };
 
 /// The end of a generation; `timeline` is there if asked for.

@@ -101,6 +101,13 @@ type statisticsReport struct {
 	BranchAcceptedCount       int            `json:"branch_accepted_count"`
 	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
 	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
+	DrafterModels             []modelReport  `json:"drafter_models"`
+}
+
+type modelReport struct {
+	ModelName    string `json:"model_name"`
+	ForwardCount int    `json:"forward_count"`
+	ForwardNs    int64  `json:"forward_ns"`
 }
 
 type errorReport struct {
@@ -236,6 +243,10 @@ func reportFinished(finished *paceline.Finished) *finishedReport {
 }
 
 func reportStatistics(statistics paceline.Statistics) statisticsReport {
+	models := make([]modelReport, len(statistics.DrafterModels))
+	for index, model := range statistics.DrafterModels {
+		models[index] = modelReport{model.ModelName, model.ForwardCount, model.Forward.Nanoseconds()}
+	}
 	return statisticsReport{
 		TargetForwardCount:        statistics.TargetForwardCount,
 		DrafterForwardCount:       statistics.DrafterForwardCount,
@@ -256,6 +267,7 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		BranchAcceptedCount:       statistics.BranchAcceptedCount,
 		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
 		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
+		DrafterModels:             models,
 	}
 }
 
