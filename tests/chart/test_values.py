@@ -272,6 +272,16 @@ def test_the_notes_get_the_certificates_that_their_command_needs():
     assert settings.tls_certificate is not None
 
 
+def test_the_notes_get_the_key_that_their_command_needs():
+    assert "--api-key-file" not in install().notes
+    notes = install({"orchestrator": {"keysSecret": "locks"}}).notes
+    assert "get secret locks " in notes
+    (command,) = (line for line in notes.splitlines() if "paceline generate" in line)
+    arguments = shlex.split(command)[2:]
+    settings = parse(GenerateSettings, arguments, program="test", environment={})
+    assert str(settings.api_key_file) == "own.key"
+
+
 def test_the_notes_name_the_namespaces_that_are_let_in_where_that_matters():
     scraped = {"monitoring": {"serviceMonitor": {"enabled": True}}}
     keda = {"autoscaling": {"mode": "keda"}}
