@@ -130,6 +130,8 @@ def test_no_object_that_is_ours_takes_unknown_keys():
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "ports"),
         ({"networkPolicy": {"dnsPorts": ["dns"]}}, "dnsPorts"),
+        ({"networkPolicy": {"collector": [{}]}}, "collector"),
+        ({"networkPolicy": {"collectorPorts": [0]}}, "collectorPorts"),
         ({"orchestrator": {"service": {"externalTrafficPolicy": "local"}}}, "'Cluster', 'Local'"),
         ({"orchestrator": {"service": {"loadBalancerSourceRanges": ["here"]}}}, "SourceRanges"),
         ({"common": {"extraContainers": [{"image": "a"}]}}, "extraContainers"),
@@ -216,6 +218,10 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
         (
             {"orchestrator": {"service": {"nodePort": 30050}}},
             "nodePort goes with type NodePort or LoadBalancer, not ClusterIP",
+        ),
+        (
+            {"target": {"settings": {"trace_endpoint": "http://c:4317"}}},
+            "target pool default sends to trace_endpoint=http://c:4317: say where the collector is",
         ),
         ({"fullnameOverride": "1st"}, "set fullnameOverride"),
     ],
