@@ -32,12 +32,25 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 		origins[index] = TokenOrigin(word(pb.TokenOrigin_name, int32(origin)))
 	}
 	return Chunk{
-		Position: int(message.GetPosition()),
-		TokenIDs: message.GetTokenIds(),
-		Text:     message.GetText(),
-		Logprobs: message.GetLogprobs(),
-		Origins:  origins,
+		Position:    int(message.GetPosition()),
+		TokenIDs:    message.GetTokenIds(),
+		Text:        message.GetText(),
+		Logprobs:    message.GetLogprobs(),
+		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
+		Origins:     origins,
 	}
+}
+
+func readLikeliest(messages []*pb.LikeliestTokens) [][]TokenLogprob {
+	places := make([][]TokenLogprob, len(messages))
+	for place, message := range messages {
+		for rank, logprob := range message.GetLogprobs() {
+			if rank < len(message.GetTokenIds()) {
+				places[place] = append(places[place], TokenLogprob{message.GetTokenIds()[rank], logprob})
+			}
+		}
+	}
+	return places
 }
 
 func readTimelineEvent(message *pb.TimelineEvent) TimelineEvent {

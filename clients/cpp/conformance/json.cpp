@@ -141,6 +141,7 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(dispatch),
       PACELINE_OPTION(ignore_eos),
       PACELINE_OPTION(logprobs),
+      PACELINE_OPTION(top_logprobs),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),
@@ -211,12 +212,21 @@ paceline::Seconds seconds(const Json& value) {
 }  // namespace
 
 Json told(const paceline::Chunk& chunk) {
+  Json places = Json::array();
+  for (const auto& likeliest : chunk.top_logprobs) {
+    Json place = Json::array();
+    for (const auto& it : likeliest) {
+      place.push_back({{"token_id", it.token_id}, {"logprob", it.logprob}});
+    }
+    places.push_back(place);
+  }
   Json origins = Json::array();
   for (const auto origin : chunk.origins) origins.push_back(name(origin));
   return {{"position", chunk.position},
           {"token_ids", chunk.token_ids},
           {"text", chunk.text},
           {"logprobs", chunk.logprobs},
+          {"top_logprobs", places},
           {"origins", origins}};
 }
 

@@ -64,13 +64,23 @@ export interface Started {
   readonly branches: number;
 }
 
-/** Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each. */
+/** A token, and the natural logarithm of its probability. */
+export interface TokenLogprob {
+  readonly tokenId: number;
+  readonly logprob: number;
+}
+
+/**
+ * Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
+ * `topLogprobs`: what was likeliest at its place, the likeliest first.
+ */
 export interface Chunk {
   readonly type: "chunk";
   readonly position: number;
   readonly tokenIds: readonly number[];
   readonly text: string;
   readonly logprobs: readonly number[];
+  readonly topLogprobs: readonly (readonly TokenLogprob[])[];
   readonly origins: readonly OrUnknown<TokenOrigin>[];
 }
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from paceline.errors import SessionError
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
@@ -141,6 +142,7 @@ class RemoteSession:
         logprobs: bool = False,
         anticipate: bool = False,
         propose: bool = False,
+        top_logprobs: int = 0,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -152,6 +154,7 @@ class RemoteSession:
             logprobs: Whether they are wanted.
             anticipate: Whether the target shall go on by itself after the verdict.
             propose: Whether it shall say what it guesses to follow, if it can.
+            top_logprobs: How many of the likeliest tokens it shall tell at each decided place.
             final_length: How many tokens of the prefix can never change again.
         """
 
@@ -165,6 +168,7 @@ class RemoteSession:
                 logprobs=logprobs,
                 anticipate=anticipate,
                 propose=propose,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
             return self._sent(call, rpc, patience=self._patience(call, block_length=len(proposal)))
@@ -175,6 +179,7 @@ class RemoteSession:
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
             if not self._is_verdict(judged, sent.call, proposal, logprobs=logprobs):
                 raise self._unasked()
+            self._check_likeliest(judged.top_logprobs, len(judged.accepted_path) + 1, top_logprobs)
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.believe(prefix, accepted, final_length=final_length)
@@ -241,6 +246,7 @@ class RemoteSession:
         max_tokens: int,
         end_ids: Iterable[int],
         logprobs: bool = False,
+        top_logprobs: int = 0,
         interval_seconds: float = 0.0,
         report: Callable[[Decoded], None],
     ) -> CallUnderWay[None]:
@@ -251,6 +257,7 @@ class RemoteSession:
             max_tokens: The window.
             end_ids: No token comes after one of these.
             logprobs: Whether they are wanted.
+            top_logprobs: How many of the likeliest tokens it shall tell at each place.
             interval_seconds: At least so much time passes between two messages.
             report: Told of each message, while the call is awaited.
         """
@@ -265,6 +272,7 @@ class RemoteSession:
                 end_ids=end_ids,
                 logprobs=logprobs,
                 interval_seconds=interval_seconds,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
             return self._sent(call, rpc, patience=self._patience(call))
@@ -275,6 +283,9 @@ class RemoteSession:
                     self._heard(sent, patience=self._patience() + interval_seconds)
                     if len(decoded.logprobs) != (len(decoded.token_ids) if logprobs else 0):
                         raise self._unasked()
+                    self._check_likeliest(
+                        decoded.top_logprobs, len(decoded.token_ids), top_logprobs
+                    )
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
             if not window.found_count:
@@ -425,6 +436,20 @@ class RemoteSession:
             and self._is_token(judged.next_token)
             and self._is_guess(judged.proposal)
         )
+
+    def _check_likeliest(
+        self, likeliest: tuple[LikeliestTokens, ...], place_count: int, most: int
+    ) -> None:
+        """Refuse an answer that does not tell what was likely at each place, if that was asked.
+
+        Raises:
+            InternalError: It tells too little, or what was not asked.
+        """
+        if len(likeliest) != (place_count if most else 0) or not all(
+            0 < len(tokens) <= most and all(self._is_token(it) for it, _ in tokens)
+            for tokens in likeliest
+        ):
+            raise self._unasked()
 
     def _is_guess(self, proposal: Proposal) -> bool:
         """Whether what a target proposes is a tree of tokens."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.metrics import RequestMetrics
     from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.pool import ServerPool
@@ -105,6 +106,7 @@ class Generation:
             deadline=order.deadline,
             prompt_length=len(order.prefix),
             logprobs=order.options.logprobs,
+            top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
             text=_text_drafter(order, text_rules),
@@ -166,12 +168,13 @@ class Generation:
         task = order.task(is_alone=self._crew.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
-    def _deliver(self, emission: EmitTokens) -> bool:
+    def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
         self._charge(len(emission.token_ids))
         logprobs = emission.logprobs or (None,) * len(emission.token_ids)
+        told = likeliest or ((),) * len(emission.token_ids)
         origin = None
-        for token in map(FinalToken, emission.token_ids, emission.accepted, logprobs):
+        for token in map(FinalToken, emission.token_ids, emission.accepted, logprobs, told):
             if token.accepted is not origin:
                 # A client cannot divide a chunk's text by token, so each chunk has one origin.
                 self._send_text()

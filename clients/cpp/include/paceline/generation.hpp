@@ -31,12 +31,20 @@ struct Started {
   std::int64_t branches = 0;  ///< Tokens beside the likeliest ones that each drafter forward follows.
 };
 
-/// Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each.
+/// A token, and the natural logarithm of its probability.
+struct TokenLogprob {
+  std::int64_t token_id = 0;
+  double logprob = 0;
+};
+
+/// Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
+/// `top_logprobs`: what was likeliest at its place, the likeliest first.
 struct Chunk {
   std::int64_t position = 0;
   std::vector<std::int64_t> token_ids;
   std::string text;
   std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
   std::vector<TokenOrigin> origins;
 };
 

@@ -31,11 +31,17 @@ type report struct {
 }
 
 type chunkReport struct {
-	Position int       `json:"position"`
-	TokenIDs []uint32  `json:"token_ids"`
-	Text     string    `json:"text"`
-	Logprobs []float64 `json:"logprobs"`
-	Origins  []string  `json:"origins"`
+	Position    int               `json:"position"`
+	TokenIDs    []uint32          `json:"token_ids"`
+	Text        string            `json:"text"`
+	Logprobs    []float64         `json:"logprobs"`
+	TopLogprobs [][]logprobReport `json:"top_logprobs"`
+	Origins     []string          `json:"origins"`
+}
+
+type logprobReport struct {
+	TokenID uint32  `json:"token_id"`
+	Logprob float64 `json:"logprob"`
 }
 
 type eventReport struct {
@@ -183,12 +189,21 @@ func reportChunk(chunk paceline.Chunk) chunkReport {
 	for _, origin := range chunk.Origins {
 		origins = append(origins, enum(origin))
 	}
+	places := [][]logprobReport{}
+	for _, likeliest := range chunk.TopLogprobs {
+		place := []logprobReport{}
+		for _, each := range likeliest {
+			place = append(place, logprobReport(each))
+		}
+		places = append(places, place)
+	}
 	return chunkReport{
-		Position: chunk.Position,
-		TokenIDs: append([]uint32{}, chunk.TokenIDs...),
-		Text:     chunk.Text,
-		Logprobs: append([]float64{}, chunk.Logprobs...),
-		Origins:  origins,
+		Position:    chunk.Position,
+		TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
+		Text:        chunk.Text,
+		Logprobs:    append([]float64{}, chunk.Logprobs...),
+		TopLogprobs: places,
+		Origins:     origins,
 	}
 }
 
