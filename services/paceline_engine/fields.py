@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline.limits import MOST_BRANCHES, MOST_CHUNK_TOKENS, MOST_WIDTH
+from paceline.limits import MOST_BRANCHES, MOST_CHUNK_TOKENS, MOST_TOP_LOGPROBS, MOST_WIDTH
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     DecodeOptions,
@@ -138,6 +138,7 @@ def check_proposal(
         "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
     )
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
@@ -235,6 +236,7 @@ def check_decoding(
             f"has {len(options.end_token_ids)} tokens, at most {_MOST_END_TOKENS} are allowed",
         )
     _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
     _check(
         "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
     )

@@ -10,6 +10,7 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, PrefixCall, SessionSpec
     from paceline_orchestrator.calls.window import Window
     from paceline_orchestrator.fleet.server import ModelServer
@@ -62,6 +63,18 @@ class AnswerChecks:
     def decoded(self, decoded: Decoded, *, logprobs: bool) -> None:
         """Check a message of a decode: it has log probabilities if they were asked for."""
         self._demand(len(decoded.logprobs) == (len(decoded.token_ids) if logprobs else 0))
+
+    def likeliest(
+        self, likeliest: Sequence[LikeliestTokens], place_count: int, *, most: int
+    ) -> None:
+        """Check what was likely: told of each place if it was asked, else of none."""
+        self._demand(
+            len(likeliest) == (place_count if most else 0)
+            and all(
+                0 < len(tokens) <= most and all(self._is_token(it) for it, _ in tokens)
+                for tokens in likeliest
+            )
+        )
 
     def end(self, window: Window) -> None:
         """Check a decode that is over: else it would be asked again, and end so again."""

@@ -28,6 +28,7 @@ from paceline_orchestrator.calls.assembly import Assembly
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.calls.likeliest import LikeliestKept
 from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.calls_in_flight import StartCall
     from paceline_orchestrator.calls.crew import Crew
     from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.recorder import Recorder
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.calls.text_drafter import TextDrafter
@@ -84,8 +86,10 @@ class Driver:
         deadline: The request's.
         prompt_length: Tokens that are final from the start.
         logprobs: Whether verdicts shall carry them.
-        deliver: Takes final tokens, after the commands that came with them are under way; returns
-            whether the text ends here.
+        top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
+        deliver: Takes final tokens, with what else was likely at the place of each if that is
+            wanted, after the commands that came with them are under way; returns whether the text
+            ends here.
         conclude: Told once how the method ended, before what still runs is called off.
         text: The request's text as a drafter, if it is one.
 
@@ -103,7 +107,8 @@ class Driver:
         deadline: Deadline,
         prompt_length: int,
         logprobs: bool,
-        deliver: Callable[[EmitTokens], bool],
+        top_logprobs: int,
+        deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
         text: TextDrafter | None = None,
     ) -> None:
@@ -114,6 +119,7 @@ class Driver:
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
+        self._likeliest = LikeliestKept(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
         self._text = text
@@ -125,13 +131,15 @@ class Driver:
             pool=pool,
             ledger=self._ledger,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            likeliest=self._likeliest,
             answered=self._take_answer,
             failed=self._take_failure,
         )
         self._questions: deque[Callable[[], Sequence[Command]]] = deque()
         self._deciding = False
         self._turned = asyncio.Event()
-        self._final: deque[EmitTokens] = deque()
+        self._final: deque[tuple[EmitTokens, tuple[LikeliestTokens, ...]]] = deque()
         self._timers: list[asyncio.TimerHandle] = []
         self._assembly = Assembly()
         self._endurance = Endurance(self._fail)
@@ -253,9 +261,9 @@ class Driver:
 
     def _deliver_final(self) -> None:
         while self._final:
-            emission = self._final.popleft()
+            emission, likeliest = self._final.popleft()
             self._recorder.emitted(emission)
-            if self._deliver(emission) and self._method is not None:
+            if self._deliver(emission, likeliest) and self._method is not None:
                 self._final.clear()
                 self._decide(self._method.stop)
 
@@ -265,7 +273,9 @@ class Driver:
                 self._ledger.settle(command.token_ids)
                 if self._text is not None:
                     self._text.settle(command.token_ids)
-                self._final.append(command)
+                kept = self._likeliest
+                likeliest = kept.settle(command.token_ids) if kept is not None else ()
+                self._final.append((command, likeliest))
             case AbandonVerify():
                 self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
             case StopDraft():

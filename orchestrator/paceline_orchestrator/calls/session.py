@@ -140,6 +140,7 @@ class RemoteSession:
         logprobs: bool = False,
         anticipate: bool = False,
         propose: bool = False,
+        top_logprobs: int = 0,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -151,6 +152,7 @@ class RemoteSession:
             logprobs: Whether they are wanted.
             anticipate: Whether the target shall go on by itself after the verdict.
             propose: Whether it shall say what it guesses to follow, if it can.
+            top_logprobs: How many of the likeliest tokens it shall tell at each decided place.
             final_length: How many tokens of the prefix can never change again.
         """
 
@@ -164,6 +166,7 @@ class RemoteSession:
                 logprobs=logprobs,
                 anticipate=anticipate,
                 propose=propose,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
             seconds = self._patience.seconds(call, block_length=len(proposal))
@@ -174,6 +177,9 @@ class RemoteSession:
             self._patience.heard(sent)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
             self._checks.verdict(judged, sent.call, proposal, logprobs=logprobs)
+            self._checks.likeliest(
+                judged.top_logprobs, len(judged.accepted_path) + 1, most=top_logprobs
+            )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.believe(prefix, accepted, final_length=final_length)
@@ -239,6 +245,7 @@ class RemoteSession:
         max_tokens: int,
         end_ids: Iterable[int],
         logprobs: bool = False,
+        top_logprobs: int = 0,
         interval_seconds: float = 0.0,
         report: Callable[[Decoded], None],
     ) -> CallUnderWay[None]:
@@ -249,6 +256,7 @@ class RemoteSession:
             max_tokens: The window.
             end_ids: No token comes after one of these.
             logprobs: Whether they are wanted.
+            top_logprobs: How many of the likeliest tokens it shall tell at each place.
             interval_seconds: At least so much time passes between two messages.
             report: Told of each message, while the call is awaited.
         """
@@ -263,6 +271,7 @@ class RemoteSession:
                 end_ids=end_ids,
                 logprobs=logprobs,
                 interval_seconds=interval_seconds,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
@@ -273,6 +282,9 @@ class RemoteSession:
                     seconds = self._patience.seconds() + interval_seconds
                     self._patience.heard(sent, seconds=seconds)
                     self._checks.decoded(decoded, logprobs=logprobs)
+                    self._checks.likeliest(
+                        decoded.top_logprobs, len(decoded.token_ids), most=top_logprobs
+                    )
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
             self._checks.end(window)

@@ -44,6 +44,7 @@ class Options:
     sampling: object | None = None
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
     include_timeline: bool = False
     stream_timeline: bool = False
 
