@@ -24,10 +24,12 @@ from paceline.errors import (
     SessionError,
     UnsupportedError,
 )
+from paceline_orchestrator.calls.assembly import Assembly
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.calls.likeliest import LikeliestKept
+from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
 from paceline_orchestrator.fleet.discovery import Role
@@ -71,11 +73,6 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
 
 __all__ = ["Driver"]
-
-# Who opens its session so much later than the first target joins a method that has begun.
-_ASSEMBLY_SECONDS = 0.05
-# A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
-_RENEW_SECONDS = 5.0
 
 
 class Driver:
@@ -144,8 +141,7 @@ class Driver:
         self._turned = asyncio.Event()
         self._final: deque[tuple[EmitTokens, tuple[LikeliestTokens, ...]]] = deque()
         self._timers: list[asyncio.TimerHandle] = []
-        self._assembled = asyncio.Event()
-        self._assembling: asyncio.TimerHandle | None = None
+        self._assembly = Assembly()
         self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: Exception | None = None
@@ -163,7 +159,9 @@ class Driver:
         """
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
-                renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
+                renewing = self._tasks.create_task(
+                    renew_sessions(lambda: self._crew.sessions), name="renew sessions"
+                )
                 try:
                     with self._pool.listening(self._refill):
                         await self._work()
@@ -179,6 +177,7 @@ class Driver:
         finally:
             for timer in self._timers:
                 timer.cancel()
+            self._assembly.end()
             self._endurance.close()
             self._crew.close()
         # Raised here, because a task group would wrap it.
@@ -207,7 +206,7 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         self._is_running = True
         self._tell_capacity()
-        await self._assembled.wait()
+        await self._assembly.ended()
         if self._failure is None:
             self._method = self._create_method(self._capacity)
             self._decide(self._method.start)
@@ -373,32 +372,14 @@ class Driver:
         if self._crew.seat_count:
             self._endurance.mind(has_targets=bool(capacity.targets))
         self._post(capacity)
-        if self._method is not None or not self._assembling_is_of_use(capacity):
-            self._assembled.set()
-        elif capacity.targets and self._assembling is None:
-            self._assembling = self._call_later(_ASSEMBLY_SECONDS, self._assembled.set)
-
-    def _assembling_is_of_use(self, capacity: CapacityChanged) -> bool:
-        if not self._crew.seat_count:
-            return False  # nothing is to be decoded
-        return not (capacity.targets and self._crew.is_assembled)
+        has_target = bool(capacity.targets)
+        is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
+        self._assembly.look(has_target=has_target, is_whole=is_whole)
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._assembled.set()
+        self._assembly.end()
         self._turned.set()
-
-    async def _renew_sessions(self) -> None:
-        """Keep the sessions that a long request does not use for a while."""
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            # All at once, so that a server that hangs takes no other's time. It is asked again when
-            # it has answered, or was given up: a session has one renewal at a time from here.
-            async with asyncio.TaskGroup() as renewals:
-                for session in self._crew.sessions:
-                    renewals.create_task(
-                        session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
-                    )
 
     def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         timer = asyncio.get_running_loop().call_later(seconds, action)

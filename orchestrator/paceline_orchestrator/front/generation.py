@@ -226,7 +226,7 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     is_rejection = order.options.rule is VerificationRule.REJECTION
     return TextDrafter(
         order.prefix,
-        max_gram=rules.begin(vocabulary_size=order.model.vocabulary_size),
+        proposer=rules.begin(vocabulary_size=order.model.vocabulary_size),
         seat=order.drafter_count,
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,
