@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from paceline import Strategy
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from paceline import AsyncClient, Completion, DrafterKind, GenerateOptions, Strategy
+    from paceline import AsyncClient, Completion, DrafterKind, GenerateOptions
     from paceline_bench.report import Row
 
 __all__ = ["Way", "compete", "parameter_count", "row_of"]
@@ -49,6 +51,8 @@ class Way:
             "targets": 1,
             "ignore_eos": True,
         }
+        if self.strategy is Strategy.SPECULATIVE:
+            options["dispatch"] = "blocks"  # drafts in vain would count as the drafter's forwards
         if self.lookahead is not None:
             options["lookahead"] = self.lookahead
         if self.drafter is not None:

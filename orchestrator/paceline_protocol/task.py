@@ -73,6 +73,7 @@ class DecodingTask:
             width is 1.
         tree_tokens: The most tokens of a tree in one verification; a longer chain is one alone.
         tree_depth: The most tokens of a path of it.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
         hit_rates: How often a drafter's token of each rank, from the first on, is right, as far as
             is known at the start; one for each rank that there is.
     """
@@ -90,6 +91,7 @@ class DecodingTask:
     branches: int = 0
     tree_tokens: int = 64
     tree_depth: int = 64
+    drafts_ahead: bool = False
     hit_rates: tuple[float, ...] = ASSUMED_RATES
 
     @property

@@ -54,7 +54,8 @@ class GenerateOptions(TypedDict, total=False):
         branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
         drafter: Who drafts. Default: servers, and Max-Gram while there is none.
         rule: What the output promises. Default EXACT.
-        dispatch: When blocks are sent to targets. Default WORK_CONSERVING.
+        dispatch: When blocks are sent to targets, and whether SI drafts ahead. Default
+            WORK_CONSERVING.
         ignore_eos: Go on after an end-of-text token.
         logprobs: Return each token's log probability.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.

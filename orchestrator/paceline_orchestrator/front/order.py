@@ -177,6 +177,7 @@ class Order:
             branches=self.shape.branches,
             tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
+            drafts_ahead=self.plan.drafts_ahead,
             hit_rates=self.plan.hit_rates,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,

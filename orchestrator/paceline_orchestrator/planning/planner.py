@@ -60,6 +60,7 @@ class Plan:
         shape: How wide drafts are.
         pair: The models that it is made for; None where no server drafts.
         hit_rates: What is known of their draft tokens; see DecodingTask.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -74,6 +75,7 @@ class Plan:
     shape: Shape = CHAIN
     pair: Pair | None = None
     hit_rates: tuple[float, ...] = ASSUMED_RATES
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Wish:
         rule: How draft tokens are judged; nobody chooses that but the request.
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
+        may_draft_ahead: Whether SI's drafter may go on while the target verifies.
     """
 
     strategy: Strategy | None = None
@@ -95,6 +98,7 @@ class Wish:
     rule: VerificationRule = VerificationRule.EXACT
     drafter: DrafterKind | None = None
     shape: Shape | None = None
+    may_draft_ahead: bool = True
 
     @property
     def leaves_trees_open(self) -> bool:
@@ -127,7 +131,7 @@ class Planner:
     ) -> Plan:
         """Plan a request by what is known, and what it wishes."""
         available = min(wish.target_count or measurements.part, measurements.target_count)
-        case = Case(measurements, wish.lookahead, available, self._rehearsals)
+        case = Case(measurements, wish.lookahead, available, self._rehearsals, wish.may_draft_ahead)
         options = [
             FORECASTS[strategy](case)
             for strategy, method in METHODS.items()
@@ -136,7 +140,13 @@ class Planner:
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
-            option = Option(wish.strategy, wish.lookahead or 1, 1, measurements.verification_ns)
+            option = Option(
+                wish.strategy,
+                wish.lookahead or 1,
+                1,
+                measurements.verification_ns,
+                drafts_ahead=wish.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
+            )
             return self._plan(option, measurements, others=())
         best = wanted[0]
         for option in wanted[1:]:
@@ -232,6 +242,7 @@ class Planner:
             plain_token_ns=plain(measurements).token_ns,
             note=f"{option} ({_why(option, measurements, others)})",
             shape=option.shape,
+            drafts_ahead=option.drafts_ahead,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
