@@ -99,12 +99,18 @@ STARCODER = replace(
 
 
 def test_with_one_target_auto_drafts_ahead_and_says_so():
-    plan = Planner().choose(STARCODER)
-    assert (plan.strategy, plan.lookahead, plan.drafts_ahead) == (Strategy.SPECULATIVE, 3, True)
-    assert plan.note.startswith("SI with lookahead 3, drafting ahead: ")
-    # Four tokens are drafted in 28 ms; a rejection costs three drafts and a forward.
-    rate = 0.93**4
-    expected = (28 * rate + 42 * (1 - rate)) / (1 + 0.93 + 0.93**2 + 0.93**3)
+    one = replace(VICUNA, target_count=1)
+    plan = refined(one).choose(one)
+    assert (plan.strategy, plan.lookahead, plan.drafts_ahead) == (Strategy.SPECULATIVE, 4, True)
+    assert plan.note.startswith("SI with lookahead 4, drafting ahead: 19.2 ms per token")
+
+
+def test_drafting_ahead_is_expected_to_take_the_longer_of_forward_and_drafts():
+    plan = Planner().choose(STARCODER, Wish(strategy=Strategy.SPECULATIVE))
+    assert (plan.lookahead, plan.drafts_ahead) == (2, True)
+    # Three tokens are drafted in a forward; a rejection costs two drafts and a forward.
+    rate = 0.93**3
+    expected = (21 * rate + 35 * (1 - rate)) / (1 + 0.93 + 0.93**2)
     assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
 
 
@@ -130,9 +136,10 @@ def test_drafting_ahead_is_never_expected_to_be_slower(lookahead, rate, drafter_
 
 
 def test_who_asks_for_blocks_gets_the_papers_si():
-    plan = Planner().choose(STARCODER, Wish(may_draft_ahead=False))
+    asked = Wish(strategy=Strategy.SPECULATIVE, may_draft_ahead=False)
+    plan = Planner().choose(STARCODER, asked)
     assert (plan.strategy, plan.lookahead, plan.drafts_ahead) == (Strategy.SPECULATIVE, 6, False)
-    assert "ahead" not in plan.note
+    assert "drafting ahead" not in plan.note
 
 
 def test_trees_are_simulated_with_a_drafter_that_does_as_the_plan_says(monkeypatch):
@@ -143,7 +150,8 @@ def test_trees_are_simulated_with_a_drafter_that_does_as_the_plan_says(monkeypat
     monkeypatch.setattr(widths, "best_trees", lambda case: cases.append(case) or Trees(CHAIN, 1.0))
     for may_draft_ahead in (True, False):
         planner = Planner()
-        planner.choose(replace(STARCODER, **known), Wish(may_draft_ahead=may_draft_ahead))
+        one = replace(VICUNA, target_count=1, **known)
+        planner.choose(one, Wish(may_draft_ahead=may_draft_ahead))
         planner.refine()
     assert [case.drafts_ahead for case in cases] == [True, False]
 
@@ -222,12 +230,13 @@ def test_the_prompt_is_broadcast_where_that_simulates_better():
         drafter_step_ns=34_600_000,
         acceptance_rate=0.93,
     )
+    dsi = Wish(strategy=Strategy.DISTRIBUTED)
     planner = refined(slow_drafter)
-    planner.choose(slow_drafter)  # with the lookahead that simulated best
+    planner.choose(slow_drafter, dsi)  # with the lookahead that simulated best
     planner.refine()
-    assert planner.choose(slow_drafter).broadcast_prefill
+    assert planner.choose(slow_drafter, dsi).broadcast_prefill
     short = replace(slow_drafter, target_first_ns=52_400_000)
-    assert not planner.choose(short).broadcast_prefill
+    assert not planner.choose(short, dsi).broadcast_prefill
     plain = Wish(strategy=Strategy.AUTOREGRESSIVE)
     assert not planner.choose(slow_drafter, plain).broadcast_prefill
     assert not refined(VICUNA).choose(VICUNA).broadcast_prefill
