@@ -22,7 +22,8 @@ def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     return {
         "rows": [line for result in results for line in _rows(result)],
         "sweeps": [_json(result, each) for result in results for each in result.swept],
-        "beyond": [_beyond_json(result, each) for result in results for each in result.beyond],
+        "trees": _beyond(results, drafts_ahead=False),
+        "ahead": _beyond(results, drafts_ahead=True),
         "echoes": [
             {"name": result.row.name, **asdict(echo)}
             for result in results
@@ -50,6 +51,15 @@ def _rows(result: RowResult) -> list[Row]:
             "speed_up_over_non_si": result.planned.speed_over(result.plain),
         }
     return [plain, speculative, planned, best]
+
+
+def _beyond(results: Sequence[RowResult], *, drafts_ahead: bool) -> list[Row]:
+    return [
+        _beyond_json(result, each)
+        for result in results
+        for each in result.beyond
+        if each.way.drafts_ahead is drafts_ahead
+    ]
 
 
 def _beyond_json(result: RowResult, each: Measured) -> Row:

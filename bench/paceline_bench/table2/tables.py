@@ -78,7 +78,8 @@ def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
         max_tokens: Tokens of each run.
         per_gpu: Whether to say also what each device makes of it.
     """
-    rows, beyond = list(_table2_rows(content)), content.get("beyond", [])
+    rows = list(_table2_rows(content))
+    beyond = [*content.get("ahead", []), *content.get("trees", [])]
     main = [by_strategy[strategy] for _, by_strategy in rows for strategy in _STRATEGIES]
     parts = [
         f"### Medians for {max_tokens} tokens, prefill included\n",

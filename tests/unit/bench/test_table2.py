@@ -108,7 +108,7 @@ def test_ways_with_trees_are_compared_with_chains_and_leave_their_rows_alone(mon
     assert [each.way for each in with_trees.headline] == [each.way for each in result.headline]
     assert [each.way for each in with_trees.beyond] == [si, dsi]
     assert with_trees.identical
-    si_row, dsi_row = kept([with_trees])["beyond"]
+    si_row, dsi_row = kept([with_trees])["trees"]
     assert (si_row["width"], si_row["branches"]) == (3, 2)
     speculative = with_trees.speculative
     assert si_row["speed_up_over_si"] == with_trees.beyond[0].speed_over(speculative)
@@ -136,13 +136,13 @@ def test_si_that_drafts_ahead_stands_beside_the_papers_which_stays_the_baseline(
     assert measured.speculative.way == runs.best(Strategy.SPECULATIVE)
     assert [each.way for each in measured.beyond] == [ahead_2]
     assert measured.identical
-    (row,) = kept([measured])["beyond"]
+    (row,) = kept([measured])["ahead"]
     assert (row["strategy"], row["width"]) == ("SI ahead", 1)
     assert row["speed_up_over_si"] == measured.beyond[0].speed_over(measured.speculative) > 1.3
     text = report(kept([measured]), max_tokens=12, per_gpu=True)
     assert "| tiny | SI ahead | - | 2 |" in text
     assert re.search(r"\| tiny \| SI ahead \| 2 \| [\d.]+ \| [\d.]+ \|", text)
-    assert "ahead |" not in report(kept([result]), max_tokens=12)
+    assert "SI ahead" not in report(kept([result]), max_tokens=12)
 
 
 def test_the_floor_charges_each_call_of_the_critical_path_once():
