@@ -212,6 +212,14 @@ func WithLogprobs(wanted bool) GenerateOption {
 	})
 }
 
+// WithTopLogprobs says how many of the likeliest tokens to return at each place, at most 20. Default 0.
+func WithTopLogprobs(count uint32) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.TopLogprobs = count
+		return nil
+	})
+}
+
 // WithAddSpecialTokens says whether the tokenizer adds its special tokens to a text prompt. Default
 // true.
 func WithAddSpecialTokens(add bool) GenerateOption {

@@ -5,6 +5,7 @@ For every backend that computes logits. Letters: T draft tokens, V the tokenizer
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.calls import VerificationRule
@@ -16,6 +17,7 @@ from paceline_engine.sampling import (
     choose_tokens,
     draw_draft,
     largest,
+    likeliest_tokens,
     perturbed_scores,
     token_logprobs,
 )
@@ -59,11 +61,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         accepted_count, next_token = accept_exact(
             token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
         )
-    path = tuple(range(accepted_count))
-    if not task.logprobs:
-        return Judgement(path, next_token)
-    decided = (*token_ids[:accepted_count], next_token)
-    return Judgement(path, next_token, token_logprobs(logits[: accepted_count + 1], decided))
+    return _told(tuple(range(accepted_count)), next_token, task=task, logits=logits)
 
 
 def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
@@ -74,11 +72,20 @@ def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int
         parameters=spec.sampling,
         seed=spec.seed,
     )
-    if not task.logprobs:
-        return Judgement(path, next_token)
-    decided = (*task.proposal.along(path), next_token)
+    return _told(path, next_token, task=task, logits=logits)
+
+
+def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
+    """Tell what was decided, with the probabilities that were asked for."""
+    judgement = Judgement(path, next_token)
     rows = [0, *(index + 1 for index in path)]
-    return Judgement(path, next_token, token_logprobs(logits[rows], decided))
+    if task.logprobs:
+        decided = (*task.proposal.along(path), next_token)
+        judgement = replace(judgement, logprobs=token_logprobs(logits[rows], decided))
+    if task.top_logprobs:
+        likeliest = likeliest_tokens(logits[rows], task.top_logprobs)
+        judgement = replace(judgement, top_logprobs=likeliest)
+    return judgement
 
 
 def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:

@@ -14,7 +14,7 @@ from pydantic import Field
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_cli.connection import open_client
-from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.options import CallerSettings, read_options
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
 from paceline_serving.settings import OneOrMore, option
@@ -53,7 +53,7 @@ paceline generate "x = [" --json | jq .text             one JSON object a line
 """
 
 
-class _Sampling(ConnectionSettings):
+class _Sampling(CallerSettings):
     """Sampling."""
 
     temperature: float | None = Field(None, description="0 is greedy (the server's default)")

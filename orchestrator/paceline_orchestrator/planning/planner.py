@@ -39,8 +39,18 @@ class DrafterKind(Enum):
     """Who drafts; see orchestrator_service.proto, which has the same names."""
 
     SERVER = "server"
-    MAX_GRAM = "max-gram"
-    SERVER_AND_MAX_GRAM = "both"
+    MAX_GRAM = "max_gram"
+    SERVER_AND_MAX_GRAM = "server_and_max_gram"
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether drafter servers draft."""
+        return self is not DrafterKind.MAX_GRAM
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the text itself drafts, without a server."""
+        return self is not DrafterKind.SERVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +158,7 @@ class Planner:
                 drafts_ahead=wish.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
             )
             return self._plan(option, measurements, others=())
-        best = wanted[0]
-        for option in wanted[1:]:
-            if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
-                best = option
+        best = _fastest(wanted)
         has_target = measurements.request_count <= measurements.target_count
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
@@ -178,35 +185,31 @@ class Planner:
     ) -> Plan:
         """Plan a request for which the text itself drafts.
 
-        Its drafts cost nothing, so a round of SI is a verification, and DSI is as many rounds at
-        once as there are targets. That is not promised to be faster, so it is for who asks for it.
+        Its drafts cost nothing, so a round of SI is a verification, and a method that overlaps has
+        as many rounds at once as there are targets. That is not promised to be faster, so it is for
+        who asks for it.
 
         Args:
             measurements: What is known.
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        plainly, guessing = plain(measurements), speculative(by_text, wish.lookahead)
         case = Case(measurements, wish.lookahead, 1, self._rehearsals)
-        by_itself = [
-            FORECASTS[strategy](case)
+        ranked = [
+            FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
-            if method.self_drafts and _has_what_it_needs(method, measurements)
+            if not method.overlaps and _has_what_it_needs(method, by_text)
         ]
-        ranked = [plainly, guessing, *by_itself]
-        options = {it.strategy: it for it in ranked}
-        options[Strategy.DISTRIBUTED] = replace(
-            guessing,
-            strategy=Strategy.DISTRIBUTED,
-            target_count=min(wish.target_count or measurements.part, measurements.target_count),
-        )
-        if wish.strategy is not None:
-            best = options[wish.strategy]
+        if wish.strategy is None:
+            best = _fastest(ranked)
+        elif METHODS[wish.strategy].overlaps:
+            best = replace(
+                speculative(by_text, wish.lookahead),
+                strategy=wish.strategy,
+                target_count=min(wish.target_count or measurements.part, measurements.target_count),
+            )
         else:
-            best = plainly
-            for option in ranked[1:]:
-                if option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
-                    best = option
+            best = next(it for it in ranked if it.strategy is wish.strategy)
         others = [it for it in ranked if it.strategy is not best.strategy]
         plan = self._plan(best, measurements, others=others)
         drafts = METHODS[best.strategy].drafts
@@ -256,6 +259,15 @@ class Planner:
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
         return self._starts.broadcasts(start)
+
+
+def _fastest(options: Sequence[Option]) -> Option:
+    """Return the fastest; of those about as fast the one above, which is simpler."""
+    best = options[0]
+    for option in options[1:]:
+        if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
+            best = option
+    return best
 
 
 def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:

@@ -96,6 +96,18 @@ def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fa
     assert "ended by length" in err
 
 
+def test_the_key_of_a_file_is_shown_to_the_orchestrator(capsys, fake, tmp_path):
+    file = tmp_path / "own.key"
+    file.write_text("sk-own\n")
+    where = ("--address", fake.address, "--api-key-file", str(file))
+    assert run(capsys, "generate", "x", *where)[0] == run(capsys, "info", *where)[0] == 0
+    assert [it["authorization"] for it in fake.metadata] == ["Bearer sk-own"] * 2
+    file.write_text("two words")
+    code, _, err = run(capsys, "generate", "x", *where)
+    assert code == 1
+    assert "own.key: must hold one key" in err
+
+
 def test_generate_sends_what_the_options_say(capsys, fake):
     arguments = [
         "--strategy",
