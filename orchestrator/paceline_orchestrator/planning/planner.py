@@ -194,7 +194,7 @@ class Planner:
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        case = Case(measurements, wish.lookahead, 1, self._rehearsals)
+        case = Case(measurements, wish.lookahead, 1, self._rehearsals, may_draft_ahead=False)
         ranked = [
             FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
