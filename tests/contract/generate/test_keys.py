@@ -93,14 +93,17 @@ async def test_the_requests_at_once_of_a_key_are_its_own(path):
         await alice.generate(PROMPT, max_tokens=1).collect()
 
 
-async def test_the_tokens_of_a_key_are_those_of_its_prompts_and_its_texts(path):
-    path.write_text(entry(tokens_per_minute=len(PROMPT) + 7))
+# Far enough beyond the limit that what comes back meanwhile is no matter.
+@pytest.mark.parametrize(
+    ("limit", "max_tokens"), [(len(PROMPT) + 20, 60), (10, 1)], ids=["text", "prompt"]
+)
+async def test_the_tokens_of_a_key_are_those_of_its_prompts_and_its_texts(path, limit, max_tokens):
+    path.write_text(entry(tokens_per_minute=limit))
     async with (
         orchestrating(targets=targets(1), api_keys=path) as system,
         client_with(SECRET, system.address) as client,
     ):
-        await client.generate(PROMPT, max_tokens=6).collect()
-        await client.generate(PROMPT, max_tokens=1).collect()  # one token is left: enough to begin
+        await client.generate(PROMPT, max_tokens=max_tokens).collect()
         with pytest.raises(OverloadedError, match="tokens per minute are spent") as refused:
             await client.generate(PROMPT, max_tokens=1).collect()
         assert refused.value.retry_after_seconds > 0
