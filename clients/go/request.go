@@ -186,7 +186,8 @@ func WithRule(rule VerificationRule) GenerateOption {
 	})
 }
 
-// WithDispatch sets when blocks are sent to targets. Default DispatchWorkConserving.
+// WithDispatch sets when blocks are sent to targets, and whether SI drafts ahead. Default
+// DispatchWorkConserving.
 func WithDispatch(policy DispatchPolicy) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("dispatch", pb.DispatchPolicy_name, string(policy))

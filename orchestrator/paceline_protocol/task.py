@@ -75,6 +75,7 @@ class DecodingTask:
         tree_depth: The most tokens of a path of it.
         own_guesses: Whether DSI asks targets for guesses of their own, and has the next
             verification at the same place judge them, too.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
         hit_rates: How often a drafter's token of each rank, from the first on, is right, as far as
             is known at the start; one for each rank that there is.
     """
@@ -92,6 +93,7 @@ class DecodingTask:
     branches: int = 0
     tree_tokens: int = 64
     tree_depth: int = 64
+    drafts_ahead: bool = False
     hit_rates: tuple[float, ...] = ASSUMED_RATES
     own_guesses: bool = False
 

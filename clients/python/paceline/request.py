@@ -54,7 +54,8 @@ class GenerateOptions(TypedDict, total=False):
         branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
         drafter: Who drafts. Default: servers, and Max-Gram while there is none.
         rule: What the output promises. Default EXACT.
-        dispatch: When blocks are sent to targets. Default WORK_CONSERVING.
+        dispatch: When blocks are sent to targets, and whether SI drafts ahead. Default
+            WORK_CONSERVING.
         ignore_eos: Go on after an end-of-text token.
         logprobs: Return each token's log probability.
         top_logprobs: Return so many of the likeliest tokens at each place, at most 20.

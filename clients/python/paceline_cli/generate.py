@@ -93,6 +93,9 @@ class _Decoding(_Sampling):
         description="who drafts: servers, the text itself, both; else servers, and the text while"
         " there is none",
     )
+    dispatch: Literal["work_conserving", "blocks"] | None = Field(
+        None, description="blocks: as in the papers; SI's drafter then rests while it is verified"
+    )
     rule: Literal["exact", "rejection"] = Field(
         "exact", description="what is promised: the target's tokens, or its distribution"
     )
@@ -188,7 +191,7 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     chosen = {
         name: getattr(settings, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
-                     "targets", "width", "branches")
+                     "targets", "width", "branches", "dispatch")
     }  # fmt: skip
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]

@@ -62,7 +62,7 @@ export interface GenerateOptions {
   drafter?: DrafterKind | undefined;
   /** What the output promises. Default "exact". */
   rule?: VerificationRule | undefined;
-  /** When blocks are sent to targets. Default "work_conserving". */
+  /** When blocks are sent to targets, and whether SI drafts ahead. Default "work_conserving". */
   dispatch?: DispatchPolicy | undefined;
   /** Go on after an end-of-text token. */
   ignoreEos?: boolean | undefined;

@@ -176,6 +176,7 @@ class Order:
             branches=self.shape.branches,
             tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
+            drafts_ahead=self.plan.drafts_ahead,
             hit_rates=self.plan.hit_rates,
             own_guesses=self.plan.own_guesses
             and self.options.dispatch is DispatchPolicy.WORK_CONSERVING,

@@ -82,6 +82,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
             rule=rule,
             drafter=_DRAFTERS.get(request.drafter),
             shape=Shape(request.width, request.branches) if request.HasField("width") else None,
+            may_draft_ahead=not in_blocks,
         ),
         drafter_count=max(1, request.drafter_count),
         rule=rule,

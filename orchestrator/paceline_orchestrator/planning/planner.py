@@ -76,6 +76,7 @@ class Plan:
         pair: The models that it is made for; None where no server drafts.
         hit_rates: What is known of their draft tokens; see DecodingTask.
         own_guesses: Whether targets' own guesses ride along; see DecodingTask.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -91,6 +92,7 @@ class Plan:
     pair: Pair | None = None
     hit_rates: tuple[float, ...] = ASSUMED_RATES
     own_guesses: bool = False
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Wish:
         rule: How draft tokens are judged; nobody chooses that but the request.
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
+        may_draft_ahead: Whether SI's drafter may go on while the target verifies.
     """
 
     strategy: Strategy | None = None
@@ -112,6 +115,7 @@ class Wish:
     rule: VerificationRule = VerificationRule.EXACT
     drafter: DrafterKind | None = None
     shape: Shape | None = None
+    may_draft_ahead: bool = True
 
     @property
     def leaves_trees_open(self) -> bool:
@@ -144,7 +148,7 @@ class Planner:
     ) -> Plan:
         """Plan a request by what is known, and what it wishes."""
         available = min(wish.target_count or measurements.part, measurements.target_count)
-        case = Case(measurements, wish.lookahead, available, self._rehearsals)
+        case = Case(measurements, wish.lookahead, available, self._rehearsals, wish.may_draft_ahead)
         options = [
             FORECASTS[strategy](case)
             for strategy, method in METHODS.items()
@@ -153,7 +157,13 @@ class Planner:
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
-            option = Option(wish.strategy, wish.lookahead or 1, 1, measurements.verification_ns)
+            option = Option(
+                wish.strategy,
+                wish.lookahead or 1,
+                1,
+                measurements.verification_ns,
+                drafts_ahead=wish.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
+            )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
         has_target = measurements.request_count <= measurements.target_count
@@ -191,7 +201,7 @@ class Planner:
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        case = Case(measurements, wish.lookahead, 1, self._rehearsals)
+        case = Case(measurements, wish.lookahead, 1, self._rehearsals, may_draft_ahead=False)
         ranked = [
             FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
@@ -243,6 +253,7 @@ class Planner:
             note=f"{option} ({_why(option, measurements, others)})",
             shape=option.shape,
             own_guesses=own_guesses_are_free(option, measurements),
+            drafts_ahead=option.drafts_ahead,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:

@@ -145,16 +145,18 @@ func (DrafterKind) EnumDescriptor() ([]byte, []int) {
 	return file_paceline_v1_orchestrator_service_proto_rawDescGZIP(), []int{1}
 }
 
-// When a block of draft tokens goes to a target.
+// When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile.
 type DispatchPolicy int32
 
 const (
 	// Not set; a request that leaves it so gets WORK_CONSERVING.
 	DispatchPolicy_DISPATCH_POLICY_UNSPECIFIED DispatchPolicy = 0
-	// A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-	// the first open position needs it.
+	// DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+	// earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+	// target verifies, where no other request has work for it.
 	DispatchPolicy_DISPATCH_POLICY_WORK_CONSERVING DispatchPolicy = 1
-	// Exactly lookahead tokens for each verification, as in the DSI paper.
+	// Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+	// in the papers.
 	DispatchPolicy_DISPATCH_POLICY_BLOCKS DispatchPolicy = 2
 )
 
@@ -545,7 +547,7 @@ type GenerateRequest struct {
 	DrafterCount *uint32 `protobuf:"varint,14,opt,name=drafter_count,json=drafterCount,proto3,oneof" json:"drafter_count,omitempty"`
 	// How draft tokens are accepted. Default EXACT.
 	VerificationRule VerificationRule `protobuf:"varint,15,opt,name=verification_rule,json=verificationRule,proto3,enum=paceline.v1.VerificationRule" json:"verification_rule,omitempty"`
-	// When blocks are sent to targets. Default WORK_CONSERVING.
+	// When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING.
 	DispatchPolicy DispatchPolicy `protobuf:"varint,16,opt,name=dispatch_policy,json=dispatchPolicy,proto3,enum=paceline.v1.DispatchPolicy" json:"dispatch_policy,omitempty"`
 	// Tokens of this generation that were received already: go on after them. They count towards
 	// max_tokens, and are not sent again. Needs a seed, unless the temperature is 0.

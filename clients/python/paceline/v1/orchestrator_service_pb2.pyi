@@ -104,23 +104,29 @@ class _DispatchPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispat
     DISPATCH_POLICY_UNSPECIFIED: _DispatchPolicy.ValueType  # 0
     """Not set; a request that leaves it so gets WORK_CONSERVING."""
     DISPATCH_POLICY_WORK_CONSERVING: _DispatchPolicy.ValueType  # 1
-    """A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-    the first open position needs it.
+    """DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+    earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+    target verifies, where no other request has work for it.
     """
     DISPATCH_POLICY_BLOCKS: _DispatchPolicy.ValueType  # 2
-    """Exactly lookahead tokens for each verification, as in the DSI paper."""
+    """Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+    in the papers.
+    """
 
 class DispatchPolicy(_DispatchPolicy, metaclass=_DispatchPolicyEnumTypeWrapper):
-    """When a block of draft tokens goes to a target."""
+    """When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile."""
 
 DISPATCH_POLICY_UNSPECIFIED: DispatchPolicy.ValueType  # 0
 """Not set; a request that leaves it so gets WORK_CONSERVING."""
 DISPATCH_POLICY_WORK_CONSERVING: DispatchPolicy.ValueType  # 1
-"""A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-the first open position needs it.
+"""DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+target verifies, where no other request has work for it.
 """
 DISPATCH_POLICY_BLOCKS: DispatchPolicy.ValueType  # 2
-"""Exactly lookahead tokens for each verification, as in the DSI paper."""
+"""Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+in the papers.
+"""
 Global___DispatchPolicy: _TypeAlias = DispatchPolicy  # noqa: Y015
 
 class _TokenOrigin:
@@ -348,7 +354,7 @@ class GenerateRequest(_message.Message):
     verification_rule: _sampling_pb2.VerificationRule.ValueType
     """How draft tokens are accepted. Default EXACT."""
     dispatch_policy: Global___DispatchPolicy.ValueType
-    """When blocks are sent to targets. Default WORK_CONSERVING."""
+    """When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING."""
     include_timeline: _builtins.bool
     """Put every draft and verification into the last message."""
     stream_timeline: _builtins.bool

@@ -62,16 +62,20 @@ export enum DrafterKind {
   DRAFTER_KIND_SERVER_AND_MAX_GRAM = 3,
 }
 
-/** When a block of draft tokens goes to a target. */
+/** When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile. */
 export enum DispatchPolicy {
   /** DISPATCH_POLICY_UNSPECIFIED - Not set; a request that leaves it so gets WORK_CONSERVING. */
   DISPATCH_POLICY_UNSPECIFIED = 0,
   /**
-   * DISPATCH_POLICY_WORK_CONSERVING - A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-   * the first open position needs it.
+   * DISPATCH_POLICY_WORK_CONSERVING - DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+   * earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+   * target verifies, where no other request has work for it.
    */
   DISPATCH_POLICY_WORK_CONSERVING = 1,
-  /** DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, as in the DSI paper. */
+  /**
+   * DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+   * in the papers.
+   */
   DISPATCH_POLICY_BLOCKS = 2,
 }
 
@@ -212,7 +216,7 @@ export interface GenerateRequest {
     | undefined;
   /** How draft tokens are accepted. Default EXACT. */
   verificationRule: VerificationRule;
-  /** When blocks are sent to targets. Default WORK_CONSERVING. */
+  /** When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING. */
   dispatchPolicy: DispatchPolicy;
   /**
    * Tokens of this generation that were received already: go on after them. They count towards
