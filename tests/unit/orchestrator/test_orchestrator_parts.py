@@ -189,6 +189,7 @@ def an_order(*, tree_token_limit=0, **plan):
         "shape": CHAIN,
         "hit_rates": ASSUMED_RATES,
         "drafts_ahead": False,
+        "own_guesses": False,
     } | plan
     rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
     order = SimpleNamespace(
