@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline_engine.calls import VerificationRule
 from paceline_engine.items import Judgement
 from paceline_engine.proposal import Proposal
 from paceline_engine.review_tasks import ReviewTask
 from paceline_engine.reviews import review_by
 from paceline_engine.sampling import (
+    Draw,
+    choose_together,
     choose_tokens,
     draw_draft,
     largest,
@@ -30,9 +34,9 @@ if TYPE_CHECKING:
 
     from paceline_engine.calls import SessionSpec
     from paceline_engine.draft_tree import Ranked
-    from paceline_engine.items import Judge
+    from paceline_engine.items import Item, Judge
 
-__all__ = ["draft_from", "judge_by", "rank_from"]
+__all__ = ["choose_next", "draft_from", "judge_by", "rank_from"]
 
 
 def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
@@ -73,6 +77,16 @@ def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int
         seed=spec.seed,
     )
     return _told(path, next_token, task=task, logits=logits)
+
+
+def choose_next(rows: Sequence[tuple[Item, Tensor]]) -> dict[Item, int]:
+    """Choose what follows the texts of items that do just that, given their logits: (1, V) each.
+
+    Whoever's model computed NaN or infinity is left out.
+    """
+    draws = [Draw(len(item.prefix), item.spec.sampling, item.spec.seed) for item, _ in rows]
+    chosen = choose_together(torch.cat([own for _, own in rows]), draws)
+    return {item: token for (item, _), token in zip(rows, chosen, strict=True) if token is not None}
 
 
 def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline_engine.calls import VerificationRule
 from paceline_engine.draft_tree import DraftTree
 from paceline_engine.proposal import NOTHING, Proposal
 
@@ -172,6 +173,14 @@ class Item:
     def proposes(self) -> bool:
         """Whether the model is asked for guesses of its own."""
         return isinstance(self.task, Judge) and self.task.propose
+
+    @property
+    def chooses_next(self) -> bool:
+        """Whether its steps only choose the next token, as EXACT does."""
+        if isinstance(self.task, Decode):
+            return not (self.task.logprobs or self.task.top_logprobs)
+        is_exact = self.spec.rule is VerificationRule.EXACT
+        return isinstance(self.task, Draft) and self.task.width == 1 and is_exact
 
     @property
     def scored_positions(self) -> list[int]:

@@ -17,8 +17,9 @@ A position is the number of tokens before the token that is chosen, the prompt c
 
 There is one implementation. `philox` uses nothing but integer operators, so it takes Python ints,
 NumPy int64 arrays and torch int64 tensors alike: what wraps around in 64 bits is masked away. The
-words of a counter may be of different shapes that broadcast, and ints among arrays: the first
-rounds then cost less, because what does not depend on a position is computed once for all.
+words of a counter, and of a key, may be of different shapes that broadcast, and ints among arrays:
+the first rounds then cost less, because what does not depend on a position is computed once for
+all.
 """
 
 from __future__ import annotations
@@ -47,33 +48,36 @@ class Purpose(IntEnum):
 
 
 def philox(
-    counter: tuple[_Word, _Word, _Word, _Word], key: tuple[int, int]
+    counter: tuple[_Word, _Word, _Word, _Word], key: tuple[_Word, _Word]
 ) -> tuple[_Word, _Word, _Word, _Word]:
     """Encrypt one 128-bit counter, or many at once.
 
     Args:
         counter: Four words that broadcast; they stay as they are.
-        key: Two words.
+        key: Two words that broadcast with these.
 
-    Cost: 100 integer operations, most of them on the whole shape and half of them in place.
+    Cost: 100 integer operations, most of them on the whole shape.
     """
     left_0, right_0, left_1, right_1 = counter
     key_0, key_1 = key
     for _ in range(_ROUNDS):
         product_0, product_1 = left_0 * _MULTIPLIERS[0], left_1 * _MULTIPLIERS[1]
         # The right words keep the whole product: the mask takes what is above 32 bits away.
-        left_0, left_1 = (product_1 >> 32) ^ right_0, (product_0 >> 32) ^ right_1
-        left_0 ^= key_0
+        left_0 = (product_1 >> 32) ^ right_0 ^ key_0
         left_0 &= _WORD
-        left_1 ^= key_1
+        left_1 = (product_0 >> 32) ^ right_1 ^ key_1
         left_1 &= _WORD
         right_0, right_1 = product_1, product_0
         key_0, key_1 = (key_0 + _KEY_STEPS[0]) & _WORD, (key_1 + _KEY_STEPS[1]) & _WORD
     return left_0, right_0 & _WORD, left_1, right_1 & _WORD
 
 
-def pair_bits(seed: int, counter: tuple[_Word, _Word, _Word, _Word]) -> tuple[_Word, _Word]:
-    """Return the 53 noise bits of token ids 2n and 2n + 1, where n is the counter's first word."""
+def pair_bits(seed: _Word, counter: tuple[_Word, _Word, _Word, _Word]) -> tuple[_Word, _Word]:
+    """Return the 53 noise bits of token ids 2n and 2n + 1, where n is the counter's first word.
+
+    Args:
+        seed: One for all, or an array that broadcasts with the counter; below 2^63.
+    """
     words = philox(counter, (seed & _WORD, seed >> 32))
     even, odd = words[0] << 21, words[2] << 21
     even |= words[1] >> 11

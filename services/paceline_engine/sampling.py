@@ -7,6 +7,8 @@ Letters: T rows, V the tokenizer's vocabulary. Row t chooses the token at positi
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from paceline_engine.calls import LikeliestTokens, SamplingParameters
 
 __all__ = [
+    "Draw",
     "add_noise",
+    "choose_together",
     "choose_tokens",
     "draw_draft",
     "filtered_scores",
@@ -38,6 +42,17 @@ __all__ = [
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
+# Of rows together: more do not stay in a processor's cache from one operation to the next.
+_MOST_NUMBERS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the token at a position is drawn: at temperature 0 it is the likeliest."""
+
+    position: int
+    parameters: SamplingParameters
+    seed: int
 
 
 def choose_tokens(
@@ -76,11 +91,48 @@ def perturbed_rows(
     """Return the scores of rows each of which has a position of its own: see above."""
     if parameters.temperature == 0:
         return logits.double()
-    rows = [
-        perturbed_scores(row, first_position=position, parameters=parameters, seed=seed)
-        for row, position in zip(torch.split(logits, 1), positions, strict=True)
-    ]
-    return torch.cat(rows)
+    scores = filtered_scores(logits, parameters)
+    places = torch.tensor(positions, dtype=torch.int64, device=logits.device)
+    return _with_noise(scores, places, seed=seed, purpose=Purpose.EXACT)
+
+
+def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """Choose each row's token as `choose_tokens` does, each row in its own way.
+
+    Args:
+        logits: (T, V), any float dtype.
+        draws: T of them.
+
+    Returns:
+        For each row its token; None if the model computed NaN or infinity.
+
+    Cost: rows that differ in nothing but seed and position are computed together.
+    """
+    alike: defaultdict[SamplingParameters, list[int]] = defaultdict(list)
+    for row, draw in enumerate(draws):
+        alike[draw.parameters].append(row)
+    most_rows = max(1, _MOST_NUMBERS // logits.shape[-1])
+    chosen: list[int | None] = [None] * len(draws)
+    for rows in alike.values():
+        for start in range(0, len(rows), most_rows):
+            part = rows[start : start + most_rows]
+            own = logits if len(part) == len(logits) else logits[part]
+            found = _choose_alike(own, [draws[row] for row in part])
+            for row, token in zip(part, found, strict=True):
+                chosen[row] = token
+    return chosen
+
+
+def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    parameters = draws[0].parameters
+    if parameters.temperature == 0:
+        return _largest_or_none(logits)
+    positions, seeds = (
+        torch.tensor(each, device=logits.device)
+        for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
+    )
+    scores = filtered_scores(logits, parameters)
+    return _largest_or_none(_with_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
@@ -140,6 +192,14 @@ def add_noise(scores: Tensor, *, first_position: int, seed: int, purpose: Purpos
     Cost: if less than half of the pairs of ids (2n, 2n + 1) have a survivor, noise is only computed
     for those. On a CPU the integer part runs in NumPy, whose calls cost a fraction of torch's.
     """
+    positions = torch.arange(first_position, first_position + len(scores), device=scores.device)
+    return _with_noise(scores, positions, seed=seed, purpose=purpose)
+
+
+def _with_noise(
+    scores: Tensor, positions: Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
+    """Add noise to rows each of which has a position of its own, and maybe a seed: (T,) int64."""
     rows, vocabulary = scores.shape
     if vocabulary % 2:
         scores = torch.nn.functional.pad(scores, (0, 1), value=-math.inf)
@@ -147,20 +207,24 @@ def add_noise(scores: Tensor, *, first_position: int, seed: int, purpose: Purpos
     wanted = (pairs > -math.inf).any(-1)
     if 2 * int(wanted.sum()) < wanted.numel():
         row, pair = wanted.nonzero(as_tuple=True)
-        noise = _gumbel_pairs(pair, row + first_position, seed=seed, purpose=purpose)
+        own_seed = seed if isinstance(seed, int) else seed[row]
+        noise = _gumbel_pairs(pair, positions[row], seed=own_seed, purpose=purpose)
         noisy = pairs.index_put((row, pair), pairs[row, pair] + noise)
     else:
         pair = torch.arange(pairs.shape[1], device=scores.device)
-        position = torch.arange(first_position, first_position + rows, device=scores.device)
-        noisy = pairs + _gumbel_pairs(pair, position[:, None], seed=seed, purpose=purpose)
+        own_seed = seed if isinstance(seed, int) else seed[:, None]
+        noisy = pairs + _gumbel_pairs(pair, positions[:, None], seed=own_seed, purpose=purpose)
     return noisy.view(rows, -1)[:, :vocabulary]
 
 
-def _gumbel_pairs(pair: Tensor, position: Tensor, *, seed: int, purpose: Purpose) -> Tensor:
+def _gumbel_pairs(
+    pair: Tensor, position: Tensor, *, seed: int | Tensor, purpose: Purpose
+) -> Tensor:
     """Return the float64 noise of the ids (2n, 2n + 1): the broadcast shape, and 2."""
     if pair.device.type == "cpu":
         n, t = pair.numpy(), position.numpy()
-        words = pair_bits(seed, (n, t & _WORD, t >> 32, int(purpose)))
+        key = seed if isinstance(seed, int) else seed.numpy()
+        words = pair_bits(key, (n, t & _WORD, t >> 32, int(purpose)))
         even, odd = map(torch.from_numpy, words)
     else:
         even, odd = pair_bits(seed, (pair, position & _WORD, position >> 32, int(purpose)))
@@ -174,10 +238,16 @@ def largest(scores: Tensor) -> list[int]:
     Raises:
         InternalError: a row has no largest number: the model computed NaN or infinity.
     """
-    values, indices = scores.max(-1)
-    if not bool(values.isfinite().all()):
+    found = [token for token in _largest_or_none(scores) if token is not None]
+    if len(found) < len(scores):
         raise InternalError("the model's scores are not finite")
-    return indices.tolist()
+    return found
+
+
+def _largest_or_none(scores: Tensor) -> list[int | None]:
+    values, indices = scores.max(-1)
+    found = zip(indices.tolist(), values.tolist(), strict=True)
+    return [token if math.isfinite(value) else None for token, value in found]
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:

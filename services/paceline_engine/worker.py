@@ -322,12 +322,17 @@ class ModelWorker:
             for job, rows in zip(batch.jobs, row_counts, strict=True):
                 part = rows / row_sum if row_sum else 1 / len(row_counts)
                 self._turns.charge(job.share, round(forward_ns * part))
+            delivered = []
             for job, answer in zip(batch.jobs, answers, strict=True):
                 queue_ns = batch.started_ns - job.queued_ns
                 step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
-                self._hand_out(job, step)
+                if (delivery := self._hand_out(job, step)) is not None:
+                    delivered.append(delivery)
+            # At once: to wake the loop for each of them would cost more than the rest of this.
+            self._tell(_deliver, delivered)
 
-    def _hand_out(self, job: Job, step: Step[Any]) -> None:
+    def _hand_out(self, job: Job, step: Step[Any]) -> _Delivery | None:
+        """Queue what goes on, fail what failed, and return what is to be delivered."""
         answer = step.outcome
         if isinstance(answer, BaseException):
             was_given_up = isinstance(answer, ForwardInterrupted) and job.withdrawn_ns is None
@@ -335,20 +340,19 @@ class ModelWorker:
                 self._enqueue(job, keeps_turn=True)
             else:
                 self._tell(_fail, [job], answer)
-            return
+            return None
         is_last, found = True, True
         if isinstance(job.work, Item):
             is_last = job.work.take(answer)
             found = answer.judgement is not None or len(answer.drafted) > 0
             if is_last and isinstance(job.work.task, Judge) and job.withdrawn_ns is None:
                 self._anticipate(job, answer)
-        self._tell(_deliver, job, step, is_last)
-        if is_last or job.withdrawn_ns is not None:
-            return
-        if self._stopping:
-            self._tell(_fail, [job], DrainingError("the server is shutting down"))
-        else:
-            self._enqueue(job, keeps_turn=not found)
+        if not is_last and job.withdrawn_ns is None:
+            if self._stopping:
+                self._tell(_fail, [job], DrainingError("the server is shutting down"))
+            else:
+                self._enqueue(job, keeps_turn=not found)
+        return _Delivery(job, step, is_last)
 
     def _give_up(self, batch: Batch, error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
@@ -367,10 +371,20 @@ class ModelWorker:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-def _deliver(job: Job, step: Step[Any], is_last: bool) -> None:
-    job.outlet.put(step)
-    if is_last:
-        job.outlet.end()
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A step, for whoever waits for a job."""
+
+    job: Job
+    step: Step[Any]
+    is_last: bool
+
+
+def _deliver(deliveries: Sequence[_Delivery]) -> None:
+    for each in deliveries:
+        each.job.outlet.put(each.step)
+        if each.is_last:
+            each.job.outlet.end()
 
 
 def _fail(jobs: list[Job], error: BaseException) -> None:

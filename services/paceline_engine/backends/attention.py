@@ -1,7 +1,7 @@
-"""The rows of several texts in one forward: where they go, and what each of them sees.
+"""What each row of a text sees: one text's rows, or those of several in one kernel.
 
-Letters: T rows in all, H heads, G key and value heads, D their width. All texts' rows lie side by
-side; of a text with t of them and L tokens, these included:
+Letters: H heads, G key and value heads, D their width. Of a text with t rows in a forward and L
+tokens, these included:
 
     tokens   | before the forward: L - t | its rows: t |
     row r sees the first L - t + r + 1 of them, under a sliding window only the last of these
@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,12 +24,23 @@ from torch.nn import functional
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from paceline_engine.backends.key_values import KeyValues
-    from paceline_engine.backends.stream_rows import StreamRows
+    from paceline_engine.backends.slabs import Place
 
-__all__ = ["Attention", "ForwardRows", "OtherRows", "SharedRows", "attend_slowly"]
+__all__ = [
+    "Attention",
+    "PaddedTexts",
+    "SideBySide",
+    "TextRows",
+    "attend_apart",
+    "attend_slowly",
+    "mask_of",
+]
+
+# Beside more rows of a text a kernel of its own costs nothing.
+_FEW_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,163 +63,6 @@ class Attention:
     def is_plain(self) -> bool:
         """Whether the kernels know it."""
         return self.soft_cap is None and self.sinks is None
-
-
-class ForwardRows(Protocol):
-    """What a decoder computes in one forward.
-
-    Attributes:
-        token_ids, positions: (T,) int64.
-        longest: More than the largest position.
-        scored: Which rows to score.
-        read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
-            head gets; None: nothing.
-        read: That: (scored, E).
-        change: Told what enters that layer, (T, E), it says with which rows to go on; None: with
-            the same. The rest of the forward, what is read included, is then theirs.
-        streams: Which rows are streams beside others, and what is added to their products; or None.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    longest: int
-    scored: Tensor | slice
-    read_at: int | None
-    read: Tensor | None
-    change: Callable[[Tensor], OtherRows | None] | None
-    streams: StreamRows | None
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
-    ) -> Tensor:
-        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherRows:
-    """What a forward goes on with.
-
-    Attributes:
-        rows: As if there had never been others.
-        hidden: What enters the next layer in these: (T, E).
-    """
-
-    rows: ForwardRows
-    hidden: Tensor
-
-
-class SharedRows:
-    """Rows of several texts, (T,) in all, that see nothing of each other's.
-
-    Attributes: see `ForwardRows`.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[KeyValues],
-        token_ids: Sequence[Sequence[int]],
-        scored_counts: Sequence[int],
-        *,
-        parents: Sequence[Sequence[int]] | None = None,
-        stream_counts: Sequence[int] | None = None,
-        together: bool = False,
-    ) -> None:
-        """Build it.
-
-        Args:
-            texts: With room for their rows.
-            token_ids: Of each text's rows, one or more.
-            scored_counts: How many of each text's last rows to score, before those of streams.
-            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
-            stream_counts: How many of each text's last rows are streams; none of them is scored.
-            together: Attend to all texts in one kernel for each layer, over padded copies, rather
-                than text by text. Pays where launching kernels is what takes the time.
-        """
-        device = texts[0].keys.device
-        self._counts = [len(each) for each in token_ids]
-        self._texts = [
-            _TextRows(text, count, _tree_rows(text, count, own) if own else None)
-            for text, count, own in zip(
-                texts, self._counts, parents or [()] * len(texts), strict=True
-            )
-        ]
-        self._together = together and len(texts) > 1
-        self.token_ids = torch.tensor([id_ for each in token_ids for id_ in each]).to(
-            device, non_blocking=True
-        )
-        positions = [position for text in self._texts for position in text.positions]
-        self.positions = torch.tensor(positions).to(device, non_blocking=True)
-        self.longest = max(positions) + 1
-        ends = [*accumulate(self._counts)]
-        self.stream_places: Tensor | slice = slice(0, 0)
-        if stream_counts is not None:
-            self.stream_places = self._last(stream_counts, ends)
-            ends = [end - own for end, own in zip(ends, stream_counts, strict=True)]
-        self.scored = self._last(scored_counts, ends)
-        self.read_at: int | None = None
-        self.read: Tensor | None = None
-        self.change: Callable[[Tensor], OtherRows | None] | None = None
-        self.streams: StreamRows | None = None
-
-    def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
-        """Return so many rows before each of these ends."""
-        spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        if len(spans) == 1:
-            return slice(spans[0].start, spans[0].stop)
-        rows = [*chain.from_iterable(spans)]
-        if len(rows) == len(self.token_ids):
-            return slice(0, len(rows))
-        return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
-    ) -> Tensor:
-        """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
-        self._keep(layer, keys, values)
-        if self._together and how.is_plain:
-            return self._padded.attend(layer, queries, how)
-        states = [(text.keys[layer], text.values[layer]) for text in self._texts]
-        return self._attend_to(states, queries, how)
-
-    def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep a layer's new keys and values; return all texts' side by side, (G, sum of L, D)."""
-        self._keep(layer, keys, values)
-        return (
-            torch.cat([text.keys[layer][0] for text in self._texts], 1),
-            torch.cat([text.values[layer][0] for text in self._texts], 1),
-        )
-
-    def attend_to_made(
-        self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
-    ) -> Tensor:
-        """Attend to what a layer made of what `keep` returned, (H, sum of L, D): (H, T, D)."""
-        lengths = [text.start + text.count for text in self._texts]
-        parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
-        return self._attend_to(list(zip(*parts, strict=True)), queries, how)
-
-    def _keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        for text, *parts in zip(
-            self._texts, *(torch.split(new, self._counts, 1) for new in (keys, values)), strict=True
-        ):
-            text.keep(layer, *parts)
-
-    def _attend_to(
-        self, states: Sequence[tuple[Tensor, Tensor]], queries: Tensor, how: Attention
-    ) -> Tensor:
-        """Attend text by text, to the keys and values of each: (1, G, L, D)."""
-        if len(self._texts) == 1:
-            return self._texts[0].attend(queries, *states[0], how)
-        seen = [
-            text.attend(part, *own, how)
-            for text, part, own in zip(
-                self._texts, torch.split(queries, self._counts, 1), states, strict=True
-            )
-        ]
-        return torch.cat(seen, 1)
-
-    @cached_property
-    def _padded(self) -> _Padded:
-        return _Padded(self._texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,27 +97,75 @@ def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> _TreeRows
     return _TreeRows(positions, first, ages)
 
 
-class _TextRows:
-    """One text's part."""
+class TextRows:
+    """One text's rows.
 
-    def __init__(self, text: KeyValues, count: int, tree: _TreeRows | None) -> None:
+    Attributes:
+        start: How many rows the text has before them.
+        count: How many they are: t.
+        tree: What is said of them if they end in a tree.
+        positions: Where they are in the text.
+    """
+
+    def __init__(self, text: KeyValues, count: int, parents: Sequence[int] = ()) -> None:
+        """Build it.
+
+        Args:
+            text: With room for them.
+            parents: Of the last rows, if they are a tree: see `ModelCache.extend`.
+        """
         start = text.row_count
-        self.start, self.count, self.tree = start, count, tree
-        self.positions = range(start, start + count) if tree is None else tree.positions
-        self._new_keys, self._new_values = text.between(start, count)
-        self.keys, self.values = text.until(start + count)
+        self._text, self.start, self.count = text, start, count
+        self.tree = _tree_rows(text, count, parents) if parents else None
+        self.positions = range(start, start + count) if self.tree is None else self.tree.positions
         self._masks: dict[tuple[int | None, int], Tensor] = {}
+        self.place.will_hold(self.length)
+
+    @property
+    def length(self) -> int:
+        """How many rows the text has with them: L."""
+        return self.start + self.count
+
+    @property
+    def place(self) -> Place:
+        """Where the text lies."""
+        assert self._text.place is not None, "it has room"
+        return self._text.place
+
+    def goes_with(self, others: TextRows) -> bool:
+        """Whether one kernel can compute them beside other rows, which come right before them."""
+        return others.place.is_before(self.place) and others.count == self.count <= _FEW_ROWS
+
+    @cached_property
+    def _new(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        return self._text.between(self.start, self.count)
+
+    @cached_property
+    def states(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """All keys, and values, of each layer: (1, G, L, D)."""
+        return self.until(self.length)
+
+    def until(self, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return each layer's first keys, and values: (1, G, length, D)."""
+        return self._text.until(length)
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self._new_keys[layer].copy_(keys)
-        self._new_values[layer].copy_(values)
+        """Keep a layer's new keys and values: (G, t, D)."""
+        for new, states in zip(self._new, (keys, values), strict=True):
+            new[layer].copy_(states)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend to what is kept of a layer: (H, t, D) from the same."""
+        keys, values = self.states
+        return self.attend_to(queries, keys[layer], values[layer], how)
+
+    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend to keys and values, (1, G, L, D): (H, t, D) from the same."""
         heads, count, _ = queries.shape
         kv_heads = keys.shape[1]
         if not how.is_plain:
             return attend_slowly(queries, keys[0], values[0], self.mask(how.window, queries), how)
-        window_is_over = how.window is not None and self.start + count > how.window
+        window_is_over = how.window is not None and self.length > how.window
         sees_all_before = self.tree is None and not window_is_over
         if self.start == 0 and count > 1 and sees_all_before:
             return functional.scaled_dot_product_attention(
@@ -278,18 +179,13 @@ class _TextRows:
         mask = None
         if count > 1 or not sees_all_before:
             mask = self.mask(how.window, queries, heads // kv_heads)
-        # The heads of a group lie one below the other, as rows: (1, G, H / G * t, D).
-        grouped = queries.reshape(1, kv_heads, -1, queries.shape[-1])
-        seen = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask, scale=how.scale
-        )
-        return seen.reshape(heads, count, -1)
+        return attend_apart(queries[None], keys, values, mask, how)[0]
 
     def mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
         """Return what is added to the products: (group * t, L)."""
         if (window, group) not in self._masks:
             if self.tree is None:
-                unseen = like.new_ones(self.count, self.start + self.count, dtype=torch.bool)
+                unseen = like.new_ones(self.count, self.length, dtype=torch.bool)
                 hidden = unseen.triu(self.start + 1)
                 if window is not None:
                     hidden |= unseen.tril(self.start - window)
@@ -302,21 +198,75 @@ class _TextRows:
     def ages(self, device: torch.device) -> Tensor:
         """Return how far before each row each token is, below 0 if it is not seen: (t, L)."""
         rows = torch.tensor(self.positions, device=device)
-        ages = rows[:, None] - torch.arange(self.start + self.count, device=device)
+        ages = rows[:, None] - torch.arange(self.length, device=device)
         if self.tree is not None:
             last = ages[len(rows) - len(self.tree.ages) :, self.tree.first :]
             last.copy_(self.tree.ages)
         return ages
 
 
-class _Padded:
-    """All texts' rows and tokens, padded to the most that one of them has."""
+class SideBySide:
+    """The rows of n texts that lie side by side, t of each: one kernel for all of them.
 
-    def __init__(self, texts: Sequence[_TextRows]) -> None:
+    Attributes:
+        count: How many rows they are together.
+    """
+
+    def __init__(self, texts: Sequence[TextRows]) -> None:
+        """Build it of texts each of which goes with the one before."""
+        first = texts[0]
+        self.count = len(texts) * first.count
+        self._texts, self._shape = texts, (len(texts), first.count)
+        self._slab = first.place.slab
+        self._length = max(text.length for text in texts)
+        self._keys, self._values = self._slab.span(
+            first.place.index, count=len(texts), length=self._length
+        )
+        rows = [text.place.start + text.start + n for text in texts for n in range(text.count)]
+        self._rows = torch.tensor(rows, device=self._slab.keys.device)
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep a layer's new keys and values: (G, n * t, D)."""
+        self._slab.keys[layer].index_copy_(1, self._rows, keys)
+        self._slab.values[layer].index_copy_(1, self._rows, values)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend to what is kept of a layer: (H, n * t, D) from the same."""
+        keys, values = self._keys[layer], self._values[layer]
+        group = len(queries) // keys.shape[1] if how.is_plain else 1
+        apart = queries.view(len(queries), *self._shape, -1).transpose(0, 1)
+        seen = attend_apart(apart, keys, values, self._mask(how.window, queries, group), how)
+        return seen.transpose(0, 1).flatten(1, 2)
+
+    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor | None:
+        """Return what is added to the products, (n, 1, group * t, L); None: nothing is hidden."""
+        if (window, group) not in self._masks:
+            mask = mask_of(self._ages, window, like=like, group=group)
+            self._masks[window, group] = mask if mask.any() else None
+        return self._masks[window, group]
+
+    @cached_property
+    def _ages(self) -> Tensor:
+        """How far before each row each token is, below 0 if it is not seen: (n, t, L)."""
+        device = self._rows.device
+        positions = torch.tensor([[*text.positions] for text in self._texts], device=device)
+        ages = positions[:, :, None] - torch.arange(self._length, device=device)
+        for own, text in zip(ages, self._texts, strict=True):
+            if text.tree is not None:
+                own[:, : text.length] = text.ages(device)
+        return ages
+
+
+class PaddedTexts:
+    """All texts' rows and tokens, padded to the most that one of them has: copies of them."""
+
+    def __init__(self, texts: Sequence[TextRows]) -> None:
+        """Build it of two texts or more."""
         self._texts = texts
-        device = texts[0].keys[0].device
+        device = texts[0].states[0][0].device
         counts = torch.tensor([text.count for text in texts])
-        lengths = torch.tensor([text.start + text.count for text in texts])
+        lengths = torch.tensor([text.length for text in texts])
         row, column = torch.arange(int(counts.max())), torch.arange(int(lengths.max()))
         # Where padding is, any place serves; these are there.
         rows = (counts.cumsum(0) - counts)[:, None] + row.clamp(max=counts[:, None] - 1)
@@ -327,7 +277,7 @@ class _Padded:
         self._ages = ((lengths - counts)[:, None, None] + row[:, None] - column).to(device)
         for ages, text in zip(self._ages, texts, strict=True):
             if text.tree is not None:
-                ages[: text.count, : text.start + text.count] = text.ages(device)
+                ages[: text.count, : text.length] = text.ages(device)
         self._real = (row < counts[:, None]).flatten().nonzero()[:, 0].to(device)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
@@ -339,7 +289,7 @@ class _Padded:
             .index_select(1, self._columns)
             .reshape(states[0][layer].shape[1], self._shape[0], -1, states[0][layer].shape[-1])
             .transpose(0, 1)
-            for states in ([t.keys for t in self._texts], [t.values for t in self._texts])
+            for states in zip(*(text.states for text in self._texts), strict=True)
         )
         kv_heads, (batch, count) = keys.shape[1], self._shape
         padded = (
@@ -358,9 +308,7 @@ class _Padded:
     def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (B, 1, group * t, L)."""
         if (window, group) not in self._masks:
-            hidden = _hidden(self._ages, window)
-            mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-            self._masks[window, group] = mask.repeat(1, group, 1)[:, None]
+            self._masks[window, group] = mask_of(self._ages, window, like=like, group=group)
         return self._masks[window, group]
 
 
@@ -370,18 +318,55 @@ def _hidden(ages: Tensor, window: int | None) -> Tensor:
     return hidden if window is None else hidden | (ages >= window)
 
 
-def attend_slowly(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Attention
+def mask_of(ages: Tensor, window: int | None, *, like: Tensor, group: int) -> Tensor:
+    """Return what is added to the products of several texts' rows: (n, 1, group * t, L).
+
+    Args:
+        ages: How far before each row each token is, below 0 if it is not seen: (n, t, L).
+        window: How many tokens a row sees; None: all before it.
+        like: What has the dtype and the device.
+        group: How many heads lie one below the other, as rows.
+    """
+    hidden = _hidden(ages, window)
+    mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+    return mask.repeat(1, group, 1)[:, None]
+
+
+def attend_apart(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
 ) -> Tensor:
-    """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice."""
-    group = queries.shape[0] // keys.shape[0]
-    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    """Attend to several texts, each to its own: (n, H, t, D) from the same.
+
+    Args:
+        keys, values: (n, G, L, D) each.
+        mask: See `mask_of`; of a group of one where the kernels do not know how to attend.
+    """
+    if not how.is_plain:
+        return attend_slowly(queries, keys, values, mask, how)
+    # The heads of a group lie one below the other, as rows: (n, G, H / G * t, D).
+    grouped = queries.reshape(len(queries), keys.shape[1], -1, queries.shape[-1])
+    seen = functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=how.scale
+    )
+    return seen.reshape(*queries.shape[:-1], -1)
+
+
+def attend_slowly(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: Attention
+) -> Tensor:
+    """Attend step by step: what no kernel knows. (H, t, D) from the same, and (G, L, D) twice.
+
+    Of one text, or of several: (n, H, t, D).
+    """
+    group = queries.shape[-3] // keys.shape[-3]
+    keys, values = keys.repeat_interleave(group, -3), values.repeat_interleave(group, -3)
     products = queries @ keys.transpose(-1, -2) * how.scale
     if how.soft_cap is not None:
         products = (products / how.soft_cap).tanh() * how.soft_cap
-    products = products + mask
+    if mask is not None:
+        products = products + mask
     if how.sinks is not None:
-        sinks = how.sinks.to(products).view(-1, 1, 1).expand(-1, products.shape[1], 1)
+        sinks = how.sinks.to(products).view(-1, 1, 1).expand(*products.shape[:-1], 1)
         products = torch.cat((products, sinks), -1)
     attention = products.softmax(-1, dtype=torch.float32).to(values.dtype)
     return attention[..., : values.shape[-2]] @ values

@@ -212,11 +212,10 @@ class Backend(ABC):
             feeds.append(feed)
             if row_limit is not None:
                 row_limit -= len(feed.token_ids)
-        computed = iter(zip(feeds, self._compute(feeds, interrupt), strict=True))
-        return [
-            self._decide(item, *next(computed)) if answer is None else answer
-            for item, answer in zip(items, answers, strict=True)
-        ]
+        asked = [item for item, answer in zip(items, answers, strict=True) if answer is None]
+        scores = self._compute(feeds, interrupt)
+        decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
+        return [next(decided) if answer is None else answer for answer in answers]
 
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         task, cache = item.task, item.cache
@@ -263,6 +262,10 @@ class Backend(ABC):
         for feed in feeds:
             feed.cache.extend(feed.token_ids, feed.parents)
         return list(scores)
+
+    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+        """Decide by the scores of each item's feed, or pass on the error that it has instead."""
+        return [self._decide(*each) for each in asked]
 
     def _decide(self, item: Item, feed: Feed, scores: Any) -> Outcome | Exception:
         if isinstance(scores, Exception):

@@ -18,9 +18,10 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.backends.attention import Attention, OtherRows
+    from paceline_engine.backends.attention import Attention
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
+    from paceline_engine.backends.shared_rows import OtherRows
     from paceline_engine.backends.stream_rows import StreamRows
 
 __all__ = ["CapturedStep"]

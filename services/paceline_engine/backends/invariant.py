@@ -22,24 +22,27 @@ out by `is_invariant`.
 from __future__ import annotations
 
 import itertools
-import math
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline_engine.backends.attention import SharedRows, attend_slowly
+from paceline_engine.backends.attention import attend_apart, mask_of
 from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.shared_rows import SharedRows, joined_states, runs
+from paceline_engine.backends.slabs import Slabs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.backends.attention import Attention
+    from paceline_engine.backends.attention import Attention, TextRows
     from paceline_engine.backends.decoders import Decoder
-    from paceline_engine.backends.key_values import KeyValueShape
+    from paceline_engine.backends.slabs import KeyValueShape
 
 __all__ = ["TILE", "InvariantRows", "is_invariant"]
 
@@ -71,10 +74,10 @@ class InvariantRows(SharedRows):
         scored = torch.arange(self._count)[self.scored]
         self.scored = _filled(scored)
         self.token_ids, self.positions = _filled(self.token_ids), _filled(self.positions)
-        ends = torch.tensor(self._counts).cumsum(0).tolist()
+        ends = accumulate(self._counts)
         self._tiled = [
-            _TiledText(text, text.row_count, range(end - count, end), len(self.token_ids))
-            for text, count, end in zip(texts, self._counts, ends, strict=True)
+            _TiledText(text, range(end - text.count, end), len(self.token_ids))
+            for text, end in zip(self._texts, ends, strict=True)
         ]
 
     def attend(
@@ -82,17 +85,12 @@ class InvariantRows(SharedRows):
     ) -> Tensor:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys[:, : self._count], values[:, : self._count])
-        return self._attend_in_tiles(
-            [(text.keys[layer], text.values[layer]) for text in self._tiled], queries, how
-        )
+        return self._whole([each.attend(layer, queries, how) for each in self._kernels])
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; return all texts' tiles side by side."""
         self._keep(layer, keys[:, : self._count], values[:, : self._count])
-        return (
-            torch.cat([text.keys[layer][0] for text in self._tiled], 1),
-            torch.cat([text.values[layer][0] for text in self._tiled], 1),
-        )
+        return joined_states([text.states for text in self._tiled], layer)
 
     def attend_to_made(
         self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
@@ -100,17 +98,23 @@ class InvariantRows(SharedRows):
         """Attend to what a layer made of what `keep` returned: (H, T, D)."""
         lengths = [text.length for text in self._tiled]
         parts = (torch.split(each[None], lengths, 2) for each in (keys, values))
-        return self._attend_in_tiles(list(zip(*parts, strict=True)), queries, how)
+        return self._whole(
+            [
+                text.attend_to(queries, *made, how)
+                for text, *made in zip(self._tiled, *parts, strict=True)
+            ]
+        )
 
-    def _attend_in_tiles(
-        self, states: Sequence[tuple[Tensor, Tensor]], queries: Tensor, how: Attention
-    ) -> Tensor:
-        seen = [
-            part
-            for text, own in zip(self._tiled, states, strict=True)
-            for part in text.attend(queries, *own, how)
+    @cached_property
+    def _kernels(self) -> Sequence[_TiledText | _TilesSideBySide]:
+        return [
+            run[0] if len(run) == 1 else _TilesSideBySide(run, len(self.token_ids))
+            for run in runs(self._tiled)
         ]
-        if (unused := queries.shape[1] - self._count) > 0:
+
+    def _whole(self, seen: list[Tensor]) -> Tensor:
+        """Put parts together, and zeros where the forward was filled up."""
+        if (unused := len(self.token_ids) - self._count) > 0:
             seen.append(seen[0].new_zeros(len(seen[0]), unused, seen[0].shape[-1]))
         return torch.cat(seen, 1)
 
@@ -119,77 +123,114 @@ class _TiledText:
     """One text's part: its rows in each tile of keys.
 
     Attributes:
-        keys, values: Of each layer, (1, G, length, D): up to the end of the last tile.
+        rows: Which of all they are.
+        length: Up to the end of the last tile.
     """
 
-    def __init__(self, text: KeyValues, start: int, rows: range, row_count: int) -> None:
-        end = start + len(rows)
-        self.length = _up_to(TILE, end)
-        self.keys, self.values = text.until(self.length)
-        edges = [start, *range(_up_to(TILE, start + 1), end, TILE), end]
-        self._tiles = [
-            _Tile(
-                _up_to(TILE, last),
-                rows[first - start : last - start],
-                range(first, last),
-                row_count,
-            )
-            for first, last in itertools.pairwise(edges)
+    def __init__(self, text: TextRows, rows: range, row_count: int) -> None:
+        self.text, self.rows = text, rows
+        self._row_count = row_count
+        self.length = _up_to(TILE, text.length)
+        self._edges = [
+            text.start,
+            *range(_up_to(TILE, text.start + 1), text.length, TILE),
+            text.length,
         ]
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> list[Tensor]:
-        """Attend with the text's rows of all, (H, T, D): (H, rows, D) for each tile."""
+    @cached_property
+    def states(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Each layer's keys, and values: (1, G, length, D)."""
+        return self.text.until(self.length)
+
+    @cached_property
+    def _tiles(self) -> Sequence[_Tile]:
+        start = self.text.start
         return [
+            _Tile(
+                _up_to(TILE, last),
+                [self.rows[first - start : last - start]],
+                [first],
+                self._row_count,
+            )
+            for first, last in itertools.pairwise(self._edges)
+        ]
+
+    def goes_with(self, others: _TiledText) -> bool:
+        """Whether one kernel can compute it beside another text, which comes right before it."""
+        is_alike = self.length == others.length and len(self._edges) == len(others._edges) == 2
+        return is_alike and self.text.goes_with(others.text)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend with its rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
+        keys, values = self.states
+        return self.attend_to(queries, keys[layer], values[layer], how)
+
+    def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend with its rows of all, (H, T, D), to keys and values: (H, rows, D)."""
+        seen = [
             tile.attend(queries, keys[:, :, : tile.end], values[:, :, : tile.end], how)
             for tile in self._tiles
         ]
+        return torch.cat(seen, 1)
+
+
+class _TilesSideBySide:
+    """The rows of texts that lie side by side, all in the same tile: one kernel for all of them."""
+
+    def __init__(self, texts: Sequence[_TiledText], row_count: int) -> None:
+        place, end = texts[0].text.place, texts[0].length
+        self._keys, self._values = place.slab.span(place.index, count=len(texts), length=end)
+        starts = [each.text.start for each in texts]
+        self._tile = _Tile(end, [each.rows for each in texts], starts, row_count)
+
+    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
+        """Attend with their rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
+        return self._tile.attend(queries, self._keys[layer], self._values[layer], how)
 
 
 class _Tile:
-    """A text's rows that are in one tile of keys, and neighbours.
+    """A text's rows that are in one tile of keys, and neighbours; or those of n texts alike.
 
     Attributes:
         end: Keys up to the end of the tile.
     """
 
-    def __init__(self, end: int, rows: range, positions: range, row_count: int) -> None:
+    def __init__(
+        self, end: int, rows: Sequence[range], positions: Sequence[int], row_count: int
+    ) -> None:
+        """Build it.
+
+        Args:
+            rows: Which of all each text's rows are, as many of each.
+            positions: Of each text's first row.
+            row_count: How many there are in all.
+        """
         self.end = end
-        count = _up_to(_MULTIPLE, len(rows))
+        own_count = len(rows[0])
+        count = _up_to(_MULTIPLE, own_count)
         # At the end of the forward the neighbours are those before them.
-        first = min(rows.start, row_count - count)
-        self._taken = slice(first, first + count)
-        self._own = slice(rows.start - first, rows.stop - first)
+        first = torch.tensor([[min(each.start, row_count - count)] for each in rows])
+        taken = first + torch.arange(count)
+        places = taken - torch.tensor([[each.start] for each in rows])
+        self._taken, self._shape = taken.flatten(), taken.shape
+        self._own = ((places >= 0) & (places < own_count)).flatten().nonzero()[:, 0]
         # A neighbour has to see something, or it has no weights at all.
-        places = torch.arange(first - rows.start, first - rows.start + count)
-        self._positions = positions.start + places.clamp(0, len(rows) - 1)
+        self._positions = torch.tensor(positions)[:, None] + places.clamp(0, own_count - 1)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
-        taken = queries[:, self._taken]
-        heads, count, width = taken.shape
-        if not how.is_plain:
-            mask = self._mask(how.window, taken)
-            return attend_slowly(taken, keys[0], values[0], mask, how)[:, self._own]
-        kv_heads = keys.shape[1]
-        # The heads of a group lie one below the other, as rows: (1, G, H / G * t, D).
-        seen = functional.scaled_dot_product_attention(
-            taken.reshape(1, kv_heads, -1, width),
-            keys,
-            values,
-            attn_mask=self._mask(how.window, taken, heads // kv_heads),
-            scale=how.scale,
-        )
-        return seen.reshape(heads, count, -1)[:, self._own]
+        """Attend to the n texts' keys and values, (n, G, end, D): (H, n * rows, D)."""
+        heads, kv_heads = len(queries), keys.shape[1]
+        taken = queries.index_select(1, self._taken).view(heads, *self._shape, -1).transpose(0, 1)
+        group = heads // kv_heads if how.is_plain else 1
+        seen = attend_apart(taken, keys, values, self._mask(how.window, taken, group), how)
+        return seen.transpose(0, 1).flatten(1, 2).index_select(1, self._own)
 
-    def _mask(self, window: int | None, like: Tensor, group: int = 1) -> Tensor:
-        """Return what is added to the products: (group * t, end)."""
+    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
+        """Return what is added to the products: (n, 1, group * t, end)."""
         if (window, group) not in self._masks:
-            ages = self._positions[:, None] - torch.arange(self.end)
-            hidden = ages < 0
-            if window is not None:
-                hidden |= ages >= window
-            mask = like.new_zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-            self._masks[window, group] = mask.repeat(group, 1)
+            ages = self._positions[:, :, None] - torch.arange(self.end)
+            self._masks[window, group] = mask_of(ages, window, like=like, group=group)
         return self._masks[window, group]
 
 
@@ -249,7 +290,8 @@ def _scored(
     pieces: Sequence[Sequence[int]],
 ) -> list[Tensor]:
     """Feed texts in pieces, and return the logits of all their rows: (L, V) each."""
-    caches = [KeyValues(shape, reserve_length=len(text), tile=TILE) for text in texts]
+    slabs = Slabs(shape, tile=TILE)
+    caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
     logits: list[list[Tensor]] = [[] for _ in texts]
     for counts in zip(*pieces, strict=True):
         fed = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,7 +12,9 @@ from paceline_engine.model_cache import ModelCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KeyValueShape", "KeyValues", "Step"]
+    from paceline_engine.backends.slabs import Place, Slabs
+
+__all__ = ["KeyValues", "Step"]
 
 _FIRST_CAPACITY = 64
 
@@ -23,24 +24,6 @@ class Step(Protocol):
 
     def __call__(self, token_id: int, *, position: int) -> Tensor:
         """Compute a row, and return the logits after it: (1, V), valid until the next call."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyValueShape:
-    """What a model keeps of a token: in each of `layers` layers `heads` (G) keys and values."""
-
-    layers: int
-    heads: int
-    key_width: int
-    value_width: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        """What a token takes, in all layers together."""
-        width = self.key_width + self.value_width
-        return self.layers * self.heads * width * self.dtype.itemsize
 
 
 class KeyValues(ModelCache):
@@ -53,32 +36,25 @@ class KeyValues(ModelCache):
 
     Attributes:
         keys, values: The buffers.
+        place: Where they lie, once there are any.
         step: A forward of one row over these buffers, once it is captured.
     """
 
-    def __init__(
-        self,
-        shape: KeyValueShape,
-        *,
-        reserve_length: int,
-        is_fixed: bool = False,
-        tile: int = 1,
-    ) -> None:
+    def __init__(self, slabs: Slabs, *, reserve_length: int, is_fixed: bool = False) -> None:
         """Build it without buffers: they come with the first tokens.
 
         Args:
-            shape: The model's.
+            slabs: The model's.
             reserve_length: Buffers double up to this many tokens, and are not outgrown there.
-            is_fixed: Have buffers of that size at once, filled with zeros: they move only when
-                more is reserved, and can be read beyond the length.
-            tile: Have buffers of a multiple of so many tokens, that can be read beyond the length.
+            is_fixed: Have buffers of that size at once: they move only when more is reserved, and
+                can be read beyond the length.
         """
         super().__init__()
-        self._shape = shape
-        self._reserved_length = reserve_length
+        self._slabs = slabs
         self._is_fixed = is_fixed
-        self._tile = tile
-        self.keys, self.values = (self._buffer(width, 0) for width in self._widths)
+        self._reserved_length = reserve_length
+        self.keys, self.values = self._nothing()
+        self.place: Place | None = None
         self.step: Step | None = None
 
     def reserve(self, length: int) -> None:
@@ -117,12 +93,30 @@ class KeyValues(ModelCache):
             return
         wanted = self._reserved_length if self._is_fixed else max(2 * length, _FIRST_CAPACITY)
         capacity = max(length, min(wanted, self._reserved_length))
-        capacity = -(-capacity // self._tile) * self._tile
-        grown = [self._buffer(width, capacity) for width in self._widths]
-        for old, new in zip((self.keys, self.values), grown, strict=True):
-            new.narrow(-2, 0, self.row_count).copy_(old.narrow(-2, 0, self.row_count))
-        self.keys, self.values = grown
+        capacity = -(-capacity // self._slabs.tile) * self._slabs.tile
+        if self.place is None or self.place.slab.length < capacity:
+            self._move_to(self._slabs.place(capacity, is_fixed=self._is_fixed))
+        assert self.place is not None
+        self.keys, self.values = self.place.buffers(capacity)
+
+    def _move_to(self, place: Place) -> None:
+        count = self.row_count
+        for old, new in zip((self.keys, self.values), place.buffers(count), strict=True):
+            new.copy_(old.narrow(-2, 0, count))
+        place.will_hold(count)
+        self.place = place
         self.step = None
+
+    def _nothing(self) -> tuple[Tensor, Tensor]:
+        """Return buffers of no tokens."""
+        shape = self._slabs.shape
+        keys, values = (
+            torch.empty(
+                (shape.layers, 1, shape.heads, 0, width), dtype=shape.dtype, device=shape.device
+            )
+            for width in (shape.key_width, shape.value_width)
+        )
+        return keys, values
 
     def until(self, length: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return each layer's keys and values of the first tokens: (1, G, length, D) each."""
@@ -137,29 +131,21 @@ class KeyValues(ModelCache):
     def clear(self) -> None:
         """Forget all, and give the memory back."""
         super().clear()
-        self.keys, self.values = (self._buffer(width, 0) for width in self._widths)
-        self.step = None
+        self.keys, self.values = self._nothing()
+        self.place = self.step = None
 
     @torch.inference_mode()
     def close_up(self, kept: Sequence[int], *, start: int, layers: int) -> None:
         """Move rows, counted from one on, to just that one, in the first layers."""
         if tuple(kept) == tuple(range(len(kept))):
             return
-        rows = torch.tensor([start + index for index in kept]).to(self._shape.device)
+        rows = torch.tensor([start + index for index in kept]).to(self.keys.device)
         for each in (self.keys[:layers], self.values[:layers]):
             each.narrow(-2, start, len(kept)).copy_(each.index_select(-2, rows))
 
     def _gather(self, path: Sequence[int]) -> None:
-        self.close_up(path, start=self.length, layers=self._shape.layers)
+        self.close_up(path, start=self.length, layers=len(self.keys))
 
     def _crop(self, length: int) -> None:
-        del length  # only the tokens count
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self._shape.key_width, self._shape.value_width
-
-    def _buffer(self, width: int, capacity: int) -> Tensor:
-        new = torch.zeros if self._is_fixed or self._tile > 1 else torch.empty
-        size = (self._shape.layers, 1, self._shape.heads, capacity, width)
-        return new(size, dtype=self._shape.dtype, device=self._shape.device)
+        if self.place is not None:
+            self.place.blank(length)

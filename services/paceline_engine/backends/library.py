@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
-from paceline_engine.backends.attention import Attention, SharedRows
+from paceline_engine.backends.attention import Attention
+from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.model_cache import ModelCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline_engine.backends.attention import ForwardRows
+    from paceline_engine.backends.shared_rows import ForwardRows
 
 __all__ = [
     "LibraryDecoder",

@@ -20,7 +20,7 @@ from paceline_engine.backends.attention import Attention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.backends.attention import ForwardRows
+    from paceline_engine.backends.shared_rows import ForwardRows
 
 __all__ = ["FusedLlama", "Rotation", "can_fuse"]
 

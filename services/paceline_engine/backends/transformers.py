@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OverloadedError, PacelineError
-from paceline_engine.backends.attention import SharedRows
 from paceline_engine.backends.base import (
     Backend,
     DeviceLostError,
@@ -40,10 +40,12 @@ from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
 from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
+from paceline_engine.backends.shared_rows import SharedRows
+from paceline_engine.backends.slabs import Slabs
 from paceline_engine.backends.upper_rows import UpperRows
-from paceline_engine.decisions import draft_from, judge_by, rank_from
-from paceline_engine.items import Draft, Outcome
-from paceline_engine.proposal import NOTHING
+from paceline_engine.decisions import choose_next, draft_from, judge_by, rank_from
+from paceline_engine.items import Draft, Judgement, Outcome
+from paceline_engine.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,9 +53,8 @@ if TYPE_CHECKING:
     from paceline_engine.adapters.files import LoadedAdapter
     from paceline_engine.calls import SessionSpec
     from paceline_engine.draft_tree import Ranked
-    from paceline_engine.items import Item, Judge, Judgement
+    from paceline_engine.items import Item, Judge
     from paceline_engine.model_cache import ModelCache
-    from paceline_engine.proposal import Proposal
 
 __all__ = ["TransformersBackend"]
 
@@ -184,7 +185,8 @@ class TransformersBackend(Backend):
             sample = take_sample(model)
             self.decoder = choose_decoder(name, model, sample, together=self._together)
         self._bytes_per_token = sample.bytes_per_token
-        self._shape = sample.shape
+        tile = TILE if invariant else 1
+        self._slabs = None if sample.shape is None else Slabs(sample.shape, tile=tile)
         self._layers = self.decoder.layers if self.decoder else decoder_layers(model)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._before_layer)
@@ -192,6 +194,7 @@ class TransformersBackend(Backend):
         self._layers_run = 0
         self.self_drafter = None
         self._read: dict[ModelCache, Tensor] = {}
+        self._chosen: dict[Item, int] = {}
         self._guessed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
         can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
         self.captures = capture and can_capture
@@ -203,11 +206,11 @@ class TransformersBackend(Backend):
         with _on_device():
             holds = (
                 self.decoder is not None
-                and self._shape is not None
+                and self._slabs is not None
                 and self.description.shares_forwards
                 # With bfloat16 a small sample would not always show it.
                 and not has_experts(self.model)
-                and is_invariant(self.decoder, self._shape, most_tokens=most_tokens)
+                and is_invariant(self.decoder, self._slabs.shape, most_tokens=most_tokens)
             )
         if not holds:
             raise ModelLoadError(
@@ -231,6 +234,7 @@ class TransformersBackend(Backend):
             return self._with_proposals(items, answers)
         finally:
             self._read.clear()
+            self._chosen.clear()
 
     def _with_proposals(
         self, items: Sequence[Item], answers: list[Outcome | Exception]
@@ -286,14 +290,9 @@ class TransformersBackend(Backend):
 
     def new_cache(self, spec: SessionSpec) -> _Text:
         """Begin an empty text for a session."""
-        if self.decoder is None or self._shape is None:
+        if self.decoder is None or self._slabs is None:
             return LibraryText()
-        return KeyValues(
-            self._shape,
-            reserve_length=spec.reserve_length,
-            is_fixed=self.captures,
-            tile=TILE if self._invariant else 1,
-        )
+        return KeyValues(self._slabs, reserve_length=spec.reserve_length, is_fixed=self.captures)
 
     @_on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
@@ -305,12 +304,26 @@ class TransformersBackend(Backend):
                 feed.parents = feed.parents or range(len(item.block))  # a chain is a tree, too
         return feed
 
+    def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
+        rows = [
+            (item, scores)
+            for item, feed, scores in asked
+            if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
+        ]
+        with _on_device():
+            self._chosen = choose_next(rows) if len(rows) > 1 else {}
+        return super()._decide_all(asked)
+
     @_on_device()
     def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
+        if item in self._chosen:
+            return Judgement((), self._chosen[item])
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
     @_on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
+        if item in self._chosen:
+            return Proposal((self._chosen[item],))
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
     @_on_device()
@@ -342,7 +355,10 @@ class TransformersBackend(Backend):
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0])]
-        return self._compute_rows(feeds)
+        # As their texts lie, so that those side by side are together.
+        order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
+        logits = self._compute_rows([feeds[index] for index in order])
+        return [each for _, each in sorted(zip(order, logits, strict=True), key=itemgetter(0))]
 
     def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         assert self.decoder is not None
@@ -404,6 +420,12 @@ class TransformersBackend(Backend):
         if self.interrupt.is_set():
             raise ForwardInterrupted
         self._layers_run += 1
+
+
+def _address(feed: Feed) -> tuple[int, int]:
+    place = cast("KeyValues", feed.cache).place
+    assert place is not None, "it has room"
+    return place.address
 
 
 def _proposal_of(item: Item) -> Proposal:

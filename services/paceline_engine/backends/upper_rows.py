@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from paceline_engine.backends.attention import OtherRows, SharedRows
 from paceline_engine.backends.self_drafting import FedTree
+from paceline_engine.backends.shared_rows import OtherRows, SharedRows
 from paceline_engine.backends.stream_rows import StreamRows
 
 if TYPE_CHECKING:

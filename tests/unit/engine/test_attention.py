@@ -8,8 +8,10 @@ from array import array
 import pytest
 import torch
 
-from paceline_engine.backends.attention import Attention, SharedRows
-from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.attention import Attention, SideBySide
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.shared_rows import SharedRows
+from paceline_engine.backends.slabs import KeyValueShape, Slabs
 
 HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 8, 2
 SHAPE = KeyValueShape(LAYERS, KV_HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))
@@ -48,16 +50,21 @@ def test_each_row_sees_what_is_before_it_in_its_text(how, together):
     def states(heads, count):
         return torch.randn(heads, count, WIDTH, generator=generator)
 
-    texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(5)]
+    slabs = Slabs(SHAPE)
+    texts = [KeyValues(slabs, reserve_length=100) for _ in range(5)]
     whole = [[(states(KV_HEADS, 0), states(KV_HEADS, 0))] * LAYERS for _ in texts]
+    for text in texts:
+        text.make_room(1)
+    shared_count = 0
     for _ in range(12):
-        chosen = chance.sample(range(len(texts)), chance.randint(1, len(texts)))
-        counts = [chance.choice([1, 1, 2, 3, 9]) for _ in chosen]
+        chosen = sorted(chance.sample(range(len(texts)), chance.randint(1, len(texts))))
+        counts = [chance.choice([1, 1, 1, 2, 3, 9]) for _ in chosen]
         own = [texts[index] for index in chosen]
         for text, count in zip(own, counts, strict=True):
             text.make_room(count)
         parts = [array("I", range(count)) for count in counts]
         rows = SharedRows(own, parts, counts, together=together)
+        shared_count += any(isinstance(part, SideBySide) for part in rows._parts)
         for layer in range(LAYERS):
             queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
             actual = rows.attend(layer, queries, keys, values, how)
@@ -77,6 +84,7 @@ def test_each_row_sees_what_is_before_it_in_its_text(how, together):
                     row += 1
         for text, part in zip(own, parts, strict=True):
             text.extend(part)
+    assert shared_count > 2
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -89,9 +97,10 @@ def test_a_trees_row_sees_the_text_and_its_ancestors(how, together):
         return torch.randn(heads, count, WIDTH, generator=generator)
 
     for held in (0, 3, 9):
-        texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(3)]
+        slabs = Slabs(SHAPE)
+        texts = [KeyValues(slabs, reserve_length=100) for _ in range(3)]
         columns = [[] for _ in texts]  # of each row its keys and values
-        for step, counts in enumerate(([held + 1, held + 2, 4], [5, 1, 2], [1, 6, 3])):
+        for step, counts in enumerate(([held + 1, held + 2, 4], [5, 1, 2], [1, 6, 3], [4, 4, 4])):
             # The last text is a chain beside the trees.
             own_parents = [
                 [chance.randint(0, len(text.tree) + n) for n in range(count - (step == 0))]
@@ -102,6 +111,7 @@ def test_a_trees_row_sees_the_text_and_its_ancestors(how, together):
                 text.make_room(count)
             parts = [array("I", range(count)) for count in counts]
             rows = SharedRows(texts, parts, counts, parents=parents, together=together)
+            assert len(rows._parts) == (1 if step == 3 else 3)
             queries, keys, values = (states(n, sum(counts)) for n in (HEADS, KV_HEADS, KV_HEADS))
             actual = rows.attend(1, queries, keys, values, how)
             row = 0
@@ -123,7 +133,7 @@ def test_a_trees_row_sees_the_text_and_its_ancestors(how, together):
 
 
 def test_rows_say_where_they_are_and_which_are_scored():
-    texts = [KeyValues(SHAPE, reserve_length=100) for _ in range(3)]
+    texts = [KeyValues(Slabs(SHAPE), reserve_length=100) for _ in range(3)]
     for text, length in zip(texts, (0, 4, 7), strict=True):
         text.make_room(20)
         text.extend(array("I", range(length)))
@@ -136,7 +146,7 @@ def test_rows_say_where_they_are_and_which_are_scored():
 
 
 def test_a_forward_that_is_not_over_has_changed_nothing():
-    text = KeyValues(SHAPE, reserve_length=100)
+    text = KeyValues(Slabs(SHAPE), reserve_length=100)
     new = torch.ones(KV_HEADS, 3, WIDTH)
     for part in ([1, 2, 3], [4, 5, 6]):
         text.make_room(3)
@@ -148,7 +158,7 @@ def test_a_forward_that_is_not_over_has_changed_nothing():
 
 
 def test_of_a_tree_the_path_that_the_next_prefix_takes_is_moved_to_the_texts_end():
-    text = KeyValues(SHAPE, reserve_length=100)
+    text = KeyValues(Slabs(SHAPE), reserve_length=100)
     text.make_room(7)
     text.keys[:] = torch.arange(text.capacity)[:, None]
     text.values[:] = torch.arange(text.capacity)[:, None] + 100
@@ -167,7 +177,7 @@ def test_of_a_tree_the_path_that_the_next_prefix_takes_is_moved_to_the_texts_end
 
 
 def test_buffers_that_grow_keep_a_tree():
-    text = KeyValues(SHAPE, reserve_length=100)
+    text = KeyValues(Slabs(SHAPE), reserve_length=100)
     text.make_room(40)
     text.keys[:] = torch.arange(text.capacity)[:, None]
     text.extend(array("I", range(40)), [0] * 30)
@@ -176,7 +186,7 @@ def test_buffers_that_grow_keep_a_tree():
 
 
 def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
-    text, capacities = KeyValues(SHAPE, reserve_length=100), []
+    text, capacities = KeyValues(Slabs(SHAPE), reserve_length=100), []
     for count in (2, 40, 30, 28, 20):
         text.make_room(count)
         text.extend(array("I", [0] * count))
@@ -185,7 +195,7 @@ def test_buffers_grow_to_what_is_reserved_and_beyond_only_if_they_must():
 
 
 def test_buffers_follow_a_reservation_that_grows_and_keep_what_is_in_them():
-    text = KeyValues(SHAPE, reserve_length=70)
+    text = KeyValues(Slabs(SHAPE), reserve_length=70)
     text.make_room(70)
     text.extend(array("I", range(70)))
     text.keys[:] = torch.arange(70)[:, None]
@@ -196,7 +206,7 @@ def test_buffers_follow_a_reservation_that_grows_and_keep_what_is_in_them():
 
 
 def test_a_text_that_is_cleared_gives_its_memory_back():
-    text = KeyValues(SHAPE, reserve_length=70)
+    text = KeyValues(Slabs(SHAPE), reserve_length=70)
     text.make_room(70)
     assert text.byte_count == 70 * SHAPE.bytes_per_token
     text.clear()

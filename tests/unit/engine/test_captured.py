@@ -7,10 +7,11 @@ from array import array
 import pytest
 import torch
 
-from paceline_engine.backends.attention import SharedRows
 from paceline_engine.backends.captured import CapturedStep
-from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.shared_rows import SharedRows
+from paceline_engine.backends.slabs import KeyValueShape, Slabs
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
@@ -40,7 +41,7 @@ def fixed_text(decoder, capacity: int) -> KeyValues:
     shape = KeyValueShape(
         len(decoder.layers), layer._kv_heads, layer._width, layer._width, torch.float32, CPU
     )
-    return KeyValues(shape, reserve_length=capacity, is_fixed=True)
+    return KeyValues(Slabs(shape), reserve_length=capacity, is_fixed=True)
 
 
 def forward(decoder, text: KeyValues, token_ids: list[int]) -> torch.Tensor:

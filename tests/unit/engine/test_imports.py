@@ -28,6 +28,8 @@ TORCH_MODULES = {
     "backends.memory",
     "backends.model_loading",
     "backends.self_drafting",
+    "backends.shared_rows",
+    "backends.slabs",
     "backends.stream_rows",
     "backends.transformers",
     "backends.upper_rows",

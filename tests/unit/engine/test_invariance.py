@@ -11,9 +11,10 @@ import torch
 from paceline_engine.backends.attention import Attention
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
-from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama
+from paceline_engine.backends.slabs import KeyValueShape, Slabs
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
@@ -194,7 +195,7 @@ def test_more_threads_than_one_are_refused(tiny_pair):
 
 def sample_forwards(backend):
     """What the proof at load computes."""
-    return is_invariant(backend.decoder, backend._shape, most_tokens=VOCABULARY_SIZE)
+    return is_invariant(backend.decoder, backend._slabs.shape, most_tokens=VOCABULARY_SIZE)
 
 
 def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
@@ -207,11 +208,36 @@ def test_the_proof_at_load_sees_a_row_that_looks_at_its_neighbours(tiny_pair):
     hook.remove()
 
 
+@pytest.mark.parametrize("how", [Attention(scale=0.3), Attention(scale=0.3, window=9, soft_cap=2)])
+def test_texts_in_one_tile_have_one_kernel_and_the_bits_that_they_have_alone(how):
+    shape = KeyValueShape(1, 2, 8, 8, torch.float32, torch.device("cpu"))
+    generator, lengths = torch.Generator().manual_seed(3), [40, 50, 63, 64, 65, 90]
+    slabs = Slabs(shape, tile=TILE)
+    texts = [KeyValues(slabs, reserve_length=128) for _ in lengths]
+    for text, length in zip(texts, lengths, strict=True):
+        text.make_room(100)
+        kept = torch.randn(2, 2, length, 8, generator=generator)
+        InvariantRows([text], [range(length)], [0]).keep(0, *kept)
+        text.extend(array("I", range(length)))
+    states = torch.randn(3, 4, 8, 8, generator=generator)
+    queries, keys, values = states[0], states[1][:2], states[2][:2]
+    together = InvariantRows(texts, [[7]] * 6, [1] * 6)
+    seen = together.attend(0, queries, keys, values, how)
+    # Beyond the 64th token they are in the next tile.
+    assert len(together._kernels) == 2
+    for row, text in enumerate(texts):
+        alone = InvariantRows([text], [[7]], [1])
+        own = [states[:, row : row + 4] for states in (queries, keys, values)]
+        own = [torch.nn.functional.pad(each, (0, 0, 0, 4 - each.shape[1])) for each in own]
+        assert torch.equal(alone.attend(0, *own, how)[:, 0], seen[:, row])
+
+
 def test_made_keys_are_attended_to_in_tiles_as_kept_ones_are(tiny_pair):
     """Latent attention is met in models with experts only; there is none that it would serve."""
     shape = KeyValueShape(1, 2, 8, 8, torch.float32, torch.device("cpu"))
     generator, how = torch.Generator().manual_seed(3), Attention(scale=0.3)
-    pairs = [[KeyValues(shape, reserve_length=200, tile=TILE) for _ in range(2)] for _ in "ab"]
+    slabs = Slabs(shape, tile=TILE)
+    pairs = [[KeyValues(slabs, reserve_length=200) for _ in range(2)] for _ in "ab"]
     for counts in ([70, 3], [1, 90], [40, 1]):
         total = -(-sum(counts) // 4) * 4
         queries, keys, values = torch.randn(3, 2, total, 8, generator=generator)

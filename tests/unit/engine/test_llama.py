@@ -16,11 +16,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from paceline_engine.backends.attention import SharedRows
 from paceline_engine.backends.decoders import choose_decoder, take_sample
-from paceline_engine.backends.key_values import KeyValues, KeyValueShape
+from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama, can_fuse
+from paceline_engine.backends.shared_rows import SharedRows
+from paceline_engine.backends.slabs import KeyValueShape, Slabs
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -96,7 +97,7 @@ def built(make, *, seed: int = 0):
 def text_of(decoder, length):
     layer = decoder.layers[0]
     sizes = (len(decoder.layers), layer._kv_heads, layer._width, layer._width)
-    return KeyValues(KeyValueShape(*sizes, torch.float32, CPU), reserve_length=length)
+    return KeyValues(Slabs(KeyValueShape(*sizes, torch.float32, CPU)), reserve_length=length)
 
 
 @torch.inference_mode()

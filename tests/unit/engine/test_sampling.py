@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
 
 from paceline.errors import InternalError
+from paceline_engine import sampling
 from paceline_engine.calls import SamplingParameters
 from paceline_engine.noise import Purpose, noise_bits
 from paceline_engine.sampling import (
+    Draw,
     add_noise,
+    choose_together,
     choose_tokens,
     draw_draft,
     filtered_scores,
     largest,
     likeliest_tokens,
+    perturbed_rows,
     token_logprobs,
 )
 from support.gumbel import gumbel
@@ -214,3 +219,49 @@ def test_a_draft_from_scores_that_are_no_numbers_is_an_error(bad, temperature):
 
 def test_largest_prefers_the_smaller_id():
     assert largest(torch.zeros(2, 4096)) == [0, 0]
+
+
+WAYS = [
+    SamplingParameters(),
+    SamplingParameters(1.0),
+    SamplingParameters(0.7, top_p=0.9),
+    SamplingParameters(1.3, top_k=40, min_p=0.01),
+]
+
+
+@pytest.mark.parametrize("vocabulary_size", [300, 301])
+@pytest.mark.parametrize("most_numbers", [1, 1000, 1 << 18])
+def test_rows_chosen_together_are_chosen_as_each_alone(vocabulary_size, most_numbers, monkeypatch):
+    monkeypatch.setattr(sampling, "_MOST_NUMBERS", most_numbers)
+    chance = random.Random(3)
+    logits = torch.randn(60, vocabulary_size, generator=torch.Generator().manual_seed(3)) * 3
+    draws = [
+        Draw(chance.choice([5, 9, 1 << 40]), chance.choice(WAYS), chance.choice([1, 2, 1 << 50]))
+        for _ in logits
+    ]
+    alone = [
+        choose_tokens(
+            row[None], first_position=draw.position, parameters=draw.parameters, seed=draw.seed
+        )[0]
+        for row, draw in zip(logits, draws, strict=True)
+    ]
+    assert choose_together(logits, draws) == alone
+
+
+@pytest.mark.parametrize("parameters", WAYS)
+def test_a_row_of_no_numbers_is_told_and_harms_no_other(parameters):
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(5))
+    draws = [Draw(7, parameters, seed) for seed in range(3)]
+    expected = choose_together(logits, draws)
+    logits[1, 17] = math.nan
+    assert choose_together(logits, draws) == [expected[0], None, expected[2]]
+
+
+def test_rows_of_different_positions_have_the_noise_of_theirs():
+    logits, parameters = torch.zeros(3, 64), SamplingParameters(1.0)
+    scores = perturbed_rows(logits, positions=[9, 4, 9], parameters=parameters, seed=6)
+    for row, position in enumerate((9, 4, 9)):
+        expected = add_noise(
+            logits[:1].double(), first_position=position, seed=6, purpose=Purpose.EXACT
+        )
+        assert torch.equal(scores[row], expected[0])

@@ -240,6 +240,20 @@ async def test_a_step_tells_who_shared_its_forward():
         assert (alone.shared_row_count, alone.shared_job_count) == (1, 1)
 
 
+async def test_what_a_forward_found_wakes_the_loop_once(monkeypatch):
+    async with working() as worker:
+        jobs = await sharing(worker, *[lambda _: [7]] * 20)
+        loop, woken = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(
+            loop, "call_soon_threadsafe", lambda *told: woken.append(told[0]) or wake(*told)
+        )
+        for job in jobs:
+            assert [step.outcome.drafted async for step in job.outlet] == [chain([7])]
+        # The blocker's forward, if it was not over, and the one of all; each told what it was.
+        assert len(woken) <= 4
+
+
 async def test_a_job_that_is_withdrawn_leaves_those_in_its_forward_alone():
     async with working() as worker:
         held = Held()

@@ -1,0 +1,201 @@
+"""Memory for texts' keys and values: those of short texts lie side by side.
+
+A kernel attends to several texts at once, without a copy, where they lie at equal distances. So a
+text's buffers are a place in a slab, whose places all have room for as many tokens:
+
+    slab | place 0            | place 1            | place 2            |
+         | text         |00000| free               | text    |0000000000|
+
+What lies beyond a text are zeros: a kernel reads as much of each place as the longest of its texts
+needs, and what is hidden from a row counts nothing only where it is a number. A place is free when
+nobody holds it, and a slab is gone with the last of its places.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["KeyValueShape", "Place", "Slab", "Slabs"]
+
+_LEAST_LENGTH = 64
+# A longer text's attention takes so long that a kernel of its own costs nothing beside it.
+_MOST_SHARED_LENGTH = 1024
+# So many texts lie side by side: of a small model all, of a large one few, where a kernel of each
+# text's own is little beside the products. Memory that no text has come to is not taken.
+_SLAB_BYTES = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueShape:
+    """What a model keeps of a token: in each of `layers` layers `heads` (G) keys and values."""
+
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token takes, in all layers together."""
+        width = self.key_width + self.value_width
+        return self.layers * self.heads * width * self.dtype.itemsize
+
+
+class Slabs:
+    """All slabs of a model. Worker thread only; places may be dropped on any."""
+
+    def __init__(self, shape: KeyValueShape, *, tile: int = 1) -> None:
+        """Build it without memory.
+
+        Args:
+            shape: The model's.
+            tile: Texts have room for a multiple of so many tokens, and can be read beyond their
+                length.
+        """
+        self.shape, self.tile = shape, tile
+        self._numbers = itertools.count()
+        self._known: dict[int, list[weakref.ref[Slab]]] = {}
+
+    def place(self, capacity: int, *, is_fixed: bool = False) -> Place:
+        """Find room for a text of so many tokens.
+
+        Args:
+            is_fixed: It is the text's alone, and can be read beyond its length.
+
+        Raises:
+            RuntimeError: as the allocator says it, if there is no memory.
+        """
+        length = max(_LEAST_LENGTH, 1 << (capacity - 1).bit_length())
+        # On an accelerator memory is taken before a text comes to it.
+        if is_fixed or length > _MOST_SHARED_LENGTH or self.shape.device.type != "cpu":
+            return self._slab(capacity, has_zeros=is_fixed or self.tile > 1).take()
+        return self._shared(length).take()
+
+    def _shared(self, length: int) -> Slab:
+        """Return a slab of such places that has room."""
+        living = [slab for known in self._known.get(length, ()) if (slab := known()) is not None]
+        slab = next((each for each in living if each.has_room), None)
+        if slab is None:
+            count = max(1, _SLAB_BYTES // (length * self.shape.bytes_per_token))
+            slab = self._slab(length, count=count)
+            living.append(slab)
+        self._known[length] = [weakref.ref(each) for each in living]
+        return slab
+
+    def _slab(self, length: int, *, count: int = 1, has_zeros: bool = True) -> Slab:
+        number = next(self._numbers)
+        return Slab(self.shape, number=number, length=length, count=count, has_zeros=has_zeros)
+
+
+class Slab:
+    """Places side by side.
+
+    Attributes:
+        number: Its own.
+        length: The tokens for which each place has room.
+        has_zeros: Whether what lies beyond texts can be read.
+        keys, values: (layers, G, places * length, D).
+        used: How many rows of each place may be something else than zeros.
+    """
+
+    def __init__(
+        self, shape: KeyValueShape, *, number: int, length: int, count: int, has_zeros: bool
+    ) -> None:
+        self.number, self.length, self.has_zeros = number, length, has_zeros
+        self.used = [length] * count
+        self.keys, self.values = (
+            torch.empty(
+                (shape.layers, shape.heads, count * length, width),
+                dtype=shape.dtype,
+                device=shape.device,
+            )
+            for width in (shape.key_width, shape.value_width)
+        )
+        self._holders: list[weakref.ref[Place] | None] = [None] * count
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a place is free."""
+        return any(holder is None or holder() is None for holder in self._holders)
+
+    def take(self) -> Place:
+        """Give the first free place away: there is one."""
+        index = next(
+            index
+            for index, holder in enumerate(self._holders)
+            if holder is None or holder() is None
+        )
+        place = Place(self, index)
+        self._holders[index] = weakref.ref(place)
+        place.blank(0)
+        return place
+
+    def span(self, first: int, *, count: int, length: int) -> tuple[Sequence[Tensor], ...]:
+        """Return of so many places each layer's first keys, and values: (count, G, length, D)."""
+        start, size = first * self.length, count * self.length
+        keys, values = (
+            each.narrow(2, start, size)
+            .view(*each.shape[:2], count, self.length, -1)
+            .narrow(3, 0, length)
+            .transpose(1, 2)
+            .unbind()
+            for each in (self.keys, self.values)
+        )
+        return keys, values
+
+
+class Place:
+    """A text's part of a slab, for as long as it is held.
+
+    Attributes:
+        address: By it texts are in the order in which they lie.
+    """
+
+    __slots__ = ("__weakref__", "address", "index", "slab")
+
+    def __init__(self, slab: Slab, index: int) -> None:
+        self.slab, self.index = slab, index
+        self.address = (slab.number, index)
+
+    @property
+    def start(self) -> int:
+        """The slab's row in which it begins."""
+        return self.index * self.slab.length
+
+    def buffers(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return its first keys and values: (layers, 1, G, length, D) each."""
+        keys, values = (
+            each.narrow(2, self.start, length)[:, None]
+            for each in (self.slab.keys, self.slab.values)
+        )
+        return keys, values
+
+    def will_hold(self, length: int) -> None:
+        """Learn that so many rows may be something else than zeros from now on."""
+        self.slab.used[self.index] = max(length, self.slab.used[self.index])
+
+    def blank(self, length: int) -> None:
+        """Have zeros beyond so many rows, where they can be read."""
+        if self.slab.has_zeros and self.slab.used[self.index] > length:
+            self._fill(length, self.slab.used[self.index] - length)
+            self.slab.used[self.index] = length
+
+    @torch.inference_mode()
+    def _fill(self, start: int, count: int) -> None:
+        for each in (self.slab.keys, self.slab.values):
+            each.narrow(2, self.start + start, count).zero_()
+
+    def is_before(self, other: Place) -> bool:
+        """Whether another one is the next in the same slab."""
+        return other.slab is self.slab and other.index == self.index + 1

@@ -1,0 +1,164 @@
+"""Where texts lie: short ones side by side, with zeros beyond each, and gone with the last."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from array import array
+
+import pytest
+import torch
+
+from paceline_engine.backends import slabs as module
+from paceline_engine.backends.attention import Attention, SideBySide
+from paceline_engine.backends.key_values import KeyValues
+from paceline_engine.backends.shared_rows import SharedRows
+from paceline_engine.backends.slabs import KeyValueShape, Slabs
+
+HEADS, WIDTH, LAYERS = 2, 4, 3
+SHAPE = KeyValueShape(LAYERS, HEADS, WIDTH, WIDTH, torch.float32, torch.device("cpu"))
+PLAIN = Attention(scale=0.5)
+
+
+def text_of(slabs: Slabs, length: int, *, reserve: int = 1 << 20) -> KeyValues:
+    text = KeyValues(slabs, reserve_length=reserve)
+    text.make_room(length)
+    text.extend(array("I", range(length)))
+    return text
+
+
+def states(*shape: int, value: float | None = None):
+    return torch.randn(*shape) if value is None else torch.full(shape, value)
+
+
+def forward(texts, counts, *, value=None):
+    """One row or more of each text; what it gave, and in which parts it was computed."""
+    for text, count in zip(texts, counts, strict=True):
+        text.make_room(count)
+    rows = SharedRows(texts, [range(count) for count in counts], counts)
+    total = sum(counts)
+    seen = [
+        rows.attend(layer, *(states(HEADS, total, WIDTH, value=value) for _ in range(3)), PLAIN)
+        for layer in range(LAYERS)
+    ]
+    for text, count in zip(texts, counts, strict=True):
+        text.extend(array("I", range(count)))
+    return seen, rows._parts
+
+
+def test_short_texts_lie_side_by_side_each_with_room_for_as_much():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, length) for length in (5, 30, 31, 9, 40)]
+    assert [text.capacity for text in texts] == [64, 64, 64, 64, 80]
+    *short, longer = (text.place for text in texts)
+    assert [place.address for place in short] == [(short[0].slab.number, n) for n in range(4)]
+    assert (longer.slab.length, longer.index) == (128, 0)
+
+
+def test_texts_side_by_side_with_as_many_rows_are_one_part_of_a_forward():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, length) for length in (5, 9, 3, 20, 8, 7)]
+    _, parts = forward(texts, [1, 1, 1, 4, 4, 1])
+    assert [type(part) is SideBySide for part in parts] == [True, True, False]
+    assert [part.count for part in parts] == [3, 8, 1]
+    _, parts = forward([texts[0], texts[2], texts[3]], [1, 1, 1])
+    assert [part.count for part in parts] == [1, 2]
+
+
+def test_a_place_is_free_when_nobody_holds_it():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, 5) for _ in range(4)]
+    del texts[1]
+    texts[2].clear()
+    assert [text_of(slabs, 5).place.index for _ in range(2)] == [1, 1]
+    kept = [text_of(slabs, 5) for _ in range(3)]
+    assert [text.place.index for text in kept] == [1, 3, 4]
+
+
+def test_a_slab_is_gone_with_the_last_of_its_places():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, 5) for _ in range(3)]
+    slab = weakref.ref(texts[0].place.slab)
+    del texts[:2]
+    assert slab() is not None
+    texts[0].make_room(100)
+    assert slab() is None
+    assert texts[0].place.slab.length == 256
+
+
+def test_a_full_slab_is_followed_by_another_one(monkeypatch):
+    monkeypatch.setattr(module, "_SLAB_BYTES", 2 * 64 * SHAPE.bytes_per_token)
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, 5) for _ in range(5)]
+    first = texts[0].place.slab.number
+    assert [text.place.address for text in texts] == [
+        (first + n // 2, n % 2) for n in range(5)
+    ]  # fmt: skip
+    _, parts = forward(texts, [1] * 5)
+    assert [part.count for part in parts] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("length", "is_fixed"), [(1025, False), (70, True)])
+def test_long_texts_and_fixed_ones_have_slabs_of_their_own(length, is_fixed):
+    slabs = Slabs(SHAPE)
+    for _ in range(2):
+        place = slabs.place(length, is_fixed=is_fixed)
+        assert (place.index, place.slab.length) == (0, length)
+        assert place.slab.keys.shape == (LAYERS, HEADS, length, WIDTH)
+
+
+def test_what_a_text_left_behind_is_not_seen_by_the_next_one_there():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, 1) for _ in range(2)]
+    forward(texts, [40, 40], value=math.nan)
+    beside = text_of(slabs, 1)
+    del texts[:]
+    texts = [text_of(slabs, 1), text_of(slabs, 1), beside]
+    assert [text.place.index for text in texts] == [0, 1, 2]
+    forward(texts[1:2], [30], value=1.0)
+    seen, parts = forward(texts, [1, 1, 1], value=1.0)
+    assert len(parts) == 1
+    assert all(layer.isfinite().all() for layer in seen)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_taken_back_is_not_seen_beside_a_longer_text(fails):
+    slabs = Slabs(SHAPE)
+    short, longer = text_of(slabs, 3), text_of(slabs, 30)
+    prefix = short.token_ids
+    short.make_room(9)
+    rows = SharedRows([short], [range(9)], [9])
+    for layer in range(LAYERS):
+        rows.attend(layer, *(states(HEADS, 9, WIDTH, value=math.nan) for _ in range(3)), PLAIN)
+    if fails:
+        short.settle()
+    else:
+        short.extend(array("I", range(9)))
+        short.keep(prefix)
+    seen, parts = forward([short, longer], [1, 1], value=1.0)
+    assert len(parts) == 1
+    assert all(layer.isfinite().all() for layer in seen)
+
+
+def test_a_text_that_moves_takes_its_rows_along():
+    slabs = Slabs(SHAPE)
+    beside, text = text_of(slabs, 5), text_of(slabs, 40)
+    text.keys[:] = torch.arange(text.capacity)[:, None]
+    text.values[:] = torch.arange(text.capacity)[:, None] + 0.5
+    place = text.place
+    text.make_room(80)
+    assert text.place is not place
+    keys, values = text.until(40)
+    assert keys[2][0, 1, :, 3].tolist() == [*range(40)]
+    assert values[0][0, 0, :, 0].tolist() == [n + 0.5 for n in range(40)]
+    assert beside.place.index == 0
+
+
+def test_a_text_that_may_have_more_stays_where_there_is_room():
+    slabs = Slabs(SHAPE)
+    text = text_of(slabs, 40, reserve=70)
+    place = text.place
+    assert text.capacity == 70
+    text.reserve(128)
+    text.make_room(60)
+    assert (text.place, text.capacity) == (place, 128)
