@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -11,7 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from paceline import AsyncClient, Completion, DrafterKind, GenerateOptions, Strategy
+    from paceline import (
+        AsyncClient,
+        Completion,
+        DrafterKind,
+        GenerateOptions,
+        Statistics,
+        Strategy,
+    )
     from paceline_bench.report import Row
 
 __all__ = ["Way", "compete", "parameter_count", "row_of"]
@@ -25,7 +33,8 @@ class Way:
         name: What tables call it.
         client: A client of a system that can.
         strategy: The method.
-        lookahead: Draft tokens in a verification, where there are some.
+        lookahead: Draft tokens in a verification, where there are some; None: the planner says.
+        targets: How many it may use.
         drafter: Who drafts, if the request says so.
         extra_parameters: What it needs besides the target.
     """
@@ -34,6 +43,7 @@ class Way:
     client: AsyncClient
     strategy: Strategy
     lookahead: int | None = None
+    targets: int = 1
     drafter: DrafterKind | None = None
     extra_parameters: int = 0
 
@@ -46,7 +56,7 @@ class Way:
         options: GenerateOptions = {
             "strategy": self.strategy,
             "max_tokens": max_tokens,
-            "targets": 1,
+            "targets": self.targets,
             "ignore_eos": True,
         }
         if self.lookahead is not None:
@@ -90,6 +100,8 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
         "tokens": tokens,
         "target_forwards": forwards,
         "drafter_forwards": sum(each.drafter_forward_count for each in statistics),
+        "drafter_models": _forwards_by_model(statistics),
+        "lookaheads": sorted({each.finished.lookahead for each in own}),
         "tokens_per_forward": tokens / forwards,
         "rows_per_forward": 1 + drafted / forwards,
         "accepted": accepted,
@@ -115,6 +127,13 @@ def parameter_count(weights: Path) -> int:
     with weights.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+
+
+def _forwards_by_model(statistics: Sequence[Statistics]) -> dict[str, int]:
+    ran: Counter[str] = Counter()
+    for each in statistics:
+        ran.update({model.model_name: model.forward_count for model in each.drafter_models})
+    return dict(ran)
 
 
 def _seconds(completions: Sequence[Completion]) -> float:

@@ -36,6 +36,8 @@ def draw_cascade(content: Mapping[str, Any]) -> Figure:
 
 def _draw_improvements(axes: Axes, rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
+        if row["swi"] is None:
+            continue
         measured, by_parameters = row["swi"]["measured"], row["swi"]["parameters"]
         axes.barh(place - 0.2, measured, color=_colour(row), height=0.38)
         axes.barh(place + 0.2, by_parameters, color=_BY_PARAMETERS, height=0.38)

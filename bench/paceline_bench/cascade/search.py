@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
 from paceline_bench.pair.acceptance import common_run
-from paceline_bench.pair.engine import measure_rows
+from paceline_bench.pair.engine import measure_rows, text_alone
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
 from paceline_protocol.max_gram import MaxGram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline_bench.cascade.recipes import Recipe
     from paceline_engine.backends.base import Backend
@@ -27,7 +28,11 @@ _COST_ROUNDS = 5
 
 
 def walltime_improvement(
-    token_count: int, *, target_forwards: int, drafter_forwards: int, cost: float
+    token_count: int,
+    *,
+    target_forwards: int,
+    drafter_forwards: Mapping[str, int],
+    costs: Mapping[str, float],
 ) -> float:
     """Return the standardised walltime improvement: how many times as fast as plain decoding.
 
@@ -36,9 +41,13 @@ def walltime_improvement(
     Difference: the paper's formula sums over tokens where it means drafters.
 
     Args:
-        cost: Of a drafter's forward, as a part of the target's.
+        token_count: New tokens.
+        target_forwards: Of the target.
+        drafter_forwards: Of each model that drafts.
+        costs: Of a forward of each of them, as a part of the target's.
     """
-    return token_count / (target_forwards + cost * drafter_forwards)
+    spent = sum(costs[model] * count for model, count in drafter_forwards.items())
+    return token_count / (target_forwards + spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +64,22 @@ class Tally:
 
     token_count: int = 0
     target_forwards: int = 0
-    drafter_forwards: int = 0
+    drafter_forwards: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
-            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally))
+            self.token_count + other.token_count,
+            self.target_forwards + other.target_forwards,
+            self.drafter_forwards + other.drafter_forwards,
         )
 
-    def improvement(self, cost: float) -> float:
+    def improvement(self, costs: Mapping[str, float]) -> float:
         """Return its standardised walltime improvement."""
         return walltime_improvement(
             self.token_count,
             target_forwards=self.target_forwards,
             drafter_forwards=self.drafter_forwards,
-            cost=cost,
+            costs=costs,
         )
 
 
@@ -78,20 +89,20 @@ class Search:
     The target is not asked: greedily it says the known text, whatever was drafted for it.
 
     Args:
-        drafter: The model that drafts.
+        drafters: The models that draft.
         texts: Some are enough for most recipes, all decide between the last.
     """
 
-    def __init__(self, drafter: Backend, texts: Sequence[KnownText]) -> None:
-        self._drafter = drafter
+    def __init__(self, drafters: Mapping[str, Backend], texts: Sequence[KnownText]) -> None:
+        self._drafters = drafters
         self._texts = texts
         self._played: dict[tuple[Recipe, int], Tally] = {}
 
-    def best(self, recipes: Sequence[Recipe], *, cost: float) -> Recipe:
-        """Return the one with the largest improvement, at this cost of a drafter's forward."""
+    def best(self, recipes: Sequence[Recipe], *, costs: Mapping[str, float]) -> Recipe:
+        """Return the one with the largest improvement, at these costs of drafters' forwards."""
 
         def improvement(recipe: Recipe, text_count: int) -> float:
-            return self.tally(recipe, text_count).improvement(cost)
+            return self.tally(recipe, text_count).improvement(costs)
 
         return halved(recipes, text_count=len(self._texts), score=improvement)
 
@@ -103,7 +114,7 @@ class Search:
     def _play(self, recipe: Recipe, place: int) -> Tally:
         key = recipe, place
         if key not in self._played:
-            self._played[key] = _played(self._drafter, recipe, self._texts[place])
+            self._played[key] = _played(self._drafters, recipe, self._texts[place])
         return self._played[key]
 
 
@@ -133,34 +144,28 @@ def measured_cost(target: Backend, drafter: Backend, prefix: Sequence[int]) -> f
     return median(forward_ms(drafter) / forward_ms(target) for _ in range(_COST_ROUNDS))
 
 
-def _played(drafter: Backend, recipe: Recipe, text: KnownText) -> Tally:
-    stack = _stack(drafter, recipe)
+def _played(drafters: Mapping[str, Backend], recipe: Recipe, text: KnownText) -> Tally:
+    stack = _stack(drafters, recipe)
     known, end = [*text.prompt, *text.continuation], len(text.prompt)
     spec = SessionSpec(reserve_length=len(known) + recipe.lookahead)
-    draft = _text_alone() if stack is None else ModelText(stack, spec).draft_chain
+    draft = text_alone() if stack is None else ModelText(stack, spec).draft_chain
     forwards = 0
     while end < len(known):
         # A verification gives one token more than it accepts.
         block = draft(known[:end], count=min(recipe.lookahead, len(known) - end - 1))
         end += common_run(block, known[end:]) + 1
         forwards += 1
-    return Tally(len(text.continuation), forwards, stack.forward_counts[0] if stack else 0)
-
-
-def _stack(drafter: Backend, recipe: Recipe) -> StackBackend | None:
-    if recipe.matrix is None:
-        return None
-    has_max_gram = len(recipe.matrix) > 1
-    return StackBackend(
-        [drafter], matrix=recipe.matrix, new_max_gram=MaxGram if has_max_gram else None
+    ran = stack.forward_counts if stack else ()
+    return Tally(
+        len(text.continuation), forwards, Counter(dict(zip(recipe.models, ran, strict=True)))
     )
 
 
-def _text_alone() -> Callable[..., Sequence[int]]:
-    max_gram = MaxGram()
-
-    def draft(prefix: Sequence[int], *, count: int) -> Sequence[int]:
-        max_gram.follow(prefix)
-        return max_gram.propose(count)
-
-    return draft
+def _stack(drafters: Mapping[str, Backend], recipe: Recipe) -> StackBackend | None:
+    if not recipe.models:
+        return None
+    return StackBackend(
+        [drafters[model] for model in recipe.models],
+        matrix=recipe.matrix,
+        new_max_gram=MaxGram if recipe.has_max_gram else None,
+    )

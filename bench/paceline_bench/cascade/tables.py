@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.cascade.recipes import CASCADE, SPECULATIVE
+from paceline_bench.cascade.recipes import ONE_STAGE_MORE
+from paceline_bench.pair.contest import Group, Method, times_as_fast
+from paceline_bench.pair.tables import contest_tables
 from paceline_bench.report import speed, table, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline_bench.report import Row
 
 __all__ = ["report"]
 
 _COSTS = {"measured": "measured costs", "parameters": "parameter counts"}
-_MISSING = (
-    "- rows of the paper that are missing: those with a second model below the target, which the"
-    " bundled pair has not"
-)
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _improvement(row: Row, cost: str) -> str:
+    return "-" if row["swi"] is None else f"{row['swi'][cost]:.2f}"
+
+
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "": lambda row: row["name"],
     "parameters": lambda row: row["parameters"] or "-",
-    "SWI, measured costs": lambda row: f"{row['swi']['measured']:.2f}",
-    "SWI, parameter counts": lambda row: f"{row['swi']['parameters']:.2f}",
+    "SWI, measured costs": lambda row: _improvement(row, "measured"),
+    "SWI, parameter counts": lambda row: _improvement(row, "parameters"),
     "tokens/target forward": lambda row: f"{row['tokens_per_forward']:.2f}",
     "drafter forwards": lambda row: (
-        f"{row['drafter_forwards']:,}" if row["drafter_forwards"] else "-"
+        " + ".join(f"{count:,}" for count in row["drafter_models"].values()) or "-"
     ),
     "acceptance": lambda row: _share(row["acceptance_rate"]),
     "tokens/s": speed,
@@ -49,29 +51,57 @@ _SEARCHED: dict[str, Callable[[Row], str]] = {
 
 def report(content: Mapping[str, Any]) -> str:
     """Lay out the ways in Markdown, for each kind of text, and what was searched."""
-    kinds = dict.fromkeys(row["texts"] for row in content["rows"])
+    kinds = list(dict.fromkeys(row["texts"] for row in content["rows"]))
     tables = [
-        f"{kind}, each way at its best parameters for measured costs:\n\n"
-        + table([row for row in content["rows"] if row["texts"] == kind], _COLUMNS)
+        f"{kind}, each drafter at its best parameters for SI and measured costs:\n\n"
+        + table(_of_kind(content["rows"], kind), _COLUMNS)
+        for kind in kinds
+    ]
+    lookups = [
+        f"{kind}, from the text alone:\n\n" + contest_tables(_of_kind(content["lookup"], kind))
         for kind in kinds
     ]
     searched = "The search, on other prompts:\n\n" + table(content["searched"], _SEARCHED)
-    return "\n".join([*tables, searched, *_lines(content), ""])
+    lines = [*_costs(content["costs"]), *_orders(content["searched"])]
+    lines += [line for kind in kinds for line in _lookups(_of_kind(content["lookup"], kind), kind)]
+    return "\n".join([*tables, *lookups, searched, *lines, ""])
 
 
-def _lines(content: Mapping[str, Any]) -> Iterator[str]:
-    costs = content["costs"]
-    yield (
-        f"- a forward of the drafter costs {costs['measured']:.3f} of the target's as measured,"
-        f" {costs['parameters']:.3f} by parameters; Max-Gram nothing"
-    )
-    found = {(it["texts"], it["name"], it["cost"]): it["swi"] for it in content["searched"]}
+def _of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["texts"] == kind]
+
+
+def _costs(costs: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for model, measured in costs["measured"].items():
+        yield (
+            f"- a forward of {model} costs {measured:.3f} of the target's as measured,"
+            f" {costs['parameters'][model]:.3f} by parameters"
+        )
+    yield "- Max-Gram costs nothing"
+
+
+def _orders(searched: Sequence[Row]) -> Iterator[str]:
+    """Say of each stack whether it is as good as without a stage: the paper's order."""
+    found = {(it["texts"], it["name"], it["cost"]): it["swi"] for it in searched}
     for (texts, name, cost), improvement in found.items():
-        if name == CASCADE:
-            alone = found[texts, SPECULATIVE, cost]
-            holds = "at least as good as" if improvement >= alone else "WORSE than"
+        if (fewer := ONE_STAGE_MORE.get(name)) is not None:
+            without = found[texts, fewer, cost]
+            holds = "at least as good as" if improvement >= without else "WORSE than"
             yield (
-                f"- {texts}, by {_COSTS[cost]}: with Max-Gram below it the drafter is {holds}"
-                f" without, {improvement / alone:.2f}x"
+                f"- {texts}, by {_COSTS[cost]}: {name} is {holds} {fewer},"
+                f" {improvement / without:.2f}x"
             )
-    yield _MISSING
+
+
+def _lookups(rows: Sequence[Row], kind: str) -> Iterator[str]:
+    """Say how Max-Gram stands beside the library's lookup."""
+    lookups = {row["group"]: row for row in rows if row["method"] == Method.LOOKUP.value}
+    library = lookups.pop(Group.LIBRARY.value)
+    for group, row in lookups.items():
+        tokens = row["tokens_per_forward"] / library["tokens_per_forward"]
+        faster = times_as_fast(row["repeats_ms_per_token"], library["repeats_ms_per_token"])
+        holds = "at least as good as" if min(tokens, faster) >= 1 else "WORSE than"
+        yield (
+            f"- {kind}, {group}: Max-Gram alone is {holds} prompt lookup, {tokens:.2f}x the tokens"
+            f" of a forward, {faster:.2f}x as fast"
+        )

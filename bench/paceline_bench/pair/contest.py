@@ -1,28 +1,20 @@
-"""A pair of models, decoded in many ways side by side: transformers, the engine, the services."""
+"""Many ways to decode, side by side, on the same prompts and in turn."""
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
-from paceline import Strategy
 from paceline.errors import InvalidFieldError
-from paceline.words import counted
 from paceline_bench.pair.acceptance import common_run
-from paceline_bench.processes import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
-
-    from paceline import AsyncClient, GenerateOptions
-    from paceline_bench.pair.engine import Decoded, EnginePair
-    from paceline_bench.pair.library import Decode, LibraryPair
 
 __all__ = [
     "Contestant",
@@ -30,14 +22,11 @@ __all__ = [
     "Group",
     "Method",
     "Outcome",
+    "Prompt",
     "Rules",
     "contest",
     "contest_rounds",
-    "engine_ways",
-    "library_ways",
     "read_prompts",
-    "service_ways",
-    "sharing_ways",
     "times_as_fast",
 ]
 
@@ -64,13 +53,6 @@ class Method(Enum):
     SPECULATIVE = "speculative"
     DISTRIBUTED = "distributed"
     LOOKUP = "lookup"
-
-
-_STRATEGIES = {
-    Method.PLAIN: Strategy.AUTOREGRESSIVE,
-    Method.SPECULATIVE: Strategy.SPECULATIVE,
-    Method.DISTRIBUTED: Strategy.DISTRIBUTED,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,124 +259,6 @@ def _compare(
             entry.near_ties += 1
             return
     entry.wrong += 1
-
-
-def library_ways(pair: LibraryPair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
-    """Name transformers' own ways: the bare loop first, which needs the least."""
-
-    def contestant(
-        method: Method, name: str, decode: Decode, lookahead: int | None = None
-    ) -> Contestant:
-        async def run(prompt: Prompt, count: int) -> Outcome:
-            forwards, started_ns = pair.target_forward_count, time.perf_counter_ns()
-            token_ids = decode(prompt, count)
-            return Outcome(
-                token_ids=token_ids,
-                elapsed_ns=time.perf_counter_ns() - started_ns,
-                target_forwards=pair.target_forward_count - forwards,
-            )
-
-        return Contestant(Group.LIBRARY, method, name, run, lookahead)
-
-    yield contestant(Method.BARE, "bare loop", pair.bare_loop)
-    yield contestant(Method.PLAIN, "generate", pair.generate())
-    for lookahead in lookaheads:
-        name = f"generate, assisted, lookahead {lookahead}"
-        yield contestant(Method.SPECULATIVE, name, pair.assisted(lookahead), lookahead)
-    yield contestant(Method.LOOKUP, "generate, prompt lookup", pair.prompt_lookup())
-
-
-def engine_ways(pair: EnginePair, lookaheads: Sequence[int]) -> Iterator[Contestant]:
-    """Name the ways of the engine alone."""
-
-    def contestant(
-        method: Method, name: str, decode: Callable[[Prompt, int], Decoded], lookahead: int | None
-    ) -> Contestant:
-        async def run(prompt: Prompt, count: int) -> Outcome:
-            started_ns = time.perf_counter_ns()
-            decoded = decode(prompt, count)
-            accepted = sum(block.accepted for block in decoded.blocks)
-            return Outcome(
-                token_ids=decoded.token_ids,
-                elapsed_ns=time.perf_counter_ns() - started_ns,
-                target_forwards=len(decoded.forward_ns),
-                first_token_ns=decoded.first_token_ns,
-                forward_ns=sum(decoded.forward_ns) + decoded.draft_ns,
-                accepted=accepted,
-                rejected=sum(block.accepted < block.drafted for block in decoded.blocks),
-            )
-
-        return Contestant(Group.ENGINE, method, name, run, lookahead)
-
-    yield contestant(Method.PLAIN, "non-SI", pair.plain, None)
-    for lookahead in lookaheads:
-        decode = pair.speculative(lookahead)
-        yield contestant(Method.SPECULATIVE, f"SI, lookahead {lookahead}", decode, lookahead)
-
-
-def service_ways(
-    client: AsyncClient, lookaheads: Sequence[int], *, pids: Sequence[int]
-) -> Iterator[Contestant]:
-    """Name the services' ways; DSI with the planner's lookahead."""
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids)
-    for count in lookaheads:
-        name = f"SI, lookahead {count}"
-        yield _service_way(client, Method.SPECULATIVE, name, pids=pids, lookahead=count)
-    yield _service_way(client, Method.DISTRIBUTED, "DSI", pids=pids)
-
-
-def sharing_ways(
-    client: AsyncClient, target_count: int, *, pids: Sequence[int]
-) -> Iterator[Contestant]:
-    """Name the services' ways that differ in how many processes compute at once.
-
-    Plain decoding has one, SI takes turns, DSI has the drafter and 1, 2, ... targets. SI and DSI
-    have the planner's lookahead.
-    """
-    yield _service_way(client, Method.PLAIN, "non-SI", pids=pids, targets=1)
-    yield _service_way(client, Method.SPECULATIVE, "SI", pids=pids, targets=1)
-    for count in range(1, target_count + 1):
-        name = f"DSI on {counted(count, 'target')}"
-        yield _service_way(client, Method.DISTRIBUTED, name, pids=pids, targets=count)
-
-
-def _service_way(
-    client: AsyncClient,
-    method: Method,
-    name: str,
-    *,
-    pids: Sequence[int],
-    lookahead: int | None = None,
-    targets: int | None = None,
-) -> Contestant:
-    """Name a way of the services.
-
-    After each text the servers' processes are given time for what is withdrawn and still runs.
-    """
-    options: GenerateOptions = {"strategy": _STRATEGIES[method], "ignore_eos": True}
-    if lookahead is not None:
-        options["lookahead"] = lookahead
-    if targets is not None:
-        options["targets"] = targets
-
-    async def run(prompt: Prompt, count: int) -> Outcome:
-        started_ns = time.perf_counter_ns()
-        request: GenerateOptions = {**options, "max_tokens": count}
-        completion = await client.generate(prompt, **request).collect()
-        elapsed_ns = time.perf_counter_ns() - started_ns
-        await quiet(pids)
-        statistics = completion.finished.statistics
-        return Outcome(
-            token_ids=completion.token_ids,
-            elapsed_ns=elapsed_ns,
-            target_forwards=statistics.target_forward_count,
-            first_token_ns=statistics.time_to_first_token_ns,
-            forward_ns=statistics.forward_ns,
-            accepted=statistics.accepted_token_count,
-            rejected=statistics.rejected_token_count,
-        )
-
-    return Contestant(Group.SERVICES, method, name, run, lookahead, targets)
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -6,20 +6,33 @@ import time
 from array import array
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from paceline_bench.pair.acceptance import Block
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
+from paceline_protocol.max_gram import MaxGram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_engine.backends.base import Backend
 
-__all__ = ["Decoded", "EnginePair", "Latency", "decode", "measure_latency", "measure_rows"]
+__all__ = [
+    "Decoded",
+    "Draft",
+    "EnginePair",
+    "Latency",
+    "decode",
+    "measure_latency",
+    "measure_rows",
+    "text_alone",
+]
+
+Draft: TypeAlias = "Callable[..., Sequence[int]]"
+"""What may follow a text: at most `count` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +77,18 @@ class EnginePair:
         """Return decoding by drafting so many tokens and verifying them, in turn."""
 
         def decode_blocks(prompt: Sequence[int], count: int) -> Decoded:
-            # A block may reach beyond what is needed by its own length.
-            spec = SessionSpec(reserve_length=len(prompt) + count + lookahead)
-            target, drafter = ModelText(self.target, spec), ModelText(self.drafter, spec)
-            text, blocks = array("I", prompt), []
-            drafts, forwards = _Watch(), _Watch()
-            while (missing := len(prompt) + count - len(text)) > 0:
-                # A verification gives one token more than it accepts.
-                with drafts:
-                    block = drafter.draft_chain(text, count=min(lookahead, missing - 1))
-                with forwards:
-                    judged = target.judge(text, block)
-                accepted_count = len(judged.accepted_path)
-                text.extend((*block[:accepted_count], judged.next_token))
-                if block:
-                    blocks.append(Block(len(block), accepted_count))
-            return Decoded(
-                token_ids=tuple(text[len(prompt) :]),
-                first_token_ns=drafts.laps[0] + forwards.laps[0],
-                forward_ns=tuple(forwards.laps),
-                draft_ns=sum(drafts.laps),
-                blocks=tuple(blocks),
+            drafter = ModelText(self.drafter, _block_spec(prompt, count, lookahead))
+            return _speculate(
+                self.target, drafter.draft_chain, prompt, count=count, lookahead=lookahead
             )
+
+        return decode_blocks
+
+    def from_the_text(self, lookahead: int) -> Callable[[Sequence[int], int], Decoded]:
+        """Return the same with Max-Gram alone as the drafter."""
+
+        def decode_blocks(prompt: Sequence[int], count: int) -> Decoded:
+            return _speculate(self.target, text_alone(), prompt, count=count, lookahead=lookahead)
 
         return decode_blocks
 
@@ -96,6 +99,17 @@ class EnginePair:
             scores = target.model(torch.tensor([prefix], device=target.device)).logits
         first, second = (float(scores[0, -1, choice]) for choice in choices)
         return abs(first - second)
+
+
+def text_alone() -> Draft:
+    """Return drafting by Max-Gram, for one text as it grows."""
+    max_gram = MaxGram()
+
+    def draft(prefix: Sequence[int], *, count: int) -> Sequence[int]:
+        max_gram.follow(prefix)
+        return max_gram.propose(count)
+
+    return draft
 
 
 def decode(model: Backend, prompt: Sequence[int], count: int) -> Decoded:
@@ -138,6 +152,37 @@ def measure_rows(
             with watch:
                 at_model.judge(text, block)
     return {rows: median(watch.laps) / 1e6 for rows, watch in watches.items()}
+
+
+def _speculate(
+    model: Backend, draft: Draft, prompt: Sequence[int], *, count: int, lookahead: int
+) -> Decoded:
+    """Decode by drafting so many tokens and verifying them, in turn."""
+    target = ModelText(model, _block_spec(prompt, count, lookahead))
+    text, blocks = array("I", prompt), []
+    drafts, forwards = _Watch(), _Watch()
+    while (missing := len(prompt) + count - len(text)) > 0:
+        # A verification gives one token more than it accepts.
+        with drafts:
+            block = draft(text, count=min(lookahead, missing - 1))
+        with forwards:
+            judged = target.judge(text, block)
+        accepted_count = len(judged.accepted_path)
+        text.extend((*block[:accepted_count], judged.next_token))
+        if block:
+            blocks.append(Block(len(block), accepted_count))
+    return Decoded(
+        token_ids=tuple(text[len(prompt) :]),
+        first_token_ns=drafts.laps[0] + forwards.laps[0],
+        forward_ns=tuple(forwards.laps),
+        draft_ns=sum(drafts.laps),
+        blocks=tuple(blocks),
+    )
+
+
+def _block_spec(prompt: Sequence[int], count: int, lookahead: int) -> SessionSpec:
+    """Reserve for a text; a block may reach beyond what is needed by its own length."""
+    return SessionSpec(reserve_length=len(prompt) + count + lookahead)
 
 
 class _Watch:

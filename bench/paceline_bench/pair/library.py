@@ -73,9 +73,9 @@ class LibraryPair:
 
         return decode
 
-    def prompt_lookup(self) -> Decode:
+    def prompt_lookup(self, lookahead: int = PROMPT_LOOKUP_TOKENS) -> Decode:
         """Return generation that drafts from the text so far."""
-        return partial(self._generate, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
+        return partial(self._generate, prompt_lookup_num_tokens=lookahead)
 
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int], count: int, **options: Any) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Content = Mapping[str, Any]
 
 __all__ = [
+    "contest_tables",
     "pair_acceptance",
     "pair_contest",
     "pair_forwards",
@@ -45,7 +46,7 @@ def report(content: Content, *, per_gpu_targets: int | None = None) -> str:
     if "acceptance" in content:
         sections.append(_acceptance(content["acceptance"]))
     if rows := content["rows"]:
-        sections += [_contest(rows, per_gpu), _split(rows)]
+        sections += [contest_tables(rows, per_gpu), _split(rows)]
     if content["sharing"]:
         sections.append(_sharing(content["sharing"]))
     if strategies := content["sharing_strategies"]:
@@ -123,11 +124,17 @@ def _acceptance(found: Row) -> str:
     return f"{estimates}\n{positions}"
 
 
-def _contest(every: Sequence[Row], per_gpu: Columns) -> str:
+def contest_tables(every: Sequence[Row], more: Columns | None = None) -> str:
+    """Lay out ways to decode (`results.way_rows`), a table for each group, beside the first one.
+
+    Args:
+        every: The rows.
+        more: Columns beside speeds.
+    """
     bare, plain = every[0], {row["group"]: row for row in every if row["method"] == _PLAIN}
     columns: Columns = {
         **_SPEED,
-        **per_gpu,
+        **(more or {}),
         "TTFT ms": _first_token,
         "tokens/forward": _tokens_per_forward,
         "acceptance": lambda row: _told(row["acceptance_rate"], ".3f"),

@@ -1,4 +1,4 @@
-"""`paceline bench cascade`: a drafter with and without Max-Gram below it, and Max-Gram alone."""
+"""`paceline bench cascade`: the bundled models that draft, alone and stacked, with Max-Gram."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from paceline import AsyncClient, DrafterKind, Strategy
+from paceline import AsyncClient
+from paceline.limits import MOST_TARGETS
 from paceline_bench.cascade.prose import prose_prompts
-from paceline_bench.cascade.recipes import CASCADE, GRIDS, MAX_GRAM, SPECULATIVE
-from paceline_bench.cascade.search import (
-    KnownText,
-    Search,
-    measured_cost,
-    walltime_improvement,
-)
+from paceline_bench.cascade.recipes import DRAFTER, GRIDS, TEXT_ALONE, TINY
+from paceline_bench.cascade.search import KnownText, Search, measured_cost
 from paceline_bench.cascade.tables import report
-from paceline_bench.pair.engine import decode
+from paceline_bench.pair.contest import Rules, contest, contest_rounds
+from paceline_bench.pair.contestants import lookup_ways
+from paceline_bench.pair.engine import EnginePair, decode
+from paceline_bench.pair.library import LibraryPair
+from paceline_bench.pair.results import way_rows
 from paceline_bench.report import load_average, write_json
-from paceline_bench.ways import Way, parameter_count
+from paceline_bench.ways import parameter_count
+from paceline_cli.bench_cascade_ways import contest_of_drafters, running_drafters
 from paceline_cli.bundled import find_models
-from paceline_cli.contests import contest_rows, exit_code, held_out_prompts, model_flags
+from paceline_cli.contests import exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
@@ -46,27 +47,31 @@ if TYPE_CHECKING:
 __all__ = ["CascadeSettings", "main"]
 
 _EXAMPLES = """
-paceline bench cascade                                  some ten minutes
+paceline bench cascade                                  some twenty minutes
 paceline bench cascade --prompts 4 --search-prompts 2 --max-tokens 48
 paceline bench cascade --json cascade.json --chart cascade.png
 """
 _MEASURED, _PARAMETERS = "measured", "parameters"
+_NEAR_TIE = 1e-4
+"""In float32: `paceline bench pair` has more of them."""
 
 
 class CascadeSettings(Settings):
-    """Draft for the bundled target with its drafter, with Max-Gram below that, and with Max-Gram.
+    """Draft for the bundled target with both smaller models, alone and stacked, and with Max-Gram.
 
-    Table 2 of the paper on Cascade Speculative Drafting, as far as two models go: on code and on
-    prose that no model has seen, each way at its best parameters, found on other prompts by
+    Table 2 of the paper on Cascade Speculative Drafting, on the bundled models: on code and on
+    prose that no model has seen, each drafter at its best parameters, found on other prompts by
     halving. SWI is what forwards alone make of it. Everybody decodes the same texts in turn,
-    greedily, on one target with one thread. The exit code is 0 if every text was plain decoding's,
-    else 1.
+    greedily, each model with one thread: plainly, and with SI and DSI for each drafter. Then
+    Max-Gram alone decodes beside the prompt lookup of transformers. The exit code is 0 if every
+    text was plain decoding's, else 1.
     """
 
     prompts: int = Field(12, ge=1, le=60, description="held-out prompts of each kind to decode")
     search_prompts: int = Field(6, ge=1, le=60, description="other ones to search parameters on")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
+    targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
@@ -87,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         from paceline_bench.charts import save_figure
 
         save_figure(draw_cascade(content), settings.chart)
-    return exit_code(content["rows"])
+    return exit_code([*content["rows"], *content["lookup"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +105,31 @@ class _Texts:
 
 
 class _Bench:
-    """A run: costs first, then for each kind of text a search and a contest."""
+    """A run: costs first, then for each kind of text a search and two contests."""
 
     def __init__(self, settings: CascadeSettings, models: BundledModels) -> None:
         self._settings = settings
         self._models = models
-        self._target, self._drafter = _load(models.target), _load(models.drafter)
+        self._folders = {DRAFTER: models.drafter, TINY: models.tiny}
+        self._target = _load(models.target)
+        self._drafters = {name: _load(folder) for name, folder in self._folders.items()}
         assert self._target.tokenizer is not None
         self._tokenizer = Tokenizer.from_str(self._target.tokenizer.decode())
-        weights = "model.safetensors"
-        self._counts = {
-            folder: parameter_count(folder / weights) for folder in (models.target, models.drafter)
-        }
 
     def run(self) -> dict[str, Any]:
         """Do it, and return what is told and kept."""
         texts = list(self._texts())
         costs = self._costs(texts[0].prompts[0])
         searched = [row for each in texts for row in self._searched(each, costs)]
-        rows = asyncio.run(self._contests(texts, searched, costs))
+        rows, lookup = asyncio.run(self._contests(texts, searched, costs))
         return {
             "rows": rows,
+            "lookup": lookup,
             "searched": [{**row, "parameters": str(row["parameters"])} for row in searched],
             "costs": costs,
             "texts": self._settings.prompts,
             "tokens": self._settings.max_tokens,
+            "targets": self._settings.targets,
         }
 
     def _texts(self) -> Iterator[_Texts]:
@@ -135,26 +140,31 @@ class _Bench:
         for kind, prompts in (("code", code), ("prose", prose)):
             yield _Texts(kind, prompts[:count], prompts[count : count + others])
 
-    def _costs(self, prompt: str) -> dict[str, float]:
-        measured = measured_cost(self._target, self._drafter, self._ids(prompt))
-        by_parameters = self._counts[self._models.drafter] / self._counts[self._models.target]
-        return {_MEASURED: measured, _PARAMETERS: by_parameters}
+    def _costs(self, prompt: str) -> dict[str, dict[str, float]]:
+        ids, size = self._ids(prompt), _size(self._models.target)
+        return {
+            _MEASURED: {
+                name: measured_cost(self._target, model, ids)
+                for name, model in self._drafters.items()
+            },
+            _PARAMETERS: {name: _size(folder) / size for name, folder in self._folders.items()},
+        }
 
-    def _searched(self, texts: _Texts, costs: Mapping[str, float]) -> Iterator[Row]:
+    def _searched(self, texts: _Texts, costs: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
         known = [self._known(prompt) for prompt in texts.searched]
-        search = Search(self._drafter, known)
+        search = Search(self._drafters, known)
         runs = len(GRIDS) * len(costs)
         with progress(f"parameters for {texts.kind}", total=runs) as step:
             for name, recipes in GRIDS.items():
-                for cost_name, cost in costs.items():
-                    best = search.best(recipes, cost=cost)
+                for cost_name, each in costs.items():
+                    best = search.best(recipes, costs=each)
                     step(f"{name}, {cost_name} costs")
                     yield {
                         "texts": texts.kind,
                         "name": name,
                         "cost": cost_name,
                         "parameters": best,
-                        "swi": search.tally(best).improvement(cost),
+                        "swi": search.tally(best).improvement(each),
                     }
 
     def _known(self, prompt: str) -> KnownText:
@@ -167,91 +177,79 @@ class _Bench:
         return ids
 
     async def _contests(
-        self, kinds: Sequence[_Texts], searched: Sequence[Row], costs: Mapping[str, float]
-    ) -> list[Row]:
+        self,
+        kinds: Sequence[_Texts],
+        searched: Sequence[Row],
+        costs: Mapping[str, Mapping[str, float]],
+    ) -> tuple[list[Row], list[Row]]:
+        """Let everybody decode each kind of text; return all rows, and those of lookups."""
         rows: list[Row] = []
-        async with running_system(_system(self._models)) as system:
+        lookup: list[Row] = []
+        targets = LocalSystemConfig(
+            targets=self._settings.targets,
+            drafters=0,
+            target_arguments=model_flags(self._models.target),
+        )
+        async with running_system(targets) as system:
             for texts in kinds:
                 recipes = {
                     row["name"]: row["parameters"]
                     for row in searched
                     if (row["texts"], row["cost"]) == (texts.kind, _MEASURED)
                 }
-                rows += await self._contest(system, texts, recipes, costs)
-        return rows
+                found = await self._contest(system, texts, recipes, costs)
+                rows += [{**row, "texts": texts.kind} for row in found]
+                found = await self._lookup(system, texts, recipes[TEXT_ALONE].lookahead)
+                lookup += [{**row, "texts": texts.kind} for row in found]
+        return rows, lookup
 
     async def _contest(
         self,
-        system: LocalSystem,
+        targets: LocalSystem,
         texts: _Texts,
         recipes: Mapping[str, Recipe],
-        costs: Mapping[str, float],
+        costs: Mapping[str, Mapping[str, float]],
     ) -> list[Row]:
-        """Let all ways decode one kind of text; the cascade has a drafter of its own."""
-        stacked = _system(
-            self._models,
-            target=system.targets[0].address,
-            drafter_flags=recipes[CASCADE].drafter_flags,
-        )
-        async with AsyncExitStack() as stack:
-            cascade = await stack.enter_async_context(running_system(stacked))
-            plain, beside = [
-                await stack.enter_async_context(AsyncClient(each.orchestrator_address))
-                for each in (system, cascade)
-            ]
-            rows = await contest_rows(
-                list(_ways(recipes, plain=plain, cascade=beside)),
+        settings = self._settings
+        async with running_drafters(self._folders, recipes, targets=targets) as clients:
+            return await contest_of_drafters(
+                clients,
+                recipes,
                 texts.prompts,
-                max_tokens=self._settings.max_tokens,
-                repeats=self._settings.repeats,
+                targets=settings.targets,
+                max_tokens=settings.max_tokens,
+                repeats=settings.repeats,
+                costs={
+                    name: {self._folders[model].name: cost for model, cost in each.items()}
+                    for name, each in costs.items()
+                },
             )
-        return [
-            _told(row, texts.kind, recipe=recipes.get(row["name"]), costs=costs) for row in rows
-        ]
 
-
-def _ways(
-    recipes: Mapping[str, Recipe], *, plain: AsyncClient, cascade: AsyncClient
-) -> Iterator[Way]:
-    yield Way(name="non-SI", client=plain, strategy=Strategy.AUTOREGRESSIVE)
-    for name, client, drafter in (
-        (SPECULATIVE, plain, DrafterKind.SERVER),
-        (CASCADE, cascade, DrafterKind.SERVER),
-        (MAX_GRAM, plain, DrafterKind.MAX_GRAM),
-    ):
-        yield Way(
-            name=name,
-            client=client,
-            strategy=Strategy.SPECULATIVE,
-            lookahead=recipes[name].lookahead,
-            drafter=drafter,
+    async def _lookup(self, targets: LocalSystem, texts: _Texts, lookahead: int) -> list[Row]:
+        """Let everybody draft from the text alone."""
+        settings, models = self._settings, self._models
+        engine = EnginePair(self._target, self._drafters[DRAFTER])
+        library = LibraryPair(
+            str(models.target),
+            str(models.drafter),
+            dtype="float32",
+            device="cpu",
+            vocabulary_size=self._target.description.vocabulary_size,
         )
+        pids = [server.pid for server in targets.servers]
+        prompts = [self._ids(prompt) for prompt in texts.prompts]
+        rules = Rules(max_tokens=settings.max_tokens, repeats=settings.repeats, near_tie=_NEAR_TIE)
+        rounds = contest_rounds(len(prompts), repeats=settings.repeats)
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(AsyncClient(targets.orchestrator_address))
+            step = stack.enter_context(progress(f"lookups in {texts.kind}", total=rounds))
+            ways = list(lookup_ways(library, engine, client, lookahead=lookahead, pids=pids))
+            entries = await contest(ways, prompts, rules=rules, gap=engine.gap, on_run=step)
+        return way_rows(entries)
 
 
-def _told(row: Row, kind: str, *, recipe: Recipe | None, costs: Mapping[str, float]) -> Row:
-    improvements = {
-        name: walltime_improvement(
-            row["tokens"],
-            target_forwards=row["target_forwards"],
-            drafter_forwards=row["drafter_forwards"],
-            cost=cost,
-        )
-        for name, cost in costs.items()
-    }
-    parameters = str(recipe) if recipe is not None else ""
-    return {**row, "texts": kind, "parameters": parameters, "swi": improvements}
-
-
-def _system(
-    models: BundledModels, *, target: str = "", drafter_flags: Sequence[str] = ()
-) -> LocalSystemConfig:
-    """Say what to start: a drafter, and a target unless one runs already."""
-    return LocalSystemConfig(
-        targets=0 if target else 1,
-        target_arguments=model_flags(models.target),
-        drafter_arguments=(*model_flags(models.drafter), *drafter_flags),
-        more_targets=(target,) if target else (),
-    )
+def _size(folder: Path) -> int:
+    return parameter_count(folder / "model.safetensors")
 
 
 def _load(directory: Path) -> Backend:

@@ -14,13 +14,10 @@ from paceline import AsyncClient
 from paceline.errors import InvalidFieldError
 from paceline.limits import MOST_TARGETS
 from paceline_bench.pair.acceptance import common_run
-from paceline_bench.pair.contest import (
-    Rules,
-    contest,
-    contest_rounds,
+from paceline_bench.pair.contest import Rules, contest, contest_rounds, read_prompts
+from paceline_bench.pair.contestants import (
     engine_ways,
     library_ways,
-    read_prompts,
     service_ways,
     sharing_ways,
 )

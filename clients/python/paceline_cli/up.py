@@ -32,6 +32,7 @@ paceline up --targets 4 --listen 127.0.0.1:6000
 paceline up --target-model ~/big --drafter-model ~/small
 paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
 paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
+paceline up --drafter-option then=models/python-tiny --drafter-option then=max-gram
 paceline up --http 127.0.0.1:8000                  a gateway in front, for HTTP clients
 paceline up --log-directory logs                   keep the servers' logs
 """

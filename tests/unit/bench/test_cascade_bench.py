@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
 from paceline_bench.cascade.chart import draw_cascade
 from paceline_bench.cascade.prose import prose_prompts
-from paceline_bench.cascade.recipes import CASCADE, GRIDS, MAX_GRAM, SPECULATIVE, Recipe
+from paceline_bench.cascade.recipes import (
+    ALL_STAGES,
+    DRAFTER,
+    DRAFTER_AND_TEXT,
+    GRIDS,
+    TEXT_ALONE,
+    TINY,
+    TINY_AND_TEXT,
+    Recipe,
+)
 from paceline_bench.cascade.search import (
     KnownText,
     Search,
@@ -17,16 +30,26 @@ from paceline_bench.cascade.search import (
     walltime_improvement,
 )
 from paceline_bench.cascade.tables import report
+from paceline_cli.bench_cascade_ways import drafted_ways, told_row
 from paceline_engine.cascade import parse_matrix
 
 PROMPT = (5, 17, 9, 5, 17)
 COUNT = 20
 
 
+FOLDERS = {DRAFTER: Path("models/small"), TINY: Path("models/smaller")}
+COSTS = {DRAFTER: 0.1, TINY: 0.05}
+
+
 def test_the_improvement_counts_forwards_at_their_costs():
-    assert walltime_improvement(12, target_forwards=12, drafter_forwards=0, cost=0.1) == 1
-    assert walltime_improvement(12, target_forwards=4, drafter_forwards=10, cost=0.1) == 2.4
-    assert (Tally(5, 2, 4) + Tally(7, 2, 6)).improvement(0.1) == 2.4
+    def improvement(**forwards):
+        return walltime_improvement(12, target_forwards=4, drafter_forwards=forwards, costs=COSTS)
+
+    assert improvement() == 3
+    assert improvement(drafter=10) == 2.4
+    assert improvement(drafter=10, tiny=20) == 2
+    tallies = Tally(5, 2, Counter(drafter=4)) + Tally(7, 2, Counter(drafter=6, tiny=20))
+    assert tallies.improvement(COSTS) == 2
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +60,39 @@ def known(engine):
 @pytest.mark.parametrize("lookahead", [1, 3, 8])
 def test_a_played_text_takes_what_it_takes_with_a_target(engine, known, lookahead):
     decoded = engine.speculative(lookahead)(PROMPT, COUNT)
-    tally = Search(engine.drafter, [known]).tally(Recipe(lookahead, ((1,),)))
+    tally = Search({TINY: engine.drafter}, [known]).tally(Recipe(lookahead, (TINY,), ((1,),)))
     drafted = sum(block.drafted for block in decoded.blocks)
-    assert tally == Tally(COUNT, len(decoded.forward_ns), drafted)
+    assert tally == Tally(COUNT, len(decoded.forward_ns), Counter(tiny=drafted))
 
 
 def test_max_gram_below_the_drafter_saves_its_forwards_and_changes_no_draft(engine):
     # What the drafter itself says repeats before long, and is right here.
     text = KnownText(PROMPT, tuple(engine.speculative(4)(PROMPT, COUNT).token_ids))
-    played = Search(engine.drafter, [text])
-    alone = played.tally(Recipe(8, ((1,),)))
-    below = played.tally(Recipe(8, ((8, 0), (0, 4))))
+    played = Search({DRAFTER: engine.drafter}, [text])
+    alone = played.tally(Recipe(8, (DRAFTER,), ((1,),)))
+    below = played.tally(Recipe(8, (DRAFTER,), ((8, 0), (0, 4))))
     assert below.target_forwards == alone.target_forwards
-    assert below.drafter_forwards < alone.drafter_forwards
+    assert below.drafter_forwards[DRAFTER] < alone.drafter_forwards[DRAFTER]
+
+
+def test_each_model_of_a_stack_is_counted_by_itself(engine):
+    text = KnownText(PROMPT, tuple(engine.plain(PROMPT, COUNT).token_ids))
+    played = Search({DRAFTER: engine.target, TINY: engine.drafter}, [text])
+    # What drafts is the target's own model, so each block is right.
+    tally = played.tally(Recipe(4, (DRAFTER, TINY), ((4, 0), (0, 1))))
+    assert tally.target_forwards == COUNT // 5
+    below = tally.drafter_forwards
+    assert 0 < below[TINY] <= below[DRAFTER] <= COUNT - tally.target_forwards
+    horizontal = played.tally(Recipe(4, (DRAFTER, TINY), ((1, 3), (0, 0)))).drafter_forwards
+    assert horizontal[TINY] > horizontal[DRAFTER]
 
 
 def test_max_gram_alone_copies_what_repeats():
     period = (1, 2, 3)
     text = KnownText(period * 2, period * 4)
     # Five tokens and one more, twice.
-    assert Search(None, [text]).tally(Recipe(5)) == Tally(12, 2, 0)
-    assert Search(None, [text, text]).tally(Recipe(5)) == Tally(24, 4, 0)
+    assert Search({}, [text]).tally(Recipe(5)) == Tally(12, 2)
+    assert Search({}, [text, text]).tally(Recipe(5)) == Tally(24, 4)
 
 
 def test_a_search_halves_what_is_left_while_it_doubles_the_texts():
@@ -75,9 +110,9 @@ def test_a_search_halves_what_is_left_while_it_doubles_the_texts():
 
 
 def test_each_way_is_searched_at_its_own_cost(engine, known):
-    played = Search(engine.drafter, [known])
-    recipes = [Recipe(count, ((1,),)) for count in (1, 12)]
-    dear, cheap = (played.best(recipes, cost=cost) for cost in (100.0, 0.0))
+    played = Search({DRAFTER: engine.drafter}, [known])
+    recipes = [Recipe(count, (DRAFTER,), ((1,),)) for count in (1, 12)]
+    dear, cheap = (played.best(recipes, costs={DRAFTER: cost}) for cost in (100.0, 0.0))
     assert played.tally(dear).drafter_forwards < played.tally(cheap).drafter_forwards
     assert played.tally(cheap).target_forwards <= played.tally(dear).target_forwards
 
@@ -88,14 +123,72 @@ def test_what_a_drafters_forward_costs_is_the_median_of_what_it_took_of_the_targ
     assert measured_cost("target", "drafter", PROMPT) == 0.25
 
 
-def test_a_server_is_told_the_matrix_of_a_recipe():
-    for recipe in GRIDS[CASCADE]:
-        then, cascade = recipe.drafter_flags
-        assert then == "--then=max-gram"
-        assert parse_matrix(cascade.removeprefix("--cascade="), stage_count=2) == recipe.matrix
-        assert recipe.lookahead == sum(recipe.matrix[0])
-    assert not any(recipe.drafter_flags for recipe in (*GRIDS[SPECULATIVE], *GRIDS[MAX_GRAM]))
-    assert str(Recipe(14, ((4, 10), (0, 2)))) == "k = 4+10, 2 for the drafter"
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        (DRAFTER_AND_TEXT, ["max-gram"]),
+        (TINY_AND_TEXT, ["max-gram"]),
+        (ALL_STAGES, ["models/smaller", "max-gram"]),
+    ],
+)
+def test_a_server_is_told_the_stages_and_the_matrix_of_a_recipe(name, stages):
+    for recipe in GRIDS[name]:
+        *then, cascade = recipe.drafter_flags(FOLDERS)
+        assert then == [f"--then={stage}" for stage in stages]
+        matrix = parse_matrix(cascade.removeprefix("--cascade="), stage_count=1 + len(stages))
+        assert matrix == recipe.matrix
+        assert recipe.lookahead == sum(matrix[0])
+
+
+def test_what_is_no_stack_is_told_nothing():
+    for name in (DRAFTER, TINY, TEXT_ALONE):
+        assert not any(recipe.drafter_flags(FOLDERS) for recipe in GRIDS[name])
+
+
+def test_a_recipe_says_who_drafts_how_many_tokens_for_whom():
+    assert str(Recipe(4, (TINY,), ((1,),))) == "k = 4"
+    assert str(Recipe(14, (DRAFTER,), ((4, 10), (0, 2)))) == "k = 4+10, 2 for drafter"
+    three = Recipe(9, (DRAFTER, TINY), ((2, 3, 4), (0, 1, 6), (0, 0, 5)))
+    assert str(three) == "k = 2+3+4, 1+6 for drafter, 5 for tiny"
+
+
+RECIPES = {
+    TINY: Recipe(3, (TINY,), ((1,),)),
+    DRAFTER_AND_TEXT: Recipe(14, (DRAFTER,), ((4, 10), (0, 2))),
+    TEXT_ALONE: Recipe(16),
+}
+
+
+def test_each_drafter_drafts_for_si_and_for_dsi():
+    clients = {name: f"client of {name}" for name in RECIPES}
+    (plain, none), *ways = drafted_ways(clients, RECIPES, targets=3)
+    assert (plain.strategy, none) == (Strategy.AUTOREGRESSIVE, None)
+    assert [way.name for way, _ in ways] == [
+        f"{strategy}, {name}" for name in RECIPES for strategy in ("SI", "DSI")
+    ]
+    for way, recipe in ways:
+        name = way.name.partition(", ")[2]
+        assert recipe == RECIPES[name]
+        assert way.client == clients[name]
+        kind = DrafterKind.MAX_GRAM if name == TEXT_ALONE else DrafterKind.SERVER
+        assert way.drafter is kind
+        # DSI with the planner's lookahead.
+        wanted = (recipe.lookahead, 1) if way.name.startswith("SI") else (None, 3)
+        assert (way.lookahead, way.targets) == wanted
+
+
+def test_swi_is_told_of_forwards_that_take_turns():
+    row = {"strategy": "SI", "tokens": 12, "target_forwards": 4, "drafter_models": {"small": 10}}
+    costs = {"measured": {"small": 0.1}, "parameters": {"small": 0.2}}
+    recipe = RECIPES[DRAFTER_AND_TEXT]
+    told = told_row(row, recipe=recipe, costs=costs)
+    assert told["swi"] == {"measured": 2.4, "parameters": 2}
+    assert told["parameters"] == "k = 4+10, 2 for drafter"
+    overlapping = row | {"strategy": "DSI", "lookaheads": [2, 3]}
+    told = told_row(overlapping, recipe=recipe, costs=costs)
+    assert (told["swi"], told["parameters"]) == (None, "4+10, 2 for drafter; lookahead 2 or 3")
+    alone = told_row(overlapping, recipe=RECIPES[TINY], costs=costs)
+    assert alone["parameters"] == "lookahead 2 or 3"
 
 
 def test_prose_is_one_paragraph_of_each_file_in_turn_and_no_example(tmp_path):
@@ -110,38 +203,80 @@ def test_prose_is_one_paragraph_of_each_file_in_turn_and_no_example(tmp_path):
 
 
 ROW = {
-    "name": CASCADE,
+    "name": f"SI, {DRAFTER_AND_TEXT}",
     "texts": "code",
     "strategy": "SI",
-    "parameters": "k = 4+10, 2 for the drafter",
+    "parameters": "k = 4+10, 2 for drafter",
     "swi": {"measured": 2.5, "parameters": 3.0},
     "tokens_per_forward": 4.0,
-    "drafter_forwards": 1234,
+    "drafter_models": {"small": 1234, "smaller": 56},
     "acceptance_rate": None,
     "tokens_per_second": 100.0,
     "times_as_fast": 2.0,
     "repeats_times_as_fast": [1.5, 2.5],
     "identical": True,
 }
+DISTRIBUTED = ROW | {"name": f"DSI, {DRAFTER_AND_TEXT}", "strategy": "DSI", "swi": None}
+
+
+def lookup_row(group, method, ms, tokens_per_forward):
+    return {
+        "texts": "code",
+        "group": group,
+        "name": method,
+        "method": method,
+        "lookahead": None,
+        "tokens_per_second": 1e3 / ms,
+        "ms_per_token": ms,
+        "repeats_ms_per_token": [ms],
+        "tokens_per_forward": tokens_per_forward,
+        "ttft_ms": None,
+        "acceptance_rate": None,
+        "identical": True,
+        "near_ties": 0,
+        "different": 0,
+    }
+
+
 CONTENT = {
-    "rows": [ROW, ROW | {"texts": "prose", "identical": False}],
+    "rows": [ROW, DISTRIBUTED | {"identical": False}],
+    "lookup": [
+        lookup_row("transformers", "plain", 10.0, 1.0),
+        lookup_row("transformers", "lookup", 5.0, 2.0),
+        lookup_row("the services", "plain", 8.0, 1.0),
+        lookup_row("the services", "lookup", 4.0, 2.5),
+    ],
     "searched": [
         {"texts": "code", "cost": "measured", "parameters": "k = 4", "name": name, "swi": swi}
-        for name, swi in [(SPECULATIVE, 2.0), (CASCADE, 1.5)]
+        for name, swi in [(DRAFTER, 2.0), (DRAFTER_AND_TEXT, 1.5), (ALL_STAGES, 1.8)]
     ],
-    "costs": {"measured": 0.2, "parameters": 0.05},
+    "costs": {name: {DRAFTER: 0.2, TINY: 0.05} for name in ("measured", "parameters")},
 }
 
 
-def test_the_report_says_what_is_worse_and_what_is_missing():
+def test_the_report_says_which_stage_makes_it_worse():
     told = report(CONTENT)
-    line = "| 2.50 | 3.00 | 4.00 | 1,234 | - | 100 | 2.00x | identical |"
-    assert f"| {CASCADE} | k = 4+10, 2 for the drafter {line}" in told
-    assert "DIFFERENT" in told
-    assert "the drafter is WORSE than without, 0.75x" in told
-    assert "a second model below the target" in told
-    better = [{**each, "swi": 2.0} for each in CONTENT["searched"]]
-    assert "at least as good as without, 1.00x" in report(CONTENT | {"searched": better})
+    line = "| 2.50 | 3.00 | 4.00 | 1,234 + 56 | - | 100 | 2.00x | identical |"
+    assert f"| SI, {DRAFTER_AND_TEXT} | k = 4+10, 2 for drafter {line}" in told
+    assert f"{DRAFTER_AND_TEXT} is WORSE than {DRAFTER}, 0.75x" in told
+    assert f"{ALL_STAGES} is at least as good as {DRAFTER_AND_TEXT}, 1.20x" in told
+
+
+def test_the_report_has_no_swi_of_dsi_and_no_speed_of_another_text():
+    (line,) = (line for line in report(CONTENT).splitlines() if line.startswith("| DSI"))
+    assert "| - | - | 4.00 |" in line
+    assert line.endswith("| text differs | - | DIFFERENT |")
+
+
+@pytest.mark.parametrize(
+    ("ms", "tokens", "holds"),
+    [(4.0, 2.5, "at least as good as"), (4.0, 1.5, "WORSE than"), (6.0, 2.5, "WORSE than")],
+)
+def test_max_gram_is_worse_if_tokens_or_speed_are(ms, tokens, holds):
+    rows = [*CONTENT["lookup"][:3], lookup_row("the services", "lookup", ms, tokens)]
+    told = report(CONTENT | {"lookup": rows})
+    assert f"the services: Max-Gram alone is {holds} prompt lookup" in told
+    assert f"{tokens / 2:.2f}x the tokens of a forward, {5 / ms:.2f}x as fast" in told
 
 
 def test_it_is_drawn():

@@ -12,11 +12,14 @@ from paceline_bench.pair.contest import (
     Rules,
     contest,
     contest_rounds,
+    read_prompts,
+    times_as_fast,
+)
+from paceline_bench.pair.contestants import (
     engine_ways,
     library_ways,
-    read_prompts,
+    lookup_ways,
     service_ways,
-    times_as_fast,
 )
 from paceline_bench.pair.library import LibraryPair
 from support.fake_orchestrator import FakeOrchestrator, serving
@@ -156,6 +159,30 @@ async def test_the_library_and_the_engine_agree_on_tiny_models(tiny_pair, engine
     ours, theirs = by_name["SI, lookahead 4"], by_name["generate, assisted, lookahead 4"]
     assert ours.tokens_per_forward == pytest.approx(theirs.tokens_per_forward, rel=0.2)
     assert 0 < ours.acceptance_rate <= 1
+
+
+async def test_everybody_drafts_from_the_text_with_the_same_lookahead(tiny_pair, engine):
+    library = LibraryPair(
+        str(tiny_pair.target),
+        str(tiny_pair.drafter),
+        dtype="float32",
+        device="cpu",
+        vocabulary_size=300,
+    )
+    fake = FakeOrchestrator()
+    async with serving(fake), AsyncClient(fake.address) as client:
+        ways = list(lookup_ways(library, engine, client, lookahead=3, pids=[]))
+        *local, _, _ = outcomes = [await way.run([5, 6, 7] * 3, 12) for way in ways]
+    assert len({each.token_ids for each in local}) == 1
+    assert {way.lookahead for way in ways if way.method is Method.LOOKUP} == {3}
+    by_group = {way.group: each for way, each in zip(ways, outcomes, strict=True)}
+    for group in (Group.LIBRARY, Group.ENGINE):
+        # Of what it drafted some was right, and never more than three tokens of a forward.
+        assert 12 // 4 <= by_group[group].target_forwards < 12
+    plain, lookup = fake.requests
+    assert (plain.strategy, plain.target_count) == (pb.STRATEGY_AUTOREGRESSIVE, 1)
+    assert (lookup.strategy, lookup.lookahead) == (pb.STRATEGY_SPECULATIVE, 3)
+    assert lookup.drafter == pb.DRAFTER_KIND_MAX_GRAM
 
 
 async def test_the_services_are_asked_for_the_same_in_every_way():

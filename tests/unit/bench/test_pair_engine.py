@@ -30,6 +30,15 @@ def test_speculation_gives_the_same_text_and_accounts_for_it(engine, oracle, loo
     assert decoded.draft_ns > 0
 
 
+def test_max_gram_alone_gives_the_same_text_in_fewer_forwards(engine, oracle):
+    decoded = engine.from_the_text(4)(PROMPT, 24)
+    assert list(decoded.token_ids) == oracle
+    assert len(decoded.forward_ns) + sum(block.accepted for block in decoded.blocks) == 24
+    assert all(block.drafted <= 4 for block in decoded.blocks)
+    # What this model says repeats itself before long.
+    assert len(decoded.forward_ns) < 24
+
+
 def test_a_drafter_that_is_the_target_is_always_right(engine):
     pair = type(engine)(engine.target, engine.target)
     decoded = pair.speculative(4)(PROMPT, 15)

@@ -14,7 +14,7 @@ from paceline_bench.self_drafting.tables import report
 from paceline_bench.ways import Way, compete, parameter_count, row_of
 
 
-def completion(*token_ids, seconds=1.0, **counts):
+def completion(*token_ids, seconds=1.0, models=(), lookahead=0, **counts):
     statistics = {
         "target_forward_count": len(token_ids),
         "drafter_forward_count": 0,
@@ -22,11 +22,11 @@ def completion(*token_ids, seconds=1.0, **counts):
         "accepted_token_count": 0,
         "rejected_token_count": 0,
         "total_ns": round(seconds * 1e9),
+        "drafter_models": models,
     }
     statistics |= {f"{name}_count": count for name, count in counts.items()}
-    return SimpleNamespace(
-        token_ids=token_ids, finished=SimpleNamespace(statistics=SimpleNamespace(**statistics))
-    )
+    finished = SimpleNamespace(statistics=SimpleNamespace(**statistics), lookahead=lookahead)
+    return SimpleNamespace(token_ids=token_ids, finished=finished)
 
 
 def way(name, strategy=Strategy.AUTOREGRESSIVE, **facts):
@@ -52,6 +52,17 @@ def test_a_row_has_tokens_and_rows_of_a_forward_and_the_ratio_of_times():
     assert row["times_as_fast"] == pytest.approx(2 / 0.75)
     assert row["repeats_times_as_fast"] == [2, 4]
     assert row["identical"]
+
+
+def test_a_row_has_each_models_forwards_and_what_lookaheads_there_were():
+    def ran(lookahead, **counts):
+        models = [SimpleNamespace(model_name=it, forward_count=n) for it, n in counts.items()]
+        return completion(1, 2, 3, 4, models=models, lookahead=lookahead)
+
+    own = [ran(3, base=4, small=9), ran(2, base=1, small=2), ran(3, base=1, small=0)]
+    row = row_of(way("SI"), own, plain=own)
+    assert row["drafter_models"] == {"base": 6, "small": 11}
+    assert row["lookaheads"] == [2, 3]
 
 
 def test_a_text_that_differs_is_told_and_has_no_speed():
