@@ -65,7 +65,7 @@ test-full: install ## the long form of the proofs (about two hours)
 CHAOS_TOKENS ?= 100000
 
 mutants: install ## seed each bug of tests/mutants, and see a test die of it (an hour; ONLY=PATTERN for some)
-	$(BIN)/python tests/mutants/run.py --only='$(ONLY)'
+	$(BIN)/python tests/mutants/run.py --only='$(ONLY)' --jobs=$(JOBS)
 
 chaos: install ## every fault by chance, under 100,000 tokens of mixed streams (SEED=..., CHAOS_TOKENS=...)
 	$(BIN)/python -m pytest tests/fault/test_chaos.py -s --chaos-seed=$(or $(SEED),$(shell echo $$RANDOM)) \

@@ -33,6 +33,7 @@ from paceline_bench.table2.tables import (
     table2_restarts,
     table2_summary,
 )
+from paceline_bench.table2.tree_tables import table2_trees, table2_trees_headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "table2-restarts": table2_restarts,
     "table2-breakdown": table2_breakdown,
     "table2-reference": table2_reference,
+    "table2-trees": table2_trees,
+    "table2-trees-headline": table2_trees_headline,
     "grid": grid,
     "load": load,
     "load-models": load_models,

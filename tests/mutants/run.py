@@ -1,8 +1,8 @@
 """Seeds each bug of the lists beside this file, one at a time, and sees whether a test dies of it.
 
-    python tests/mutants/run.py [--only PATTERN] [--list]
+    python tests/mutants/run.py [--only PATTERN] [--jobs COUNT] [--list]
 
-Everything happens in a copy of the tree. What a list says of a bug is in `Bug`.
+Everything happens in copies of the tree, one for each job. What a list says of a bug is in `Bug`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,13 +86,15 @@ def main() -> int:
             print(f"{bug.place}: {bug.harm}")
         return 0
     to_run = [bug for bug in bugs if not bug.harmless]
-    with _copied_tree() as tree:
+    with _copied_trees(arguments.jobs) as trees:
         tests = sorted({test for bug in to_run for test in bug.tests})
         print(f"{len(to_run)} bugs; first the tests without any: {len(tests)} files and tests")
-        if to_run and _run(tree, tests, seconds=10 * _RUN_SECONDS, quiet=False) != _PASSED:
+        spread = ["-n", str(len(trees)), "--dist", "loadfile"]
+        seconds = 10 * _RUN_SECONDS
+        if to_run and _run(trees[0], [*spread, *tests], seconds=seconds, quiet=False) != _PASSED:
             print("the tests do not pass as they are")
             return 2
-        ends = [_try(bug, tree) for bug in to_run]
+        ends = _try_all(to_run, trees)
     survivors = [bug for bug, end in zip(to_run, ends, strict=True) if end != "killed"]
     print(f"{len(to_run) - len(survivors)} killed, {len(bugs) - len(to_run)} judged harmless")
     for bug in survivors:
@@ -107,12 +111,13 @@ def _arguments() -> argparse.Namespace:
         metavar="PATTERN",
         help="those in whose list's name, file or sentence this is found",
     )
+    parser.add_argument("--jobs", type=int, default=1, metavar="COUNT", help="bugs at a time")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     return parser.parse_args()
 
 
 @contextmanager
-def _copied_tree() -> Iterator[Path]:
+def _copied_trees(count: int) -> Iterator[list[Path]]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -120,13 +125,36 @@ def _copied_tree() -> Iterator[Path]:
         capture_output=True,
         text=True,
     )
+    names = [name for name in listed.stdout.split("\0") if name]
     with tempfile.TemporaryDirectory(prefix="paceline-mutants-") as folder:
-        tree = Path(folder)
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():  # else it was deleted, and git does not know yet
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, tree / name)
-        yield tree
+        trees = [Path(folder) / str(number) for number in range(count)]
+        for tree in trees:
+            _copy(names, tree)
+        yield trees
+
+
+def _copy(names: Sequence[str], tree: Path) -> None:
+    for name in names:
+        if (ROOT / name).is_file():  # else it was deleted, and git does not know yet
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+
+
+def _try_all(bugs: Sequence[Bug], trees: Sequence[Path]) -> list[str]:
+    """Try each bug, one at a time in each tree."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def try_somewhere(bug: Bug) -> str:
+        tree = free.get()
+        try:
+            return _try(bug, tree)
+        finally:
+            free.put(tree)
+
+    with ThreadPoolExecutor(len(trees)) as workers:
+        return list(workers.map(try_somewhere, bugs))
 
 
 def _try(bug: Bug, tree: Path) -> str:
@@ -144,13 +172,13 @@ def _try(bug: Bug, tree: Path) -> str:
     return end
 
 
-def _run(tree: Path, tests: Sequence[str], *, seconds: float, quiet: bool = True) -> int:
-    """Run tests in a tree until the first fails; return how pytest ended."""
+def _run(tree: Path, arguments: Sequence[str], *, seconds: float, quiet: bool = True) -> int:
+    """Run pytest in a tree until the first test fails; return how it ended."""
     shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # what it remembers of other bugs
     flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     flags += ["-m", "not full and not long", f"--timeout={_TEST_SECONDS}"]
     with subprocess.Popen(
-        [sys.executable, "-c", _PYTEST, *flags, *tests],
+        [sys.executable, "-c", _PYTEST, *flags, *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(_source_folders(tree))},
         stdout=subprocess.DEVNULL if quiet else None,

@@ -1,0 +1,205 @@
+"""What one client does to another: many streams of its own, or one very long prompt.
+
+Run from the repository's root, with `streams` or `prompt`; it prints Markdown. bench/LOG.md has
+what it said. Processes and gRPC are real. Who comes from another address is another client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline import AsyncClient, Strategy
+from paceline.errors import OverloadedError
+from paceline_bench.load.streams import percentiles
+from paceline_cli.local_system import LocalSystem, LocalSystemConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+MODEL = Path("models/python-target")
+ROUNDS = 3
+# Part 1: simulated models. All of one client's streams are more than it may have at once.
+SIMULATED = ("--backend=simulated", "--session-limit=1024", "--queue-limit=1024")
+TARGET, DRAFTER = (
+    (*SIMULATED, "--simulated-tpot-seconds=0.04", "--simulated-row-seconds=0.0002"),
+    (*SIMULATED, "--simulated-tpot-seconds=0.004", "--simulated-row-seconds=0.00002"),
+)
+REQUESTS, TOKENS = 40, 24
+GREEDY_STREAMS, GREEDY_TOKENS = 128, 400
+STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.AUTO)
+SETTLE_SECONDS = 5.0
+# Part 2: the bundled target, its context made longer. What it then says is worth nothing.
+CONTEXT, LONG_PROMPT = 16384, 10_000
+STREAMS, STREAM_TOKENS = 8, 900
+GAPS_ALONE = 400
+
+Gaps = list[tuple[float, float]]
+"""When each message came, and how long after the one before, in seconds."""
+
+
+async def beside_streams() -> None:
+    """Time a modest client's requests, alone and beside one that wants all there is."""
+    config = LocalSystemConfig(
+        targets=4,
+        drafters=1,
+        target_arguments=TARGET,
+        drafter_arguments=DRAFTER,
+        orchestrator_listen="[::]:0",
+        orchestrator_arguments=("--insecure", "--request-limit=128"),
+    )
+    print("| strategy | modest client | requests | p50 ms | p99 ms |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    async with LocalSystem(config) as system, AsyncExitStack() as clients:
+        port = system.orchestrator_address.rpartition(":")[2]
+        modest, greedy = [
+            await clients.enter_async_context(AsyncClient(f"{host}:{port}"))
+            for host in ("[::1]", "127.0.0.1")
+        ]
+        for strategy in STRATEGIES:
+            alone: list[float] = []
+            beside: list[float] = []
+            for _ in range(ROUNDS):
+                alone += await request_times(modest, strategy)
+                async with wanting_all(greedy, strategy):
+                    beside += await request_times(modest, strategy)
+            for name, times in (("alone", alone), ("beside", beside)):
+                found = percentiles([1e3 * each for each in times])
+                print(
+                    f"| {strategy.abbreviation} | {name} | {len(times)} | {found.p50:.0f} |"
+                    f" {found.p99:.0f} |",
+                    flush=True,
+                )
+
+
+async def request_times(client: AsyncClient, strategy: Strategy) -> list[float]:
+    """Return how long each of some requests took, one after the other."""
+    times = []
+    for index in range(REQUESTS):
+        sent_at = time.perf_counter()
+        await client.generate(
+            f"Request {index}:", strategy=strategy, max_tokens=TOKENS, ignore_eos=True
+        ).collect()
+        times.append(time.perf_counter() - sent_at)
+    return times
+
+
+@asynccontextmanager
+async def wanting_all(client: AsyncClient, strategy: Strategy) -> AsyncIterator[None]:
+    """Have a client send long requests all the while, again as soon as one is over or refused."""
+
+    async def want(index: int) -> None:
+        while True:
+            try:
+                await client.generate(
+                    f"Greedy {index}:",
+                    strategy=strategy,
+                    max_tokens=GREEDY_TOKENS,
+                    ignore_eos=True,
+                ).collect()
+            except OverloadedError as error:
+                await asyncio.sleep(error.retry_after_seconds or 1.0)
+
+    wants = [asyncio.create_task(want(index)) for index in range(GREEDY_STREAMS)]
+    await asyncio.sleep(SETTLE_SECONDS)
+    try:
+        yield
+    finally:
+        for each in wants:
+            each.cancel()
+        await asyncio.gather(*wants, return_exceptions=True)
+        await asyncio.sleep(SETTLE_SECONDS)
+
+
+async def beside_prompt() -> None:
+    """Time streams of plain decoding, alone and while a long prompt is computed for another."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = LocalSystemConfig(
+            targets=1,
+            drafters=0,
+            target_arguments=(f"--model={longer_model(Path(folder))}", "--threads=1"),
+        )
+        print("| streams | gaps | p50 ms | p99 ms | longest ms |")
+        print("| --- | ---: | ---: | ---: | ---: |")
+        async with (
+            LocalSystem(config) as system,
+            AsyncClient(system.orchestrator_address) as client,
+        ):
+            for _ in range(ROUNDS):
+                await run_beside_prompt(client)
+
+
+async def run_beside_prompt(client: AsyncClient) -> None:
+    """Run streams, let a long prompt come, and tell of the gaps before and meanwhile."""
+    gaps: Gaps = []
+    are_on_their_way = asyncio.Event()
+    streams = [
+        asyncio.create_task(watch(client, f"# Request {index}\ndef", gaps, are_on_their_way))
+        for index in range(STREAMS)
+    ]
+    await are_on_their_way.wait()
+    began = time.perf_counter()
+    await client.generate(
+        tuple(50 + place % 400 for place in range(LONG_PROMPT)),
+        strategy=Strategy.AUTOREGRESSIVE,
+        max_tokens=1,
+        ignore_eos=True,
+        timeout=600,
+    ).collect()
+    ended = time.perf_counter()
+    still_running = sum(not each.done() for each in streams)
+    await asyncio.gather(*streams)
+    tell("alone", [gap for at, gap in gaps if at < began])
+    tell(
+        f"beside the prompt: {ended - began:.1f} s, {still_running} ran on after it",
+        [gap for at, gap in gaps if began <= at <= ended],
+    )
+
+
+async def watch(
+    client: AsyncClient, prompt: str, gaps: Gaps, are_on_their_way: asyncio.Event
+) -> None:
+    """Run a stream, and add its gaps; say when there are enough of all streams."""
+    generation = client.generate(
+        prompt,
+        strategy=Strategy.AUTOREGRESSIVE,
+        max_tokens=STREAM_TOKENS,
+        ignore_eos=True,
+        timeout=600,
+    )
+    arrivals = []
+    async for _ in generation:
+        arrivals.append(time.perf_counter())
+        gaps += [(later, later - earlier) for earlier, later in pairwise(arrivals[-2:])]
+        if len(gaps) > GAPS_ALONE:
+            are_on_their_way.set()
+
+
+def tell(name: str, gaps: Iterable[float]) -> None:
+    """Print a line about gaps in seconds."""
+    times = [1e3 * each for each in gaps]
+    found = percentiles(times)
+    tail = "-" if found.p99 is None else f"{found.p99:.1f}"
+    longest = max(times, default=0.0)
+    print(f"| {name} | {len(times)} | {found.p50:.1f} | {tail} | {longest:.1f} |", flush=True)
+
+
+def longer_model(folder: Path) -> Path:
+    """Return a copy of the bundled target that takes longer texts."""
+    copy = shutil.copytree(MODEL, folder / MODEL.name)
+    config = json.loads((copy / "config.json").read_text())
+    config["max_position_embeddings"] = CONTEXT
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+if __name__ == "__main__":
+    asyncio.run({"streams": beside_streams, "prompt": beside_prompt}[sys.argv[1]]())
