@@ -279,22 +279,5 @@ def test_max_gram_is_worse_if_tokens_or_speed_are(ms, tokens, holds):
     assert f"{tokens / 2:.2f}x the tokens of a forward, {5 / ms:.2f}x as fast" in told
 
 
-def test_the_report_has_no_swi_of_dsi_and_no_speed_of_another_text():
-    (line,) = (line for line in report(CONTENT).splitlines() if line.startswith("| DSI"))
-    assert "| - | - | 4.00 |" in line
-    assert line.endswith("| text differs | - | DIFFERENT |")
-
-
-@pytest.mark.parametrize(
-    ("ms", "tokens", "holds"),
-    [(4.0, 2.5, "at least as good as"), (4.0, 1.5, "WORSE than"), (6.0, 2.5, "WORSE than")],
-)
-def test_max_gram_is_worse_if_tokens_or_speed_are(ms, tokens, holds):
-    rows = [*CONTENT["lookup"][:3], lookup_row("the services", "lookup", ms, tokens)]
-    told = report(CONTENT | {"lookup": rows})
-    assert f"the services: Max-Gram alone is {holds} prompt lookup" in told
-    assert f"{tokens / 2:.2f}x the tokens of a forward, {5 / ms:.2f}x as fast" in told
-
-
 def test_it_is_drawn():
     assert len(draw_cascade(CONTENT).axes) == 2
