@@ -32,7 +32,7 @@ OWN_SETTINGS = frozenset(
         *("pool_tls_authority", "pool_tls_certificate", "pool_tls_key"),
         *("scaler_listen", "peer_service", "verifier_lookahead"),
         *("fixed_verifiers", "least_verifiers", "most_verifiers"),
-        *("api_keys", "orchestrators", "orchestrator_tls_authority"),
+        *("api_keys", "orchestrator_key_file", "orchestrators", "orchestrator_tls_authority"),
         *("orchestrator_tls_certificate", "orchestrator_tls_key"),
     }
 )

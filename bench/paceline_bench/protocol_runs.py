@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline_engine.adapters.rank_paths import likeliest_tree
 from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.methods import Strategy, create_method
+from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates
 from paceline_protocol.simulation import ServerLatency, simulate
@@ -52,6 +52,7 @@ class Setup:
         keep_prefill: Whether a target finishes its first verification, whatever becomes of it.
         shape: How wide drafts are.
         guesses: What a target guesses by itself, or None.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -64,6 +65,12 @@ class Setup:
     keep_prefill: bool = False
     shape: Shape = CHAIN
     guesses: OwnGuesses | None = None
+    drafts_ahead: bool = False
+
+    @property
+    def gpu_count(self) -> int:
+        """Devices in use: one for each server, or one for all of them where they take turns."""
+        return self.target_count + (self.drafts_ahead or METHODS[self.strategy].overlaps)
 
 
 def own_guesses(
@@ -104,6 +111,7 @@ def run_protocol(
         keep_prefill=setup.keep_prefill,
         width=setup.shape.width,
         branches=setup.shape.branches,
+        drafts_ahead=setup.drafts_ahead,
     )
     capacity = CapacityChanged(targets=tuple(range(setup.target_count)), drafters=(0,))
     return simulate(

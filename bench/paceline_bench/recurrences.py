@@ -12,7 +12,8 @@ chain of *stretches*, each from a sync point to the next:
 Until its rejection is known, a stretch is what it would be without it. So one run of the protocol
 in which every draft token is right tells when the token after *any* run length is final: the
 stretches come from the very objects that serve users, and a generation is a sum of them. SI needs
-no protocol: its rounds are independent, and each costs the same.
+no protocol: its rounds are independent, and each costs the same; of one that began ahead, while the
+block before it was verified, the drafting costs what is left then.
 
 `scheduled_stretches` has the same times from the dispatch rules alone, a hundred times as fast, to
 choose among all lookaheads.
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Stretches",
+    "ahead_time",
     "distributed_time",
+    "expected_ahead_time",
     "expected_distributed_times",
     "expected_speculative_forwards",
     "run_lengths",
@@ -140,6 +143,52 @@ def speculative_time(
         time += drafted * drafter_step + target_step
         position += min(runs[position], drafted) + 1
     return time
+
+
+def ahead_time(
+    runs: Sequence[int], *, lookahead: int, target_step: int, drafter_step: int
+) -> float:
+    """Return how long SI takes that drafts ahead, with a drafter that is no slower than the target.
+
+    After a block that was accepted whole, with a next token that the drafter had right, too, the
+    next block has been drafted since the verification before began: this token, then its own.
+    """
+    time, position, end, is_ahead = 0.0, 0, len(runs), False
+    while position < end:
+        drafted = min(lookahead, end - position - 1)
+        time += _round_time(drafted, target_step, drafter_step, is_ahead=is_ahead)
+        is_ahead = runs[position] > drafted
+        position += min(runs[position], drafted) + 1
+    return time
+
+
+def expected_ahead_time(
+    acceptance_rate: float,
+    *,
+    lookahead: int,
+    max_tokens: int,
+    target_step: float,
+    drafter_step: float,
+) -> float:
+    """Return the exact expectation of `ahead_time` over all draws."""
+    rate = acceptance_rate
+    anew, ahead = [0.0], [0.0]  # by remaining tokens: how the round begins
+    for remaining in range(1, max_tokens + 1):
+        drafted = min(lookahead, remaining - 1)
+        after = sum(
+            rate**accepted * (1 - rate) * anew[remaining - 1 - accepted]
+            for accepted in range(drafted + 1)
+        )
+        after += rate ** (drafted + 1) * ahead[remaining - 1 - drafted]
+        anew.append(_round_time(drafted, target_step, drafter_step, is_ahead=False) + after)
+        ahead.append(_round_time(drafted, target_step, drafter_step, is_ahead=True) + after)
+    return anew[-1]
+
+
+def _round_time(drafted: int, target_step: float, drafter_step: float, *, is_ahead: bool) -> float:
+    if is_ahead:
+        return max(target_step, (drafted + 1) * drafter_step)
+    return target_step + drafted * drafter_step
 
 
 def expected_distributed_times(acceptance_rates: Floats, stretches: Stretches) -> Floats:

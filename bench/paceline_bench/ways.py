@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from paceline import Strategy
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
         DrafterKind,
         GenerateOptions,
         Statistics,
-        Strategy,
     )
     from paceline_bench.report import Row
 
@@ -59,6 +60,8 @@ class Way:
             "targets": self.targets,
             "ignore_eos": True,
         }
+        if self.strategy is Strategy.SPECULATIVE:
+            options["dispatch"] = "blocks"  # drafts in vain would count as the drafter's forwards
         if self.lookahead is not None:
             options["lookahead"] = self.lookahead
         if self.drafter is not None:

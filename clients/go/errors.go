@@ -19,6 +19,7 @@ import (
 //	ErrMalformedRequest           fix the client
 //	ErrUnsupported                leave it out, or ask another server
 //	ErrPermissionDenied           fix the credentials
+//	└── ErrUnauthenticated        send the credential that it names
 //	ErrSession                    what an orchestrator repairs by itself
 //	├── ErrSessionNotFound
 //	├── ErrPrefixNotHeld
@@ -51,6 +52,7 @@ const (
 	ErrMalformedRequest      Kind = "MalformedRequest"
 	ErrUnsupported           Kind = "Unsupported"
 	ErrPermissionDenied      Kind = "PermissionDenied"
+	ErrUnauthenticated       Kind = "Unauthenticated"
 	ErrSession               Kind = "Session"
 	ErrSessionNotFound       Kind = "SessionNotFound"
 	ErrPrefixNotHeld         Kind = "PrefixNotHeld"
@@ -88,6 +90,7 @@ var factsOf = map[Kind]kindFacts{
 	ErrMalformedRequest:      {codes.InvalidArgument, "MALFORMED_REQUEST", "", "fix the client"},
 	ErrUnsupported:           {codes.Unimplemented, "UNSUPPORTED", "", "leave it out, or ask another server"},
 	ErrPermissionDenied:      {codes.PermissionDenied, "PERMISSION_DENIED", "", "fix the credentials"},
+	ErrUnauthenticated:       {codes.Unauthenticated, "UNAUTHENTICATED", ErrPermissionDenied, "send the credential that it names"},
 	ErrSessionNotFound:       {codes.NotFound, "SESSION_NOT_FOUND", ErrSession, "open a session, send the whole prefix"},
 	ErrPrefixNotHeld:         {codes.OutOfRange, "PREFIX_NOT_HELD", ErrSession, "call again with a base_length that is held"},
 	ErrPrefixMismatch:        {codes.FailedPrecondition, "PREFIX_MISMATCH", ErrSession, "call again with the whole prefix"},

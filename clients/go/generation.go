@@ -107,14 +107,22 @@ type Started struct {
 // An Event is a Chunk or a TimelineEvent.
 type Event interface{ isEvent() }
 
-// A Chunk is final tokens and their text. Origins and, if asked for, Logprobs have one for each token.
-// The slices are the stream's own: do not change them.
+// A Chunk is final tokens and their text. Origins have one for each token and, if asked for, Logprobs and
+// TopLogprobs: what was likeliest at its place, the likeliest first. The slices are the stream's own: do
+// not change them.
 type Chunk struct {
-	Position int
-	TokenIDs []uint32
-	Text     string
-	Logprobs []float64
-	Origins  []TokenOrigin
+	Position    int
+	TokenIDs    []uint32
+	Text        string
+	Logprobs    []float64
+	TopLogprobs [][]TokenLogprob
+	Origins     []TokenOrigin
+}
+
+// A TokenLogprob is a token, and the natural logarithm of its probability.
+type TokenLogprob struct {
+	TokenID uint32
+	Logprob float64
 }
 
 // A TimelineEvent is a draft, a verification, or what became of them. Start and End count from the
@@ -161,11 +169,19 @@ type Statistics struct {
 	Network                   time.Duration
 	TimeToFirstToken          time.Duration
 	Total                     time.Duration
-	CorrectionsAheadCount     int // corrections that a drafter had found beside its chain
-	BranchTokenCount          int // tokens beside the chains that targets judged
-	BranchAcceptedCount       int // those of them that became output
-	MaxGramDraftedTokenCount  int // draft tokens that Max-Gram found in the text
-	MaxGramAcceptedTokenCount int // those of them that became output
+	CorrectionsAheadCount     int             // corrections that a drafter had found beside its chain
+	BranchTokenCount          int             // tokens beside the chains that targets judged
+	BranchAcceptedCount       int             // those of them that became output
+	MaxGramDraftedTokenCount  int             // draft tokens that Max-Gram found in the text
+	MaxGramAcceptedTokenCount int             // those of them that became output
+	DrafterModels             []ModelForwards // by model, of a stack the largest model first
+}
+
+// ModelForwards is what one of the drafters' models ran.
+type ModelForwards struct {
+	ModelName    string
+	ForwardCount int
+	Forward      time.Duration // time in these forwards
 }
 
 // Finished is the end of a generation; Timeline is there if asked for.

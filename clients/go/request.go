@@ -186,7 +186,8 @@ func WithRule(rule VerificationRule) GenerateOption {
 	})
 }
 
-// WithDispatch sets when blocks are sent to targets. Default DispatchWorkConserving.
+// WithDispatch sets when blocks are sent to targets, and whether SI drafts ahead. Default
+// DispatchWorkConserving.
 func WithDispatch(policy DispatchPolicy) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		number, err := enumNumber("dispatch", pb.DispatchPolicy_name, string(policy))
@@ -207,6 +208,14 @@ func WithIgnoreEOS(ignore bool) GenerateOption {
 func WithLogprobs(wanted bool) GenerateOption {
 	return requestOption(func(r *pb.GenerateRequest) error {
 		r.Logprobs = wanted
+		return nil
+	})
+}
+
+// WithTopLogprobs says how many of the likeliest tokens to return at each place, at most 20. Default 0.
+func WithTopLogprobs(count uint32) GenerateOption {
+	return requestOption(func(r *pb.GenerateRequest) error {
+		r.TopLogprobs = count
 		return nil
 	})
 }

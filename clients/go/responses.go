@@ -32,12 +32,25 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 		origins[index] = TokenOrigin(word(pb.TokenOrigin_name, int32(origin)))
 	}
 	return Chunk{
-		Position: int(message.GetPosition()),
-		TokenIDs: message.GetTokenIds(),
-		Text:     message.GetText(),
-		Logprobs: message.GetLogprobs(),
-		Origins:  origins,
+		Position:    int(message.GetPosition()),
+		TokenIDs:    message.GetTokenIds(),
+		Text:        message.GetText(),
+		Logprobs:    message.GetLogprobs(),
+		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
+		Origins:     origins,
 	}
+}
+
+func readLikeliest(messages []*pb.LikeliestTokens) [][]TokenLogprob {
+	places := make([][]TokenLogprob, len(messages))
+	for place, message := range messages {
+		for rank, logprob := range message.GetLogprobs() {
+			if rank < len(message.GetTokenIds()) {
+				places[place] = append(places[place], TokenLogprob{message.GetTokenIds()[rank], logprob})
+			}
+		}
+	}
+	return places
 }
 
 func readTimelineEvent(message *pb.TimelineEvent) TimelineEvent {
@@ -81,6 +94,14 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		kind := wordOrNumber(pb.FallbackKind_name, int32(fallback.GetKind()), "fallback")
 		fallbacks[kind] = int(fallback.GetCount())
 	}
+	models := make([]ModelForwards, len(message.GetDrafterModels()))
+	for index, model := range message.GetDrafterModels() {
+		models[index] = ModelForwards{
+			ModelName:    model.GetModelName(),
+			ForwardCount: int(model.GetForwardCount()),
+			Forward:      time.Duration(model.GetForwardNs()),
+		}
+	}
 	return Statistics{
 		TargetForwardCount:        int(message.GetTargetForwardCount()),
 		DrafterForwardCount:       int(message.GetDrafterForwardCount()),
@@ -101,6 +122,7 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		BranchAcceptedCount:       int(message.GetBranchAcceptedCount()),
 		MaxGramDraftedTokenCount:  int(message.GetMaxGramDraftedTokenCount()),
 		MaxGramAcceptedTokenCount: int(message.GetMaxGramAcceptedTokenCount()),
+		DrafterModels:             models,
 	}
 }
 

@@ -80,8 +80,10 @@ func kindOfCode(code codes.Code, mayPass bool) Kind {
 		return ErrDeadline
 	case codes.InvalidArgument:
 		return ErrInvalidField
-	case codes.PermissionDenied, codes.Unauthenticated:
+	case codes.PermissionDenied:
 		return ErrPermissionDenied
+	case codes.Unauthenticated:
+		return ErrUnauthenticated
 	case codes.ResourceExhausted:
 		if mayPass {
 			return ErrOverloaded

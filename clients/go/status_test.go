@@ -97,7 +97,7 @@ func TestAnUnknownReasonFallsBackToTheCode(t *testing.T) {
 		codes.InvalidArgument:   ErrInvalidField,
 		codes.PermissionDenied:  ErrPermissionDenied,
 		codes.ResourceExhausted: ErrInvalidField,
-		codes.Unauthenticated:   ErrPermissionDenied,
+		codes.Unauthenticated:   ErrUnauthenticated,
 		codes.Unavailable:       ErrConnectionLost,
 		codes.Unimplemented:     ErrUnsupported,
 		codes.NotFound:          ErrInternal,

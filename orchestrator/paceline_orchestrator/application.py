@@ -25,6 +25,7 @@ from paceline_orchestrator.scaling.autoscaler import Autoscaler
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.scaling.external_scaler import ScalerServer
 from paceline_orchestrator.scaling.peers import Peers
+from paceline_serving.keys import Keys
 from paceline_serving.security import channel_credentials
 from paceline_serving.transport import CLIENT_SERVER_OPTIONS, pod_channel
 
@@ -53,6 +54,9 @@ class OrchestratorApplication:
         process: Told whether there is a target.
         registry: Where metrics are kept.
         discovery: Where model servers are; None is as the settings say.
+
+    Raises:
+        ValueError: The file of keys is unusable.
     """
 
     options: Sequence[tuple[str, int]] = CLIENT_SERVER_OPTIONS
@@ -67,6 +71,8 @@ class OrchestratorApplication:
         discovery: Discovery | None = None,
     ) -> None:
         self._process = process
+        if settings.api_keys is not None:
+            process.keys = Keys(settings.api_keys)
         self._exit = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._credentials = channel_credentials(settings.pool_tls)

@@ -168,6 +168,11 @@ class ScalingSettings(Settings):
 class RequestSettings(Settings):
     """Requests."""
 
+    api_keys: Path | None = Field(
+        None,
+        description="YAML file with the hashes of the keys that may call, read again when it"
+        " changes. Else every client may that gets through",
+    )
     request_limit: int = Field(
         128, ge=1, le=100_000, description="requests at the same time; more are refused at once"
     )

@@ -11,13 +11,16 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
+from paceline_protocol.proposal import NOTHING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from paceline_protocol.proposal import Proposal
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node
 
-__all__ = ["BranchQueue", "branches_beside"]
+__all__ = ["BranchQueue", "branches_beside", "guesses_beside"]
 
 
 def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node, ...]:
@@ -37,6 +40,17 @@ def branches_beside(trunk: Sequence[Node], *, task: DecodingTask) -> tuple[Node,
         if node.length < longest:
             best.extend(node.children.values())
     return tuple(chosen)
+
+
+def guesses_beside(
+    trunk: Sequence[Node], branches: Sequence[Node], *, task: DecodingTask
+) -> Proposal:
+    """Choose which of the target's own guesses ride along, too: as many as there is room for."""
+    room = task.tree_tokens - (len(trunk) - 1) - len(branches)
+    if room <= 0 or trunk[-1].length > trunk[0].length + task.tree_depth:
+        return NOTHING
+    guessed = trunk[0].guessed
+    return guessed.only(range(min(room, len(guessed))))
 
 
 class BranchQueue:

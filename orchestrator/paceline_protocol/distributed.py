@@ -17,6 +17,11 @@ would otherwise idle.
 Difference: a correction that is known before it can be committed, because a later verdict came
 first, restarts the drafter at once.
 
+Where targets draft for themselves, their guesses may ride along (`DecodingTask.own_guesses`): after
+a verdict the next verification at that place judges them, too, as rows beside its own. They are no
+part of the tree, so no block waits for them or is another one for their sake; a verdict on them is
+only more facts. So they take rows, and neither a target nor a place in a drafter's chain.
+
 The text itself may be a drafter (`max_gram.py`), which costs nothing and answers at once. It goes
 on where the main path ends, a block at a time, for the frontier and for targets that would idle.
 What a model drafts comes first: what the text said beyond it is a branch, and gives way.
@@ -43,7 +48,8 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.task import SPECULATION_LIMIT
+from paceline_protocol.proposal import NOTHING
+from paceline_protocol.task import SPECULATION_LIMIT, VerificationRule
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import due_nodes, frontier_nodes
 from paceline_protocol.verifications import Verifications
@@ -51,6 +57,7 @@ from paceline_protocol.verifications import Verifications
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_protocol.proposal import Proposal
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.verification import Verification
 
@@ -147,20 +154,37 @@ class DistributedDecoding:
         return []
 
     def _take_verdict(self, verification: Verification, verdict: BlockVerified) -> None:
-        node = verification.trunk[0]
-        logprobs = verdict.logprobs or (None,) * (len(verdict.accepted_path) + 1)
-        accepted_nodes = verification.along(verdict.accepted_path)
-        for accepted, logprob in zip(accepted_nodes, logprobs, strict=False):
-            self._learn(verification, node, accepted.token_id, logprob)
-            node = accepted
-        self._learn(verification, node, verdict.next_token, logprobs[-1])
-        self._verifications.learnt(verification, node)
+        node = end = verification.trunk[0]
+        path = verdict.accepted_path
+        logprobs = [*(verdict.logprobs or (None,) * (len(path) + 1))]
+        for accepted in verification.along(path):
+            self._learn(verification, node, accepted.token_id, logprobs.pop(0))
+            node = end = accepted
+        for token_id, logprob in zip(
+            (*verification.guessed_along(path), verdict.next_token), logprobs, strict=True
+        ):
+            self._learn(verification, node, token_id, logprob)
+            end = node
+            if node.next_token != token_id:
+                break  # the text is contradicted, or has ended
+            node = node.children[token_id]
+        else:
+            node.guessed = self._useful_part(verdict.proposal, node)
+        self._verifications.learnt(verification, end)
 
     def _learn(
         self, verification: Verification, node: Node, token_id: int, logprob: float | None
     ) -> None:
-        if verification.decides(node) and not ends_text(node, self._commitment):
+        # Under EXACT a verdict also tells what follows on the target's own guesses.
+        is_exact = self._task.rule is VerificationRule.EXACT
+        if (is_exact or verification.decides(node)) and not ends_text(node, self._commitment):
             self._tree.decide(node, token_id, logprob)
+
+    def _useful_part(self, guessed: Proposal, node: Node) -> Proposal:
+        longest = min(self._commitment.limit - 1 - node.length, self._task.tree_depth)
+        if not self._task.own_guesses or ends_text(node, self._commitment):
+            return NOTHING
+        return guessed.useful_part(longest=longest, end_ids=self._task.eos_ids)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity

@@ -29,6 +29,6 @@ class Invariant(Enum):
     target's session is excepted, and so is a drafter's first draft, until its first token."""
 
     NO_PREEMPTION = "What decides the first uncommitted position is never withdrawn."
-    """Unless its target is lost."""
+    """Unless its target is lost, or only guesses that ride along with it would decide it."""
 
     CLEAN_END = "At the end nothing is in flight, and every draft token is accounted for."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline_protocol.messages import CapacityChanged, Command, Event
     from paceline_protocol.task import DecodingTask
 
-__all__ = ["METHODS", "DecodingMethod", "Method", "Strategy", "create_method"]
+__all__ = ["METHODS", "DecodingMethod", "Method", "Strategy", "create_method", "label_of"]
 
 
 class Strategy(Enum):
@@ -103,6 +103,11 @@ METHODS: dict[Strategy, Method] = {
     ),
 }
 """Simplest first: of two that promise the same speed, the planner takes the one above."""
+
+
+def label_of(strategy: Strategy, *, drafts_ahead: bool = False) -> str:
+    """Return what tables call a method, or its variant in which the drafter never rests."""
+    return METHODS[strategy].label + (" ahead" if drafts_ahead else "")
 
 
 def create_method(

@@ -137,7 +137,7 @@ class SelfSpeculativeDecoding:
         self._keep_first_chain()  # who has its seat next may be another server
 
     def _keep_first_chain(self) -> None:
-        chain = _first_chain(self._proposal)
+        chain = self._proposal.only(self._proposal.trunk)
         self.statistics.discarded += len(self._proposal) - len(chain)
         self._proposal = chain
 
@@ -155,34 +155,12 @@ class SelfSpeculativeDecoding:
         )
         self._proposal = NOTHING
         if self._is_exact and self._commitment.finish_reason is None:
-            self._proposal = self._useful_part(verdict.proposal)
+            # The last token is the target's own.
+            self._proposal = verdict.proposal.useful_part(
+                longest=self._commitment.remaining - 1, end_ids=self._task.eos_ids
+            )
             self.statistics.drafted += len(self._proposal)
         return emission
-
-    def _useful_part(self, proposal: Proposal) -> Proposal:
-        """Leave out what could not become output."""
-        depths: list[int] = []  # 0: left out
-        kept: list[int] = []
-        for index, parent in enumerate(_parents(proposal)):
-            depth, is_open = 1, True
-            if parent:
-                depth = depths[parent - 1] + 1
-                is_open = depths[parent - 1] > 0
-                is_open &= proposal.token_ids[parent - 1] not in self._task.eos_ids
-            is_useful = is_open and depth < self._commitment.remaining
-            depths.append(depth if is_useful else 0)
-            if is_useful:
-                kept.append(index)
-        return _part(proposal, kept)
-
-
-def _first_chain(proposal: Proposal) -> Proposal:
-    """Return the path of first children: of what follows a token, the best comes first."""
-    chain: list[int] = []
-    for index, parent in enumerate(_parents(proposal)):
-        if parent == (chain[-1] + 1 if chain else 0):
-            chain.append(index)
-    return _part(proposal, chain)
 
 
 def _corrections_and_rejections(proposal: Proposal, path: Sequence[int]) -> tuple[int, int]:
@@ -191,20 +169,8 @@ def _corrections_and_rejections(proposal: Proposal, path: Sequence[int]) -> tupl
     The other runners-up are judged, too, but nobody held them likely.
     """
     first: dict[int, int] = {}
-    for index, parent in enumerate(_parents(proposal)):
+    for index, parent in enumerate(proposal.all_parents):
         first.setdefault(parent, index)
     places = (0, *(index + 1 for index in path))
     corrections = sum(first[place] != index for place, index in zip(places, path, strict=False))
     return corrections, sum(place in first for place in places) - (len(path) - corrections)
-
-
-def _part(proposal: Proposal, kept: Sequence[int]) -> Proposal:
-    """Return the proposal of these tokens of one, and those before them."""
-    place = {0: 0} | {index + 1: number for number, index in enumerate(kept, start=1)}
-    parents = _parents(proposal)
-    part = Proposal(proposal.along(kept), tuple(place[parents[index]] for index in kept))
-    return Proposal(part.token_ids) if part.is_chain else part
-
-
-def _parents(proposal: Proposal) -> Sequence[int]:
-    return proposal.parents or range(len(proposal))

@@ -4,17 +4,25 @@ Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). E
 yields one token more than it accepts: the correction, or after a block accepted whole the next
 one. No target forward is spent on anything else: the prompt's prefill is part of the first.
 
-Design. There is a block, and one call in flight: a draft that adds to the block, or a verification
-of it. Events change the block and end the call; `_proceed` then begins the next one, which follows
-from the two alone. Whatever goes wrong with drafting makes the block shorter, down to none, which
-is plain decoding; whatever goes wrong with verifying leaves it as it is.
+Design. What was drafted is a token tree (`tree.py`), and the block is the beginning of its main
+path. There is at most one draft, which adds to the tree, and one verification, of the block. Events
+change the tree and end the two; `_proceed` then begins what is due, which follows from the three
+alone. Whatever goes wrong with drafting makes the block shorter, down to none, which is plain
+decoding; whatever goes wrong with verifying leaves it as it is.
 
-The block is the main path of a token tree (`tree.py`). With a width of 2 or more the drafter finds
-branches beside it, and the verification judges as many as a tree may have, the likeliest first.
-What was drafted behind a correction and not judged is the beginning of the next block.
+With a width of 2 or more the drafter finds branches beside the main path, and the verification
+judges as many as a tree may have, the likeliest first.
 
-While it drafts, its target waits, and while it verifies, its drafter: one device would do for both.
-So `Invariant.BUSY_FRONTIER` does not hold, and with a bad drafter it is slower than plain decoding.
+Difference: if the task says so, the drafter drafts ahead while the target verifies a block: behind
+it, in case all of it is accepted and the target then says what the drafter would have said; and
+with branches behind the likeliest corrections. If the verdict's outcome is among those, the next
+block is there, or begun. Else the drafter begins anew, as in the papers after every verdict. The
+idea is that of speculative speculative decoding (arXiv 2603.03251), which keeps drafted outcomes in
+a cache; here they are the tree.
+
+While a block is drafted its target waits, and without drafting ahead the drafter waits while it is
+verified: then one device would do for both. So `Invariant.BUSY_FRONTIER` does not hold, and with a
+bad drafter SI is slower than plain decoding.
 """
 
 from __future__ import annotations
@@ -41,6 +49,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
+from paceline_protocol.task import SPECULATION_LIMIT
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import Verification
 
@@ -53,11 +62,15 @@ __all__ = ["SpeculativeDecoding"]
 
 
 class SpeculativeDecoding:
-    """Decode with one drafter and one target, in turn.
+    """Decode with one drafter and one target.
 
-    A round drafts min(lookahead, tokens still useful) tokens and has them verified. If the drafter
+    A round has min(lookahead, tokens still useful) tokens drafted and verified. If the drafter
     fails, is lost or there is none, what there is gets verified: at worst an empty block, which is
     plain decoding. A failed verification is repeated with the same block.
+
+    Invariants:
+        With width 1 no token comes later for drafting ahead, given a drafter of its own
+        (tests/unit/protocol/test_drafting_ahead.py).
     """
 
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
@@ -69,10 +82,12 @@ class SpeculativeDecoding:
         self._verify_count = 0
         self._draft: Draft | None = None  # in flight
         self._verification: Verification | None = None  # in flight
+        self._trunk: tuple[Node, ...] = ()  # what is verified, or to be verified again
         self._drafted = TokenTree(
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
-        self._block_complete = False
+        self._warm: set[int] = set()  # drafters that have found a token
+        self._drafter_rests = False  # until something is committed
         self._finished = False
 
     @property
@@ -93,50 +108,76 @@ class SpeculativeDecoding:
             case TokensDrafted(draft_id=draft_id) if self._is_drafting(draft_id):
                 commands += self._take_draft(event)
             case DraftEnded(draft_id=draft_id) if self._is_drafting(draft_id):
-                self._block_complete |= self._draft is not None and not self._draft.fruitful
+                self._drafter_rests |= self._draft is not None and not self._draft.fruitful
                 self._draft = None
             case DraftFailed(draft_id=draft_id) if self._is_drafting(draft_id):
                 self._draft = None
-                self._block_complete = True
+                self._drafter_rests = True
             case BlockVerified(verify_id=verify_id) if self._is_verifying(verify_id):
                 commands.append(self._take_verdict(event))
             case VerifyFailed(verify_id=verify_id) if self._is_verifying(verify_id):
                 self._end_verification()
             case CapacityChanged():
                 commands += self._take_capacity(event)
+            case _:
+                return []
         return commands + self._proceed()
 
     def stop(self) -> list[Command]:
         """End early; see DecodingMethod."""
-        if self._finished:
-            return []
-        self._finished = True
-        self._drafted.discard()
-        return [*self._stop_draft(), *self._abandon(), Finish(FinishReason.STOPPED)]
+        return [] if self._finished else self._finish(FinishReason.STOPPED)
 
     def _proceed(self) -> list[Command]:
         if self._commitment.finish_reason is not None:
-            self._finished = True
-            return [Finish(self._commitment.finish_reason)]
-        if self._draft is not None or self._verification is not None:
+            return self._finish(self._commitment.finish_reason)
+        commands = self._stop_stale_draft()
+        if self._verification is None and not self._trunk:
+            self._trunk = self._next_trunk()
+        if self._verification is None and self._trunk and self._capacity.targets:
+            commands.append(self._start_verify(self._trunk))
+        if self._draft is None:
+            commands += self._draft_on()
+        return commands
+
+    def _finish(self, reason: FinishReason) -> list[Command]:
+        self._finished = True
+        commands = [*self._stop_draft(), *self._abandon()]
+        self._drafted.discard()
+        return [*commands, Finish(reason)]
+
+    def _next_trunk(self) -> tuple[Node, ...]:
+        """Return the last final token and the block, if that has all it can get; else nothing."""
+        path = self._drafted.main_path()
+        block = tuple(path[: self._wanted + 1])
+        can_be_longer = len(block) <= self._wanted and not ends_text(block[-1], self._commitment)
+        return () if can_be_longer and self._can_draft else block
+
+    def _draft_on(self) -> list[Command]:
+        """Draft what the block misses; beside a verification what may follow its verdict."""
+        tip = self._drafted.main_path()[-1]
+        if not self._can_draft or not can_grow(tip, self._commitment):
             return []
-        block = self._block
-        missing = self._wanted - (len(block) - 1)
-        is_complete = self._block_complete or ends_text(block[-1], self._commitment)
-        if missing > 0 and not is_complete and self._capacity.drafters:
-            return [self._start_draft(block[-1], min(missing, self._task.window))]
-        if self._capacity.targets:
-            return [self._start_verify(block[: self._wanted + 1])]
-        return []
+        wanted = 0 if self._trunk else self._wanted
+        if self._drafts_ahead:
+            wanted = max(wanted, SPECULATION_LIMIT)
+        missing = wanted - (tip.length - self._drafted.root.length)
+        useful = self._commitment.limit - 1 - tip.length
+        window = min(missing, useful, self._task.window)
+        return [self._start_draft(tip, window)] if window > 0 else []
+
+    @property
+    def _can_draft(self) -> bool:
+        return bool(self._capacity.drafters) and not self._drafter_rests
+
+    @property
+    def _drafts_ahead(self) -> bool:
+        """Whether the drafter goes on while the target verifies; the text needs no time for it."""
+        is_text = self._capacity.drafters[:1] == (self._capacity.text,)
+        return self._task.drafts_ahead and not is_text
 
     @property
     def _wanted(self) -> int:
         return min(self._task.lookahead, self._commitment.remaining - 1)
-
-    @property
-    def _block(self) -> list[Node]:
-        """The last final token, then what was drafted after it."""
-        return self._drafted.main_path()
 
     def _is_drafting(self, draft_id: int) -> bool:
         return self._draft is not None and self._draft.draft_id == draft_id
@@ -147,14 +188,16 @@ class SpeculativeDecoding:
     def _start_draft(self, tip: Node, max_tokens: int) -> Command:
         self._draft_count += 1
         drafter = self._capacity.drafters[0]
-        self._draft = Draft(self._draft_count, drafter, tip, missing=max_tokens, cold=False)
+        is_cold = drafter not in self._warm
+        self._draft = Draft(self._draft_count, drafter, tip, missing=max_tokens, cold=is_cold)
         drafted = (node.token_id for node in self._drafted.path_to(tip)[1:])
         return StartDraft(
             self._draft_count,
             drafter,
             prefix=(*self._commitment.prefix, *drafted),
             max_tokens=max_tokens,
-            chunk_tokens=max_tokens,  # the target waits for the last one
+            # Else the target waits for the last one.
+            chunk_tokens=1 if self._drafts_ahead else max_tokens,
             # The text says one thing, if any.
             width=self._task.width if drafter != self._capacity.text else 1,
             branch_count=self._task.branches if drafter != self._capacity.text else 0,
@@ -164,7 +207,6 @@ class SpeculativeDecoding:
         if self._target not in self._capacity.targets:
             self._target = self._capacity.targets[0]
         self._verify_count += 1
-        self._block_complete = True
         self._verification = verification = Verification(
             self._verify_count,
             self._target,
@@ -193,11 +235,11 @@ class SpeculativeDecoding:
     def _take_draft(self, event: TokensDrafted) -> list[Command]:
         draft = self._draft
         assert draft is not None
+        self._warm.add(draft.drafter)
         draft.graft(event.proposal, tree=self._drafted, commitment=self._commitment)
         if draft.missing == 0:
             self._draft = None
         elif not can_grow(draft.tip, self._commitment):
-            self._block_complete = True
             return self._stop_draft()
         return []
 
@@ -210,7 +252,8 @@ class SpeculativeDecoding:
             node = accepted
         self._drafted.decide(node, verdict.next_token, None)
         self._end_verification()
-        self._block_complete = False
+        self._trunk = ()
+        self._drafter_rests = False
         passed = self._drafted.advance()
         return self._commitment.commit(
             [each.token_id for each in passed],
@@ -220,14 +263,18 @@ class SpeculativeDecoding:
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
+        self._warm.intersection_update(capacity.drafters)
         commands: list[Command] = []
         if self._draft is not None and self._draft.drafter not in capacity.drafters:
             commands += self._stop_draft()
-            self._block_complete = True
+            self._drafter_rests = True
         is_lost = self._target is not None and not capacity.has(self._target)
         if self._verification is not None and is_lost:
             commands += self._abandon()
         return commands
+
+    def _stop_stale_draft(self) -> list[Command]:
+        return self._stop_draft() if self._draft is not None and self._draft.is_stale else []
 
     def _stop_draft(self) -> list[Command]:
         if self._draft is None:

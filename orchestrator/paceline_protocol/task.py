@@ -73,6 +73,9 @@ class DecodingTask:
             width is 1.
         tree_tokens: The most tokens of a tree in one verification; a longer chain is one alone.
         tree_depth: The most tokens of a path of it.
+        own_guesses: Whether DSI asks targets for guesses of their own, and has the next
+            verification at the same place judge them, too.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
         hit_rates: How often a drafter's token of each rank, from the first on, is right, as far as
             is known at the start; one for each rank that there is.
     """
@@ -90,7 +93,9 @@ class DecodingTask:
     branches: int = 0
     tree_tokens: int = 64
     tree_depth: int = 64
+    drafts_ahead: bool = False
     hit_rates: tuple[float, ...] = ASSUMED_RATES
+    own_guesses: bool = False
 
     @property
     def window(self) -> int:
@@ -103,5 +108,6 @@ class DecodingTask:
         assert self.lookahead >= 1
         assert 1 <= self.draft_window <= SPECULATION_LIMIT
         assert self.width == 1 or self.rule is VerificationRule.EXACT, "only EXACT judges trees"
+        assert not self.own_guesses or self.rule is VerificationRule.EXACT
         assert self.branches == 0 or self.width > 1
         assert len(self.hit_rates) >= self.width

@@ -20,6 +20,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from paceline_protocol.proposal import NOTHING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,6 +44,7 @@ class Node:
         is_branch: Whether it stands, or follows, beside all chains, and no fact led to it.
         rides: Whether a verification had it as a branch.
         followers: By drafter: what it holds likeliest to follow.
+        guessed: What the target guesses to follow, where it said so with the fact that led here.
         distribution: What it was drawn from, opaque; None unless under rejection sampling.
         children: What may follow, by token.
         next_token: What the target says follows: the fact. None if unknown.
@@ -61,6 +64,7 @@ class Node:
         "drafter",
         "finder",
         "followers",
+        "guessed",
         "is_branch",
         "judged",
         "length",
@@ -85,6 +89,7 @@ class Node:
         self.worth: float = parent.worth if parent is not None else 0.0
         self.is_branch: bool = parent is not None and parent.is_branch
         self.followers: dict[int, Node] = {}
+        self.guessed = NOTHING
         self.distribution: object | None = None
         self.children: dict[int, Node] = {}
         self.next_token: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline_protocol.proposal import Proposal
+from paceline_protocol.proposal import NOTHING, Proposal
 from paceline_protocol.task import DispatchPolicy, VerificationRule
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Verification:
         target: Where it runs.
         trunk: See above.
         branches: Tokens beside the trunk, each after its parent.
+        guesses: The target's own, which ride along: after the last token of its prefix.
         is_guess: Whether the last token of its prefix is a branch's that none other judges.
         kept: The last node of its path that the target had before; None if it had nothing.
         depth: How many unfinished verifications are before it, as told to the target.
@@ -47,6 +48,7 @@ class Verification:
     depth: int
     warms_up: bool
     branches: tuple[Node, ...] = ()
+    guesses: Proposal = NOTHING
     is_guess: bool = False
     _members: frozenset[Node] = field(init=False)
 
@@ -64,24 +66,34 @@ class Verification:
         judged = self.nodes[1:]
         parents = tuple(index[node.parent] for node in judged if node.parent is not None)
         is_exact = rule is VerificationRule.EXACT
-        return Proposal(
+        proposal = Proposal(
             tuple(node.token_id for node in judged),
             parents=() if parents == tuple(range(len(parents))) else parents,
             distributions=() if is_exact else tuple(node.distribution for node in judged),
         )
+        return proposal.beside(self.guesses) if self.guesses else proposal
 
     def along(self, path: Sequence[int]) -> Iterator[Node]:
-        """Yield what a verdict accepts, root first.
+        """Yield what a verdict accepts of the trunk and its branches, root first.
 
         Args:
             path: Indices into the proposal.
         """
         node = self.trunk[0]
         for index in path:
+            if index + 1 >= len(self.nodes):
+                return
             accepted = self.nodes[index + 1]
             assert accepted.parent is node, "a verdict accepts a path of what it judged"
             yield accepted
             node = accepted
+
+    def guessed_along(self, path: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of the target's own guesses that a verdict accepts after these."""
+        if not self.guesses:
+            return ()
+        proposal = self.proposal(rule=VerificationRule.EXACT)
+        return proposal.along([index for index in path if index + 1 >= len(self.nodes)])
 
     @property
     def end(self) -> Node:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import BranchQueue, branches_beside
+from paceline_protocol.branches import BranchQueue, branches_beside, guesses_beside
 from paceline_protocol.messages import AbandonVerify, PromoteVerify, StartVerify
+from paceline_protocol.proposal import NOTHING
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.verification import Verification
 
@@ -58,7 +59,7 @@ class Verifications:
 
     def learnt(self, verification: Verification, end: Node) -> None:
         """Let the target of an answered one hold what it has accepted."""
-        if verification.branches:
+        if verification.branches or verification.guesses:
             if verification.target in self._held:
                 self._held[verification.target] = end
             self._release(verification)  # a target that judges no trees has judged the trunk alone
@@ -115,6 +116,7 @@ class Verifications:
         target = max(self.free_targets, key=lambda free: kept[free].length if free in kept else 0)
         self._count += 1
         is_kept = task.keep_prefill and target not in self._held and not trunk[0].is_branch
+        branches = branches_beside(trunk, task=task)
         verification = Verification(
             self._count,
             target,
@@ -122,9 +124,11 @@ class Verifications:
             kept=kept.get(target),
             depth=self._depth(trunk[-1]),
             warms_up=warms_up or is_kept,
-            branches=branches_beside(trunk, task=task),
+            branches=branches,
+            guesses=guesses_beside(trunk, branches, task=task),
             is_guess=trunk[0].is_branch and not trunk[0].assigned,
         )
+        trunk[0].guessed = NOTHING  # once is enough
         for node in verification.nodes:
             node.assigned = True
             node.rides |= node.is_branch
@@ -139,8 +143,9 @@ class Verifications:
             prefix=prefix,
             proposal=verification.proposal(rule=task.rule),
             depth=verification.depth,
-            # A correction is where both models begin anew.
-            anticipate=len(verification.nodes) > 1,
+            # A correction is where both models begin anew; with guesses not from the text alone.
+            anticipate=len(verification.nodes) > 1 and not task.own_guesses,
+            propose=task.own_guesses,
             is_branch=trunk[0].is_branch,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_engine.proposal import NOTHING, Proposal
 
@@ -21,6 +21,7 @@ __all__ = [
     "DecodeOptions",
     "Decoded",
     "Drafted",
+    "LikeliestTokens",
     "ModelDescription",
     "PrefixCall",
     "SamplingParameters",
@@ -35,6 +36,10 @@ __all__ = [
 
 DEFAULT_LEASE_SECONDS = 15.0
 """How long a session outlives its last call, if its opener does not say."""
+
+
+LikeliestTokens: TypeAlias = tuple[tuple[int, float], ...]
+"""Token ids and log probabilities, the likeliest first."""
 
 
 class VerificationRule(Enum):
@@ -122,6 +127,7 @@ class VerifyOptions:
     logprobs: bool = False
     anticipate: bool = False
     propose: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class DecodeOptions:
     end_token_ids: Sequence[int] = ()
     logprobs: bool = False
     interval_seconds: float = 0.0
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,7 @@ class Verdict:
     logprobs: tuple[float, ...] = ()
     timing: CallTiming = CallTiming()
     proposal: Proposal = NOTHING
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +196,7 @@ class Decoded:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     timing: CallTiming = CallTiming()
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

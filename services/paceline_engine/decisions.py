@@ -5,6 +5,7 @@ For every backend that computes logits. Letters: T draft tokens, V the tokenizer
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.calls import VerificationRule
@@ -16,7 +17,8 @@ from paceline_engine.sampling import (
     choose_tokens,
     draw_draft,
     largest,
-    perturbed_scores,
+    likeliest_tokens,
+    perturbed_rows,
     token_logprobs,
 )
 from paceline_engine.verification import accept_along, accept_exact, accept_sampled
@@ -59,11 +61,7 @@ def judge_by(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -
         accepted_count, next_token = accept_exact(
             token_ids, logits, first_position=position, parameters=spec.sampling, seed=spec.seed
         )
-    path = tuple(range(accepted_count))
-    if not task.logprobs:
-        return Judgement(path, next_token)
-    decided = (*token_ids[:accepted_count], next_token)
-    return Judgement(path, next_token, token_logprobs(logits[: accepted_count + 1], decided))
+    return _told(tuple(range(accepted_count)), next_token, task=task, logits=logits)
 
 
 def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int) -> Judgement:
@@ -74,11 +72,20 @@ def _judge_tree(logits: Tensor, task: Judge, *, spec: SessionSpec, position: int
         parameters=spec.sampling,
         seed=spec.seed,
     )
-    if not task.logprobs:
-        return Judgement(path, next_token)
-    decided = (*task.proposal.along(path), next_token)
+    return _told(path, next_token, task=task, logits=logits)
+
+
+def _told(path: tuple[int, ...], next_token: int, *, task: Judge, logits: Tensor) -> Judgement:
+    """Tell what was decided, with the probabilities that were asked for."""
+    judgement = Judgement(path, next_token)
     rows = [0, *(index + 1 for index in path)]
-    return Judgement(path, next_token, token_logprobs(logits[rows], decided))
+    if task.logprobs:
+        decided = (*task.proposal.along(path), next_token)
+        judgement = replace(judgement, logprobs=token_logprobs(logits[rows], decided))
+    if task.top_logprobs:
+        likeliest = likeliest_tokens(logits[rows], task.top_logprobs)
+        judgement = replace(judgement, top_logprobs=likeliest)
+    return judgement
 
 
 def draft_from(logits: Tensor, *, spec: SessionSpec, position: int) -> Proposal:
@@ -113,20 +120,15 @@ def rank_from(
         positions: Of the token after each row.
         count: Tokens for each row; fewer where filters leave fewer.
     """
-    ranked: list[Ranked] = []
-    for row, position in enumerate(positions):
-        scores = perturbed_scores(
-            logits[row : row + 1],
-            first_position=position,
-            parameters=spec.sampling,
-            seed=spec.seed,
-        )
-        # The chain's token, ties and NaN included, is the one that `draft_from` chooses.
-        first = largest(scores)[0]
-        best = scores[0].topk(min(count, scores.shape[-1]))
-        shares = (best.values - scores.logsumexp(-1)).exp().tolist()
-        found = dict(zip(best.indices.tolist(), shares, strict=True))
-        head = (first, found.pop(first, shares[0]))
-        rest = [(token, share) for token, share in found.items() if share > 0]
-        ranked.append([head, *rest][:count])
-    return ranked
+    scores = perturbed_rows(logits, positions=positions, parameters=spec.sampling, seed=spec.seed)
+    best = scores.topk(min(count, scores.shape[-1]))
+    shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+    found = zip(largest(scores), best.indices.tolist(), shares.tolist(), strict=True)
+    return [_ranked(first, token_ids, own)[:count] for first, token_ids, own in found]
+
+
+def _ranked(first: int, token_ids: Sequence[int], shares: Sequence[float]) -> Ranked:
+    """Put the chain's token, ties and NaN included that of `draft_from`, before the others."""
+    found = dict(zip(token_ids, shares, strict=True))
+    head = (first, found.pop(first, shares[0]))
+    return [head, *((token, share) for token, share in found.items() if share > 0)]

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline.limits import MOST_CHUNK_TOKENS
+from paceline.limits import MOST_BRANCHES, MOST_CHUNK_TOKENS, MOST_TOP_LOGPROBS, MOST_WIDTH
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     DecodeOptions,
@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from paceline_engine.proposal import Proposal
 
 __all__ = [
-    "MOST_BRANCHES",
     "MOST_DRAFTED",
     "MOST_ENTRIES",
     "MOST_TOKENS",
     "MOST_TREE_DEPTH",
     "MOST_TREE_TOKENS",
-    "MOST_WIDTH",
     "check_branches",
     "check_call",
     "check_decoding",
@@ -53,12 +51,6 @@ MOST_TREE_TOKENS = 256
 
 MOST_TREE_DEPTH = 64
 """The most tokens of a path of a tree; no longer block is ever asked for (`MOST_LOOKAHEAD`)."""
-
-MOST_WIDTH = 16
-"""DraftRequest.width: the runner-up at such a rank is hardly ever right."""
-
-MOST_BRANCHES = 64
-"""DraftRequest.branch_count."""
 
 MOST_DRAFTED = 8192
 """The most tokens that a draft may find, the runners-up included: each step looks at them all."""
@@ -146,6 +138,7 @@ def check_proposal(
         "proposal.token_ids", proposal.token_ids, vocabulary_size=model.vocabulary_size
     )
     _check("speculation_depth", options.depth, 0, _MAX_DEPTH)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
     needed = token_count if spec.rule is VerificationRule.REJECTION else 0
     if len(proposal.distributions) != needed:
         raise InvalidFieldError.of(
@@ -243,6 +236,7 @@ def check_decoding(
             f"has {len(options.end_token_ids)} tokens, at most {_MOST_END_TOKENS} are allowed",
         )
     _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
+    _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)
     _check(
         "message_interval", options.interval_seconds, 0, _LONGEST_INTERVAL_SECONDS, unit=" seconds"
     )

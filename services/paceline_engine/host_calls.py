@@ -91,7 +91,12 @@ class HostCalls:
             # Each token of a tree takes a place, though only a path of it will be the text's.
             length = call.prefix_length + len(proposal)
             self._make_room(session, length)
-            task = Judge(proposal, options.logprobs, self._proposes(session, options))
+            task = Judge(
+                proposal,
+                options.logprobs,
+                self._proposes(session, options),
+                options.top_logprobs,
+            )
             live = self._live.admit(
                 session,
                 call,
@@ -121,6 +126,7 @@ class HostCalls:
             logprobs=judgement.logprobs,
             timing=replace(_timing(steps), began_early=live.began_early),
             proposal=judgement.proposal,
+            top_logprobs=judgement.top_logprobs,
         )
 
     async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
@@ -144,7 +150,12 @@ class HostCalls:
             live = self._live.admit(
                 session,
                 call,
-                Decode(options.max_tokens, frozenset(options.end_token_ids), options.logprobs),
+                Decode(
+                    options.max_tokens,
+                    frozenset(options.end_token_ids),
+                    options.logprobs,
+                    options.top_logprobs,
+                ),
                 patience_ns=self._meter.patience_ns(length),
             )
         self._counts.decode_calls += 1
@@ -161,7 +172,8 @@ class HostCalls:
                 session.hold(unheld)
                 session.hold(token_ids)
                 logprobs = tuple(each for judgement in found for each in judgement.logprobs)
-                yield Decoded(length, token_ids, logprobs, _timing(steps))
+                likeliest = tuple(each for judgement in found for each in judgement.top_logprobs)
+                yield Decoded(length, token_ids, logprobs, _timing(steps), likeliest)
                 unheld, length = (), length + len(token_ids)
                 steps = []
 

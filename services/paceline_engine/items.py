@@ -6,7 +6,7 @@ done (`Item.take`). A step is an item's part in one forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.draft_tree import DraftTree
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from paceline_engine.calls import SessionSpec
+    from paceline_engine.calls import LikeliestTokens, SessionSpec
     from paceline_engine.model_cache import ModelCache
 
 __all__ = ["ANTICIPATED", "Decode", "Draft", "Item", "Judge", "Judgement", "Outcome"]
@@ -35,11 +35,13 @@ class Judge:
         proposal: Without parents if it is a chain.
         propose: Whether to guess what follows that token. Only of a model that drafts for itself,
             and under EXACT.
+        top_logprobs: How many of the likeliest tokens to tell at each decided place.
     """
 
     proposal: Proposal
     logprobs: bool = False
     propose: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Decode:
     max_tokens: int
     end_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,14 @@ class Judgement:
 
     Attributes:
         proposal: What the target guesses to follow the next token, if it was asked.
+        top_logprobs: If asked for, one for each accepted token and last the next one.
     """
 
     accepted_path: tuple[int, ...]
     next_token: int
     logprobs: tuple[float, ...] = ()
     proposal: Proposal = NOTHING
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ class Item:
         prefix = self.prefix[:]
         prefix.extend(self.task.proposal.along(judgement.accepted_path))
         prefix.append(judgement.next_token)
-        task = Judge(NOTHING, self.task.logprobs, self.task.propose)
+        task = replace(self.task, proposal=NOTHING)
         return Item(self.cache, self.spec, prefix, task, ANTICIPATED, self.patience_ns)
 
     def asks_the_same(self, other: Item) -> bool:

@@ -68,9 +68,11 @@ class ModelText:
         distributions: Sequence[SparseDistribution] = (),
         logprobs: bool = False,
         propose: bool = False,
+        top_logprobs: int = 0,
     ) -> Judgement:
         """Judge a proposal after a prefix of one token or more; a chain has no parents."""
-        task = Judge(Proposal(token_ids, parents, distributions), logprobs, propose)
+        proposal = Proposal(token_ids, parents, distributions)
+        task = Judge(proposal, logprobs, propose, top_logprobs)
         judgement = self._run(prefix, task).judgement
         assert judgement is not None, "a proposal is judged in one step"
         return judgement

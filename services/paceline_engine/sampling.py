@@ -21,7 +21,7 @@ from paceline_engine.proposal import SparseDistribution
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.calls import SamplingParameters
+    from paceline_engine.calls import LikeliestTokens, SamplingParameters
 
 __all__ = [
     "add_noise",
@@ -30,6 +30,8 @@ __all__ = [
     "filtered_scores",
     "largest",
     "likeliest",
+    "likeliest_tokens",
+    "perturbed_rows",
     "perturbed_scores",
     "token_logprobs",
 ]
@@ -66,6 +68,19 @@ def perturbed_scores(
         seed=seed,
         purpose=Purpose.EXACT,
     )
+
+
+def perturbed_rows(
+    logits: Tensor, *, positions: Sequence[int], parameters: SamplingParameters, seed: int
+) -> Tensor:
+    """Return the scores of rows each of which has a position of its own: see above."""
+    if parameters.temperature == 0:
+        return logits.double()
+    rows = [
+        perturbed_scores(row, first_position=position, parameters=parameters, seed=seed)
+        for row, position in zip(torch.split(logits, 1), positions, strict=True)
+    ]
+    return torch.cat(rows)
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
@@ -169,6 +184,22 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...
     """Return the natural log probability of one token per row under the plain softmax."""
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(-1)
     return tuple(logits.double().log_softmax(-1).gather(-1, chosen).squeeze(-1).tolist())
+
+
+def likeliest_tokens(logits: Tensor, count: int) -> tuple[LikeliestTokens, ...]:
+    """Return so many of each row's likeliest tokens under the plain softmax, ties by smaller id.
+
+    Fewer where fewer are possible at all.
+    """
+    found = []
+    for row in logits.double().log_softmax(-1):
+        least = row.topk(min(count, len(row))).values[-1]
+        # Of those that are as likely as the last one, `topk` takes any.
+        token_ids = ((row >= least) & (row > -math.inf)).nonzero()[:, 0]
+        best = row[token_ids].sort(descending=True, stable=True)
+        chosen = token_ids[best.indices[:count]].tolist()
+        found.append(tuple(zip(chosen, best.values[:count].tolist(), strict=True)))
+    return tuple(found)
 
 
 def draw_draft(

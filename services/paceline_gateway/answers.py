@@ -277,21 +277,29 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
     tokens: dict[str, Any]
     tokens = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
     for offset, chunk in chunks:
-        tokens["tokens"] += [_BY_NUMBER.format(it) for it in chunk.token_ids]
+        names = [_BY_NUMBER.format(it) for it in chunk.token_ids]
+        tokens["tokens"] += names
         tokens["token_logprobs"] += chunk.logprobs
         tokens["text_offset"] += [offset] * len(chunk.token_ids)
+        for name, logprob, likeliest in zip(
+            names, chunk.logprobs, chunk.top_logprobs, strict=False
+        ):
+            told = {_BY_NUMBER.format(it.token_id): it.logprob for it in likeliest}
+            tokens["top_logprobs"] = [*(tokens["top_logprobs"] or ()), {name: logprob} | told]
     return tokens
 
 
 def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:
-    content: list[dict[str, Any]] = [
-        {
-            "token": _BY_NUMBER.format(token_id),
-            "logprob": logprob,
-            "bytes": None,
-            "top_logprobs": [],
-        }
-        for chunk in chunks
-        for token_id, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True)
-    ]
+    content: list[dict[str, Any]] = []
+    for chunk in chunks:
+        likeliest = chunk.top_logprobs or ((),) * len(chunk.token_ids)
+        for token_id, logprob, others in zip(
+            chunk.token_ids, chunk.logprobs, likeliest, strict=True
+        ):
+            told = [_chat_token(it.token_id, it.logprob) for it in others]
+            content.append({**_chat_token(token_id, logprob), "top_logprobs": told})
     return {"content": content, "refusal": None}
+
+
+def _chat_token(token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": _BY_NUMBER.format(token_id), "logprob": logprob, "bytes": None}

@@ -17,12 +17,20 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
 from paceline import DrafterKind, GenerateOptions, Strategy, VerificationRule
-from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_TARGETS, MOST_WIDTH
+from paceline.limits import (
+    MOST_BRANCHES,
+    MOST_LOOKAHEAD,
+    MOST_TARGETS,
+    MOST_TOP_LOGPROBS,
+    MOST_WIDTH,
+)
 from paceline_gateway.errors import RequestError
 
 __all__ = [
@@ -221,7 +229,7 @@ class CompletionBody(Body):
     """POST /v1/completions."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
-    logprobs: _only(0) = None  # type: ignore[valid-type]
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: _only(1) = None  # type: ignore[valid-type]
     echo: _only(False) = None  # type: ignore[valid-type]
     suffix: _only("") = None  # type: ignore[valid-type]
@@ -231,6 +239,7 @@ class CompletionBody(Body):
         options = super().options()
         options["max_tokens"] = 16 if self.max_tokens is None else self.max_tokens
         options["logprobs"] = self.logprobs is not None
+        options["top_logprobs"] = self.logprobs or 0
         return options
 
 
@@ -248,17 +257,25 @@ class ChatBody(Body):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
     logprobs: bool = False
-    top_logprobs: _only(0) = None  # type: ignore[valid-type]
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     response_format: _only({"type": "text"}) = None  # type: ignore[valid-type]
     tools: _only([]) = None  # type: ignore[valid-type]
     tool_choice: _only("none", "auto") = None  # type: ignore[valid-type]
     parallel_tool_calls: _only(True, False) = None  # type: ignore[valid-type]
     modalities: _only(["text"]) = None  # type: ignore[valid-type]
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _is_beside_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise PydanticCustomError("choice", "needs `logprobs: true`")
+        return value
+
     def options(self) -> GenerateOptions:
         """Return what the client library is told."""
         options = super().options()
         options["logprobs"] = self.logprobs
+        options["top_logprobs"] = self.top_logprobs or 0
         most = self.max_completion_tokens or self.max_tokens
         if most is not None:
             options["max_tokens"] = most

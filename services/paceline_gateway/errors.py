@@ -18,7 +18,7 @@ from paceline import errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RequestError", "of_paceline"]
+__all__ = ["RequestError", "no_key", "of_paceline", "too_much"]
 
 _MOST_TEXT = 1000
 
@@ -90,6 +90,24 @@ class RequestError(Exception):
     def body(self) -> Mapping[str, Any]:
         """The answer's body."""
         return {"error": self._error}
+
+
+def no_key(error: errors.UnauthenticatedError) -> RequestError:
+    """Say that a client's own key is missing or wrong."""
+    refusal = RequestError(error.message, status=401, code="invalid_api_key")
+    refusal.headers["www-authenticate"] = "Bearer"
+    return refusal
+
+
+def too_much(error: errors.OverloadedError) -> RequestError:
+    """Say that a client's own key is used up for now."""
+    return RequestError(
+        error.message,
+        status=429,
+        kind="requests",
+        code="rate_limit_exceeded",
+        retry_after_seconds=error.retry_after_seconds,
+    )
 
 
 def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ClientCancelledError, DrainingError, PacelineError
+from paceline.errors import (
+    ClientCancelledError,
+    DrainingError,
+    OverloadedError,
+    PacelineError,
+    UnauthenticatedError,
+)
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
-from paceline_gateway.errors import RequestError, of_paceline
-from paceline_gateway.keys import Keys
+from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.metrics import LEFT
 from paceline_serving import tracing
+from paceline_serving.keys import Keys, authorization_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -103,9 +109,15 @@ class Gateway:
         if self._keys is None:
             yield
             return
-        caller = self._keys.find(authorization)
-        connection.charge = caller.charge
-        with caller.admitted():
+        with ExitStack() as stack:
+            try:
+                caller = self._keys.find(authorization)
+                stack.enter_context(caller.admitted())
+            except UnauthenticatedError as error:
+                raise no_key(error) from None
+            except OverloadedError as error:
+                raise too_much(error) from None
+            connection.charge = caller.charge
             yield
 
     @contextmanager
@@ -227,7 +239,7 @@ class Endpoint:
         ]
         method = f"{scope['method']} {self._route}"
         call = tracing.enter(method, headers, spans=self._gateway.spans)
-        authorization = dict(headers).get("authorization", "")
+        authorization = authorization_of(headers)
         connection = Connection(
             scope,
             receive,

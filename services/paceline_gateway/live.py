@@ -83,5 +83,5 @@ def _name(event: Event) -> str:
 def _fields(event: Event) -> dict[str, Any]:
     fields = asdict(event)
     if isinstance(event, Chunk):
-        del fields["logprobs"]  # nobody could ask for them
+        del fields["logprobs"], fields["top_logprobs"]  # nobody could ask for them
     return fields

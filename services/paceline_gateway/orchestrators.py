@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from paceline import ChatTemplate, SystemInfo, Tls
+    from paceline.call_metadata import Token
     from paceline.connection import AsyncConnection
     from paceline.endpoints import Endpoint
 
@@ -47,6 +48,7 @@ class Orchestrators:
         addresses: Where they are.
         tls: How to trust them; None is plaintext.
         insecure: Allow plaintext to other machines.
+        token: Tells the key that is shown to them; None where they ask for none.
 
     Raises:
         InvalidFieldError: An address is malformed, or a TLS file unusable.
@@ -55,12 +57,20 @@ class Orchestrators:
         client: The client of all of them.
     """
 
-    def __init__(self, addresses: Sequence[str], *, tls: Tls | None, insecure: bool) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        tls: Tls | None,
+        insecure: bool,
+        token: Token | None = None,
+    ) -> None:
         self.client = AsyncClient(
             addresses,
             tls=tls,
             insecure=insecure,
             metadata=lambda: dict(tracing.outgoing_metadata()),
+            token=token,
         )
         self._tls = tls
         self._insecure = insecure

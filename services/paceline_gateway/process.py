@@ -17,6 +17,7 @@ from paceline_gateway.gateway import Gateway
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_serving import telemetry, tracing
+from paceline_serving.keys import follow_key
 from paceline_serving.lifecycle import announce
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 
@@ -45,6 +46,7 @@ class HttpProcess:
 
     Raises:
         RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
+        ValueError: A file of keys is unusable.
 
     Attributes:
         addresses: What is bound, by name.
@@ -59,8 +61,12 @@ class HttpProcess:
         self._tasks = asyncio.TaskGroup()
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, str] = {}
+        key_file = settings.orchestrator_key_file
         self.orchestrators = Orchestrators(
-            settings.orchestrators, tls=settings.orchestrator_tls, insecure=settings.insecure
+            settings.orchestrators,
+            tls=settings.orchestrator_tls,
+            insecure=settings.insecure,
+            token=follow_key(key_file) if key_file is not None else None,
         )
         self._spans = tracing.spans_to(settings.trace_endpoint, service="paceline-gateway")
         self.gateway = Gateway(

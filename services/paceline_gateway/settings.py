@@ -36,6 +36,11 @@ class OrchestratorAddressSettings(Settings):
         None, description="PEM file with the certificate that is shown to orchestrators (mTLS)"
     )
     orchestrator_tls_key: Path | None = Field(None, description="PEM file with its private key")
+    orchestrator_key_file: Path | None = Field(
+        None,
+        description="file with the API key that is shown to orchestrators, read again when it"
+        " changes. Theirs should not limit it: --api-keys limits clients here",
+    )
 
     @property
     def orchestrator_tls(self) -> Tls | None:

@@ -27,6 +27,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    LikeliestTokens,
     ModelDescription,
     PrefixCall,
     SamplingParameters,
@@ -130,6 +131,7 @@ def verify_request(
         logprobs=message.logprobs,
         anticipate=message.anticipate,
         propose=message.propose,
+        top_logprobs=message.top_logprobs,
     )
     return call, proposal, options
 
@@ -151,6 +153,7 @@ def decode_request(
         end_token_ids=message.end_token_ids,
         logprobs=message.logprobs,
         interval_seconds=_seconds(message.message_interval),
+        top_logprobs=message.top_logprobs,
     )
     return _prefix_call(message.call, model=model, caller=caller), options
 
@@ -176,6 +179,7 @@ def verify_response(sequence: int, verdict: Verdict) -> target_service_pb2.Verif
         timing=_timing(verdict.timing),
         # Else the message would be there, though it is empty.
         proposal=_proposal(proposal) if len(proposal) else None,
+        top_logprobs=map(_likeliest, verdict.top_logprobs),
     )
 
 
@@ -187,6 +191,7 @@ def decode_response(sequence: int, decoded: Decoded) -> target_service_pb2.Decod
         token_ids=decoded.token_ids,
         logprobs=decoded.logprobs,
         timing=_timing(decoded.timing),
+        top_logprobs=map(_likeliest, decoded.top_logprobs),
     )
 
 
@@ -294,6 +299,12 @@ def _prefix_call(
         base_digest=message.base_digest,
         token_ids=message.token_ids,
         caller=caller,
+    )
+
+
+def _likeliest(tokens: LikeliestTokens) -> sampling_pb2.LikeliestTokens:
+    return sampling_pb2.LikeliestTokens(
+        token_ids=[token_id for token_id, _ in tokens], logprobs=[each for _, each in tokens]
     )
 
 

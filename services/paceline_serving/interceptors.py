@@ -1,7 +1,7 @@
 """What every RPC needs at its edge: an interceptor for servers, a channel for clients.
 
-The server's parses the request inside its guard, checks the peer's role, bounds the call's time,
-counts it, and turns every way a handler can end into a status: a `PacelineError` into its
+The server's parses the request inside its guard, checks the peer's role and key, bounds the call's
+time, counts it, and turns every way a handler can end into a status: a `PacelineError` into its
 `google.rpc.Status`, anything else into INTERNAL without internals. Handlers only raise.
 
 The channel refuses a call without a timeout and carries the trace on.
@@ -30,11 +30,13 @@ from paceline.errors import (
 )
 from paceline_serving import tracing
 from paceline_serving.client_calls import StreamCall, UnaryCall
+from paceline_serving.keys import authorization_of
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from paceline_serving.keys import Keys
     from paceline_serving.security import AccessPolicy
     from paceline_serving.telemetry import RpcMetrics
 
@@ -46,8 +48,8 @@ _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
 # gRPC's timer may end a call a little before its deadline.
 _DEADLINE_SLACK_SECONDS = 0.01
-# Calls of these last as long as the client wants.
-_UNBOUNDED = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+# gRPC's own: their calls last as long as the client wants, and need no key.
+_STANDARD = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -55,6 +57,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     Args:
         access: Who may call what; None where there are no client certificates.
+        keys: Who may call anything but health and reflection; None where no key is asked for.
         inspect: Called with a request's bytes and its peer's name before they are parsed; raises
             what it refuses them with.
         call_limit_seconds: The longest a call may take, whatever its deadline, if it has one.
@@ -74,6 +77,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         metrics: RpcMetrics,
         *,
         access: AccessPolicy | None = None,
+        keys: Keys | None = None,
         inspect: Callable[[bytes, str], None] | None = None,
         call_limit_seconds: float = 600.0,
         write_stall_seconds: float = 30.0,
@@ -83,10 +87,11 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._metrics = metrics
         self._spans = spans
         self._access = access
+        self._keys = keys
         self._inspect = inspect
         self._call_limit_seconds = call_limit_seconds
         self._write_stall_seconds = write_stall_seconds
-        self._unbounded = _UNBOUNDED.union(unbounded)
+        self._unbounded = _STANDARD.union(unbounded)
         self._guarded: dict[str, Any] = {}  # handlers by method
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -196,6 +201,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         service = method.split("/")[1]
         if self._access is not None:
             self._access.check(service, context.auth_context())
+        if self._keys is not None and service not in _STANDARD:
+            self._keys.enter(authorization_of(context.invocation_metadata()))
         limit = None if service in self._unbounded else self._call_limit_seconds
         remaining = context.time_remaining()
         if limit is None or (remaining is not None and remaining <= limit):

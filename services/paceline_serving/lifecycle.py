@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from paceline_serving.keys import Keys
     from paceline_serving.server_settings import RunSettings, ServerSettings
 
 __all__ = ["Application", "Process", "ServerProcess", "announce", "bind", "run", "run_process"]
@@ -120,6 +121,7 @@ class ServerProcess:
     Attributes:
         addresses: What is bound, by name.
         inspect: What looks at requests before they are parsed, if the application sets it.
+        keys: Who may call, if the application asks for keys.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class ServerProcess:
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, str] = {}
         self.inspect: Callable[[bytes, str], None] | None = None
+        self.keys: Keys | None = None
         self._application = application(self)
         telemetry.count_tasks(registry, asyncio.get_running_loop())
 
@@ -224,6 +227,7 @@ class ServerProcess:
                 EdgeInterceptor(
                     telemetry.RpcMetrics(self._registry),
                     access=AccessPolicy(roles) if roles else None,
+                    keys=self.keys,
                     inspect=self.inspect,
                     call_limit_seconds=settings.call_limit_seconds,
                     spans=self._spans,

@@ -18,11 +18,16 @@ PEERS = {
     "metrics": {"kubernetes.io/metadata.name": "monitoring"},
     "keda": {"kubernetes.io/metadata.name": "keda"},
     "dns": {"kubernetes.io/metadata.name": "kube-system"},
+    "collector": {"kubernetes.io/metadata.name": "observability"},
 }
 SCALING = {"autoscaling": {"mode": "keda"}}
 PEER_CALLS = {("orchestrator", "orchestrator", "scaler")}
 HTTP = {"gateway": {"enabled": True}}
 HTTP_CALLS = {("gateway", "orchestrator", "grpc")}
+TRACING = {"settings": {"trace_endpoint": "http://collector.observability:4317"}}
+COLLECTOR = {
+    "networkPolicy": {"collector": [{"namespaceSelector": {"matchLabels": PEERS["collector"]}}]}
+}
 LOADING = {"target": {"model": {"source": "download", "download": {"repository": "a/b"}}}}
 
 
@@ -74,13 +79,33 @@ def test_pods_are_reached_by_whoever_calls_them_and_nobody_else(values, more):
         ({"orchestrator": {"discovery": "dns"}}, set()),
         (LOADING, API | {("target", "addresses", 443), ("target", "dns", 53)}),
         (HTTP, API | HTTP_CALLS | {("gateway", "dns", 53)}),
+        (
+            {"common": TRACING, **HTTP, **COLLECTOR},
+            API
+            | HTTP_CALLS
+            | {(role, "collector", 4317) for role in (*ROLES, "gateway")}
+            | {(role, "dns", 53) for role in ("target", "drafter", "gateway")},
+        ),
+        ({"orchestrator": TRACING, **COLLECTOR}, API | {("orchestrator", "collector", 4317)}),
+        (
+            {"target": {"pools": {"a": {}, "b": TRACING}}, **COLLECTOR},
+            API | {("target", "collector", 4317), ("target", "dns", 53)},
+        ),
+        (COLLECTOR, API),
     ],
-    ids=["default", "keda", "dns", "download", "http"],
+    ids=["default", "keda", "dns", "download", "http", "traces", "own", "pool", "untraced"],
 )
 def test_pods_reach_whom_they_call_and_nobody_else(values, more):
     calls = CALLS - {("clients", "orchestrator", "grpc")}
     lookups = {("test", "dns", 53), ("orchestrator", "dns", 53)}
     assert edges(install(values), "egress") == calls | lookups | more
+
+
+def test_a_collector_is_reached_at_the_port_that_its_pods_have():
+    policy = {**COLLECTOR["networkPolicy"], "collectorPorts": [14317]}
+    release = install({"orchestrator": TRACING, "networkPolicy": policy})
+    assert ("orchestrator", "collector", 14317) in edges(release, "egress")
+    assert ("orchestrator", "collector", 4317) not in edges(release, "egress")
 
 
 def test_without_drafters_there_is_no_way_to_them():

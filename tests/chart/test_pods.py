@@ -204,6 +204,41 @@ def test_a_gateway_without_keys_or_without_tls_is_told_so_and_no_other(tls, keys
     assert mounted == {**({"tls": True} if tls else {}), **({"keys": True} if keys else {})}
 
 
+def entries_of(pod, secret):
+    """Return which of a secret's entries a pod gets, and where."""
+    volumes = {
+        volume["name"]: [item["key"] for item in volume["secret"]["items"]]
+        for volume in pod.spec["volumes"]
+        if volume.get("secret", {}).get("secretName") == secret
+    }
+    mounts = pod.server["volumeMounts"]
+    return {it["mountPath"]: volumes[it["name"]] for it in mounts if it["name"] in volumes}
+
+
+def test_orchestrators_get_the_hashes_of_keys_and_who_calls_them_the_key_alone():
+    values = {
+        "orchestrator": {"keysSecret": "locks"},
+        "gateway": {"enabled": True, "keysSecret": "locks"},
+    }
+    release = install(values)
+    orchestrator, gateway = release.pod("-orchestrator"), release.pod("-gateway")
+    assert entries_of(orchestrator, "locks") == {"/keys": ["keys"]}
+    assert str(settings_of(orchestrator).api_keys) == "/keys/keys"
+    assert entries_of(gateway, "locks") == {"/keys": ["keys"], "/own-key": ["key"]}
+    assert str(settings_of(gateway).orchestrator_key_file) == "/own-key/key"
+    test = release.pod("-test")
+    assert entries_of(test, "locks") == {"/own-key": ["key"]}
+    assert test.environment["PACELINE_API_KEY_FILE"] == "/own-key/key"
+    assert not entries_of(release.pod("-target-default"), "locks")
+
+
+def test_without_keys_nobody_is_asked_for_one():
+    release = install({"gateway": {"enabled": True}})
+    assert settings_of(release.pod("-orchestrator")).api_keys is None
+    assert settings_of(release.pod("-gateway")).orchestrator_key_file is None
+    assert "own-key" not in str(release.pod("-test"))
+
+
 def test_what_only_grpc_servers_know_does_not_reach_a_gateway():
     common = {"settings": {"reflection": True, "log_level": "debug"}}
     pod = install({"common": common, "gateway": {"enabled": True}}).pod("-gateway")

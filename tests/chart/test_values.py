@@ -130,6 +130,8 @@ def test_no_object_that_is_ours_takes_unknown_keys():
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "ports"),
         ({"networkPolicy": {"dnsPorts": ["dns"]}}, "dnsPorts"),
+        ({"networkPolicy": {"collector": [{}]}}, "collector"),
+        ({"networkPolicy": {"collectorPorts": [0]}}, "collectorPorts"),
         ({"orchestrator": {"service": {"externalTrafficPolicy": "local"}}}, "'Cluster', 'Local'"),
         ({"orchestrator": {"service": {"loadBalancerSourceRanges": ["here"]}}}, "SourceRanges"),
         ({"common": {"extraContainers": [{"image": "a"}]}}, "extraContainers"),
@@ -217,6 +219,10 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
             {"orchestrator": {"service": {"nodePort": 30050}}},
             "nodePort goes with type NodePort or LoadBalancer, not ClusterIP",
         ),
+        (
+            {"target": {"settings": {"trace_endpoint": "http://c:4317"}}},
+            "target pool default sends to trace_endpoint=http://c:4317: say where the collector is",
+        ),
         ({"fullnameOverride": "1st"}, "set fullnameOverride"),
     ],
 )
@@ -270,6 +276,16 @@ def test_the_notes_get_the_certificates_that_their_command_needs():
     arguments = shlex.split(command)[2:]
     settings = parse(GenerateSettings, arguments, program="test", environment={})
     assert settings.tls_certificate is not None
+
+
+def test_the_notes_get_the_key_that_their_command_needs():
+    assert "--api-key-file" not in install().notes
+    notes = install({"orchestrator": {"keysSecret": "locks"}}).notes
+    assert "get secret locks " in notes
+    (command,) = (line for line in notes.splitlines() if "paceline generate" in line)
+    arguments = shlex.split(command)[2:]
+    settings = parse(GenerateSettings, arguments, program="test", environment={})
+    assert str(settings.api_key_file) == "own.key"
 
 
 def test_the_notes_name_the_namespaces_that_are_let_in_where_that_matters():

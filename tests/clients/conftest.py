@@ -12,6 +12,7 @@ from support.conformance.drivers import LANGUAGES, ROOT, Driver, Language
 from support.conformance.report import Matrix
 from support.conformance.stage import LiveStage, LoopThread, ScriptedStage, refusing_address
 from support.conformance.toolchains import missing
+from support.keys import SECRET, entry
 from support.system import System, simulated_model, simulated_system
 
 REPORT = ROOT / "build" / "clients.md"
@@ -117,6 +118,21 @@ def loop_thread():
 def words_system():
     """Simulated models of a readable vocabulary, a drafter and two targets."""
     with simulated_system().running() as system:
+        yield system
+
+
+@pytest.fixture(scope="session")
+def locked_system(words_system, tmp_path_factory):
+    """The same models behind an orchestrator that asks for a key."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys.write_text(entry())
+    locked = System(
+        drafters=words_system.drafters,
+        targets=words_system.targets,
+        orchestrator_flags=(f"--api-keys={keys}",),
+        key=SECRET,
+    )
+    with locked.running() as system:
         yield system
 
 

@@ -43,15 +43,17 @@ def invariant():
 
 
 async def decoded(client, prompt, sampling, strategy):
-    """A stream's tokens, and what their log probabilities are, to the last bit."""
-    tokens, logprobs = [], []
+    """A stream's tokens, their log probabilities, and what else was likely: to the last bit."""
+    tokens, logprobs, likeliest = [], [], []
+    told = {"logprobs": True, "top_logprobs": 5}
     generation = client.generate(
-        prompt, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=True, **sampling, **strategy
+        prompt, max_tokens=MAX_TOKENS, ignore_eos=True, **told, **sampling, **strategy
     )
     async for chunk in generation:
         tokens.extend(chunk.token_ids)
         logprobs.extend(chunk.logprobs)
-    return tokens, logprobs
+        likeliest.extend(chunk.top_logprobs)
+    return tokens, logprobs, likeliest
 
 
 def shared_calls(system) -> float:
@@ -71,7 +73,11 @@ async def test_strategies_and_loads_have_the_same_bits(invariant, prompts):
     cells = [(text, sampling) for text in texts for sampling in SAMPLINGS]
     async with AsyncClient(invariant.orchestrators[0].address) as client:
         plain = [await decoded(client, *cell, STRATEGIES[0]) for cell in cells]
-        assert all(len(logprobs) == MAX_TOKENS for _, logprobs in plain)
+        for tokens, logprobs, likeliest in plain:
+            assert len(logprobs) == len(likeliest) == MAX_TOKENS
+            for token, logprob, found in zip(tokens, logprobs, likeliest, strict=True):
+                among = {it.token_id: it.logprob for it in found}
+                assert among.get(token, logprob) == logprob
         for strategy in STRATEGIES[1:]:
             for cell, expected in zip(cells, plain, strict=True):
                 assert await decoded(client, *cell, strategy) == expected, strategy

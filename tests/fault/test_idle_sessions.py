@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline_orchestrator.calls import driver
+from paceline_orchestrator.calls import renewals
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
 from support.streams import PROMPT
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def _hasty(monkeypatch):
     """Renewals come soon: the clock of the leases moves only after them."""
-    monkeypatch.setattr(driver, "_RENEW_SECONDS", 0.02)
+    monkeypatch.setattr(renewals, "_RENEW_SECONDS", 0.02)
 
 
 def has_whole_leases(host, clock):

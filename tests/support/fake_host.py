@@ -26,6 +26,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    LikeliestTokens,
     ModelDescription,
     PrefixCall,
     SessionGrant,
@@ -219,6 +220,11 @@ class FakeHost:
             logprobs=self._logprobs(held, len(path) + 1) if options.logprobs else (),
             timing=_ONE_FORWARD,
             proposal=self._proposal([*held, next_token]) if proposes else Proposal(),
+            top_logprobs=tuple(
+                self._likeliest(held[:length], options.top_logprobs)
+                for length in range(len(prefix), len(held) + 1)
+                if options.top_logprobs
+            ),
         )
 
     async def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
@@ -236,7 +242,9 @@ class FakeHost:
             text.append(self._next(text))
             session.held = list(text)
             logprobs = self._logprobs(text[:-1], 1) if options.logprobs else ()
-            yield Decoded(len(text) - 1, (text[-1],), logprobs, _ONE_FORWARD)
+            likeliest = self._likeliest(text[:-1], options.top_logprobs)
+            told = (likeliest,) if likeliest else ()
+            yield Decoded(len(text) - 1, (text[-1],), logprobs, _ONE_FORWARD, told)
             if text[-1] in options.end_token_ids:
                 break
 
@@ -349,6 +357,12 @@ class FakeHost:
         text = [*held, self._next(held)]
         ends = range(len(text) - count + 1, len(text) + 1)
         return tuple(-1.0 - self._next(text[:end]) for end in ends)
+
+    def _likeliest(self, text: Sequence[int], count: int) -> LikeliestTokens:
+        """Return its next token and those after it by number, each less likely."""
+        size = self.description.vocabulary_size
+        first, (said,) = self._next(text), self._logprobs(text, 1)
+        return tuple(((first + rank) % size, said - rank) for rank in range(count))
 
     def _next(self, text: Sequence[int]) -> int:
         digest = hashlib.sha256(repr(list(text)).encode()).digest()

@@ -41,7 +41,14 @@ from paceline_protocol.drafted_tree import DraftedTree
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS
-from support.fake_text import EOS, VOCABULARY_SIZE, byte_tokenizer, logprob_of, next_token
+from support.fake_text import (
+    EOS,
+    VOCABULARY_SIZE,
+    byte_tokenizer,
+    likeliest_after,
+    logprob_of,
+    next_token,
+)
 from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
@@ -467,6 +474,13 @@ class _Sessions(session_service_pb2_grpc.SessionServiceServicer):
         return session_service_pb2.CloseSessionResponse()
 
 
+def _tell_likeliest(response, text, count):
+    told = likeliest_after(text, count)
+    response.top_logprobs.add(
+        token_ids=[token for token, _ in told], logprobs=[logprob for _, logprob in told]
+    )
+
+
 class _Target(target_service_pb2_grpc.TargetServiceServicer):
     def __init__(self, fake: FakeModelServer) -> None:
         self._fake = fake
@@ -511,6 +525,9 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
             said = [*decided, response.next_token_id]
             ends = range(len(prefix) + 1, len(said) + 1)
             response.logprobs.extend(logprob_of(said[:end]) for end in ends)
+        if request.top_logprobs:
+            for end in range(len(prefix), len(decided) + 1):
+                _tell_likeliest(response, decided[:end], request.top_logprobs)
         if fault == "wrong_answer":
             response.prefix_length += 1
             response.next_token_id = (response.next_token_id + 1) % EOS
@@ -537,6 +554,8 @@ class _Target(target_service_pb2_grpc.TargetServiceServicer):
                     )
                     if request.logprobs:
                         response.logprobs.append(logprob_of(text))
+                    if request.top_logprobs:
+                        _tell_likeliest(response, text[:-1], request.top_logprobs)
                     if not superseded.is_set():
                         session.tokens = list(text)
                     is_over = text[-1] in request.end_token_ids

@@ -85,7 +85,9 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
                 await asyncio.Event().wait()
             if count == leg.chunks and leg.error is not None:
                 return
-            yield pb.GenerateResponse(chunk=_chunk(PROMPT_LENGTH + index, leg))
+            chunk = _chunk(PROMPT_LENGTH + index, leg)
+            _tell_logprobs(chunk, request)
+            yield pb.GenerateResponse(chunk=chunk)
             if request.stream_timeline:
                 event = pb.TimelineEvent(kind=pb.TIMELINE_EVENT_KIND_DRAFTED, server="drafter-0")
                 yield pb.GenerateResponse(timeline_event=event)
@@ -162,6 +164,19 @@ def _chunk(position: int, leg: Leg) -> pb.GenerationChunk:
             pb.TOKEN_ORIGIN_TARGET if position in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
         ],
     )
+
+
+def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> None:
+    """Say what was asked: a token is likely by its number, and the next ones are ever less so."""
+    (token_id,) = chunk.token_ids
+    if request.logprobs:
+        chunk.logprobs.append(-token_id)
+    if request.top_logprobs:
+        ranks = range(1, request.top_logprobs + 1)
+        chunk.top_logprobs.add(
+            token_ids=[token_id + rank for rank in ranks],
+            logprobs=[-token_id - rank for rank in ranks],
+        )
 
 
 def _finished(total: int) -> pb.GenerationFinished:

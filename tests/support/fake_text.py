@@ -17,6 +17,7 @@ __all__ = [
     "VOCABULARY_SIZE",
     "byte_tokenizer",
     "continuation",
+    "likeliest_after",
     "logprob_of",
     "next_token",
 ]
@@ -36,6 +37,13 @@ def next_token(text: Sequence[int]) -> int:
 def logprob_of(text: Sequence[int]) -> float:
     """Return what a target says of a text's last token: another number for each text."""
     return -1.0 - zlib.crc32(struct.pack(f"<{len(text)}I", *text)) / 2**32
+
+
+def likeliest_after(text: Sequence[int], count: int) -> list[tuple[int, float]]:
+    """Return what a target holds likely after a text: others after each text."""
+    first = next_token(text)
+    said = logprob_of([*text, first])
+    return [((first + rank) % EOS, said - rank) for rank in range(count)]
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:

@@ -35,6 +35,7 @@ class System:
         orchestrator_count: How many.
         orchestrator_flags: More of their flags.
         relayed: Where orchestrators find a server instead of at its own address, by its name.
+        key: What clients show the orchestrators, if these ask for a key.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class System:
         orchestrator_count: int = 1,
         orchestrator_flags: tuple[str, ...] = (),
         relayed: Mapping[str, str] | None = None,
+        key: str | None = None,
     ) -> None:
+        self._token = (lambda: key) if key is not None else None
         self.drafters = drafters
         self.targets = targets
         flags = [f"--targets={_endpoints(targets, relayed or {})}", *orchestrator_flags]
@@ -75,7 +78,7 @@ class System:
             yield self
 
     def client(self, index: int = 0) -> Client:
-        return Client(self.orchestrators[index].address)
+        return Client(self.orchestrators[index].address, token=self._token)
 
     def wait_until_whole(self) -> None:
         """Wait until orchestrators use every server again: one that was late pauses for a while."""

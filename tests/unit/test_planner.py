@@ -92,6 +92,70 @@ def test_auto_takes_si_with_one_target_and_a_drafter_that_errs():
     assert refined(one).choose(one).strategy is Strategy.SPECULATIVE
 
 
+# A drafter of a third of the target's latency that is nearly always right.
+STARCODER = replace(
+    VICUNA, target_step_ns=21 * MS, drafter_step_ns=7 * MS, acceptance_rate=0.93, target_count=1
+)
+
+
+def test_with_one_target_auto_drafts_ahead_and_says_so():
+    one = replace(VICUNA, target_count=1)
+    plan = refined(one).choose(one)
+    assert (plan.strategy, plan.lookahead, plan.drafts_ahead) == (Strategy.SPECULATIVE, 4, True)
+    assert plan.note.startswith("SI with lookahead 4, drafting ahead: 19.2 ms per token")
+
+
+def test_drafting_ahead_is_expected_to_take_the_longer_of_forward_and_drafts():
+    plan = Planner().choose(STARCODER, Wish(strategy=Strategy.SPECULATIVE))
+    assert (plan.lookahead, plan.drafts_ahead) == (2, True)
+    # Three tokens are drafted in a forward; a rejection costs two drafts and a forward.
+    rate = 0.93**3
+    expected = (21 * rate + 35 * (1 - rate)) / (1 + 0.93 + 0.93**2)
+    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
+
+
+def test_a_verdict_that_is_there_before_the_draft_is_waited_for_and_so_is_the_call():
+    far = replace(STARCODER, target_step_ns=50 * MS, call_ns=2 * MS)
+    plan = Planner().choose(far, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
+    rate = 0.93**3
+    expected = (52 * rate + 68 * (1 - rate)) / (1 + 0.93 + 0.93**2)
+    assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize("drafter_ms", [1, 10, 21, 60])
+def test_drafting_ahead_is_never_expected_to_be_slower(lookahead, rate, drafter_ms):
+    node = replace(STARCODER, drafter_step_ns=drafter_ms * MS, acceptance_rate=rate, call_ns=MS)
+    wish = Wish(strategy=Strategy.SPECULATIVE, lookahead=lookahead)
+    ahead = Planner().choose(node, wish)
+    resting = Planner().choose(node, replace(wish, may_draft_ahead=False))
+    assert (ahead.drafts_ahead, resting.drafts_ahead) == (True, False)
+    assert ahead.token_ns <= resting.token_ns
+    assert (ahead.token_ns < resting.token_ns) == (rate > 0 and drafter_ms <= 21)
+
+
+def test_who_asks_for_blocks_gets_the_papers_si():
+    asked = Wish(strategy=Strategy.SPECULATIVE, may_draft_ahead=False)
+    plan = Planner().choose(STARCODER, asked)
+    assert (plan.strategy, plan.lookahead, plan.drafts_ahead) == (Strategy.SPECULATIVE, 6, False)
+    assert "drafting ahead" not in plan.note
+
+
+def test_trees_are_simulated_with_a_drafter_that_does_as_the_plan_says(monkeypatch):
+    cases = []
+    free = RowPrices(((1, 1.0), (16, 1.0)))
+    known = {"tree_tokens": 64, "tree_depth": 64, "target_prices": free, "drafter_prices": free}
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
+    monkeypatch.setattr(widths, "best_trees", lambda case: cases.append(case) or Trees(CHAIN, 1.0))
+    for may_draft_ahead in (True, False):
+        planner = Planner()
+        one = replace(VICUNA, target_count=1, **known)
+        planner.choose(one, Wish(may_draft_ahead=may_draft_ahead))
+        planner.refine()
+    assert [case.drafts_ahead for case in cases] == [True, False]
+
+
 @pytest.mark.parametrize("target_count", [1, 7])
 @pytest.mark.parametrize(("drafter_step_ns", "rate"), [(36 * MS, 0.1), (60 * MS, 0.9)])
 def test_auto_decodes_plainly_where_drafting_cannot_pay(drafter_step_ns, rate, target_count):
@@ -138,7 +202,8 @@ def test_no_more_targets_are_used_than_there_are():
 
 
 def test_the_closed_form_of_si_is_the_papers():
-    plan = Planner().choose(VICUNA, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
+    wish = Wish(strategy=Strategy.SPECULATIVE, lookahead=2, may_draft_ahead=False)
+    plan = Planner().choose(VICUNA, wish)
     expected = (2 * 2.5 + 37.7) / (1 + 0.63 + 0.63**2)
     assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
 
@@ -165,12 +230,13 @@ def test_the_prompt_is_broadcast_where_that_simulates_better():
         drafter_step_ns=34_600_000,
         acceptance_rate=0.93,
     )
+    dsi = Wish(strategy=Strategy.DISTRIBUTED)
     planner = refined(slow_drafter)
-    planner.choose(slow_drafter)  # with the lookahead that simulated best
+    planner.choose(slow_drafter, dsi)  # with the lookahead that simulated best
     planner.refine()
-    assert planner.choose(slow_drafter).broadcast_prefill
+    assert planner.choose(slow_drafter, dsi).broadcast_prefill
     short = replace(slow_drafter, target_first_ns=52_400_000)
-    assert not planner.choose(short).broadcast_prefill
+    assert not planner.choose(short, dsi).broadcast_prefill
     plain = Wish(strategy=Strategy.AUTOREGRESSIVE)
     assert not planner.choose(slow_drafter, plain).broadcast_prefill
     assert not refined(VICUNA).choose(VICUNA).broadcast_prefill
@@ -285,7 +351,8 @@ def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_ke
 
 def test_a_call_costs_si_a_way_to_the_drafter_and_one_to_the_target():
     far = replace(VICUNA, call_ns=3 * MS)
-    plan = Planner().choose(far, Wish(strategy=Strategy.SPECULATIVE, lookahead=2))
+    wish = Wish(strategy=Strategy.SPECULATIVE, lookahead=2, may_draft_ahead=False)
+    plan = Planner().choose(far, wish)
     expected = (3 + 2 * 2.5 + 37.7 + 3) / (1 + 0.63 + 0.63**2)
     assert plan.token_ns == pytest.approx(expected * MS, rel=1e-6)
 
@@ -345,3 +412,25 @@ def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
     assert "DSI from lookahead 2 on, at 1.5 ms of CPU for a verification" in plan.note
     asked = planner.choose(costly, Wish(strategy=Strategy.DISTRIBUTED, lookahead=1))
     assert asked.lookahead == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "ride"),
+    [
+        (Strategy.DISTRIBUTED, {}, True),
+        (Strategy.SPECULATIVE, {}, False),
+        (Strategy.DISTRIBUTED, {"guess_count": 0.0}, False),
+        # Nothing is known of rows; they have a price; others' rows share the forward.
+        (Strategy.DISTRIBUTED, {"target_prices": RowPrices()}, False),
+        (Strategy.DISTRIBUTED, {"target_prices": RowPrices(((1, 1.0), (16, 1.2)))}, False),
+        (Strategy.DISTRIBUTED, {"request_count": 70}, False),
+        # A block of 3 takes longer than a forward.
+        (Strategy.DISTRIBUTED, {"drafter_step_ns": 13 * MS}, False),
+        (Strategy.DISTRIBUTED, {"drafter_step_ns": 12 * MS}, True),
+    ],
+)
+def test_targets_own_guesses_ride_along_where_that_can_only_gain(strategy, change, ride):
+    free = RowPrices(((1, 1.0), (32, 1.02), (64, 1.5)))
+    known = replace(VICUNA, guess_count=16.0, guesses_accepted=1.0, target_prices=free)
+    plan = Planner().choose(replace(known, **change), Wish(strategy=strategy, lookahead=3))
+    assert plan.own_guesses == ride

@@ -58,6 +58,15 @@ def test_a_request_counts_on_its_part_of_the_targets(targets, requests, part):
     assert plan.target_count == part
 
 
+@pytest.mark.parametrize(
+    ("requests", "drafters", "ahead"), [(1, 1, True), (4, 1, False), (4, 4, True)]
+)
+def test_a_drafter_works_ahead_only_where_nobody_else_has_work_for_it(requests, drafters, ahead):
+    plan = plan_with(requests, drafting=1, node=replace(NODE, drafter_count=drafters), strategy=SI)
+    assert plan.drafts_ahead is ahead
+    assert not plan_with(requests, drafting=2, strategy=SI).drafts_ahead
+
+
 def test_with_a_target_for_each_request_dsi_has_retreated_to_si():
     plan = plan_with(4)
     assert (plan.strategy, plan.target_count) == (SI, 1)

@@ -153,6 +153,8 @@ def _service_way(
     After each text the servers' processes are given time for what is withdrawn and still runs.
     """
     options: GenerateOptions = {"strategy": _STRATEGIES[method], "ignore_eos": True}
+    if method is Method.SPECULATIVE:
+        options["dispatch"] = "blocks"  # drafter and target take turns, as the library's do
     if method is Method.LOOKUP:
         options["drafter"] = DrafterKind.MAX_GRAM
     if lookahead is not None:

@@ -30,7 +30,9 @@ from paceline_bench.protocol_runs import (
     totals,
 )
 from paceline_bench.recurrences import (
+    ahead_time,
     distributed_time,
+    expected_ahead_time,
     expected_distributed_times,
     expected_speculative_forwards,
     run_lengths,
@@ -42,7 +44,7 @@ from paceline_orchestrator.planning.estimates import (
     needed_target_count,
     smallest_lookahead,
 )
-from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class Forecast:
         times_ns: Of each generation, without its luck; those of equal place have equal draws.
         tokens_per_forward: Tokens for each target forward that was answered.
         shape: How wide drafts are.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -77,11 +80,17 @@ class Forecast:
     times_ns: tuple[float, ...]
     tokens_per_forward: float
     shape: Shape = CHAIN
+    drafts_ahead: bool = False
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return label_of(self.strategy, drafts_ahead=self.drafts_ahead)
 
     @property
     def gpu_count(self) -> int:
         """Devices it needs: one for each server, or one for all of them where they take turns."""
-        return self.target_count + METHODS[self.strategy].overlaps
+        return self.target_count + (self.drafts_ahead or METHODS[self.strategy].overlaps)
 
     @property
     def mean_ns(self) -> float:
@@ -113,6 +122,7 @@ class ForecastJob:
         shape: How wide drafts are.
         shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
         guesses: What a target guesses by itself, or None.
+        drafts_ahead: See Forecast.
     """
 
     node: SimulatedNode
@@ -123,6 +133,7 @@ class ForecastJob:
     shape: Shape = CHAIN
     shares: tuple[float, ...] = ()
     guesses: OwnGuesses | None = None
+    drafts_ahead: bool = False
 
 
 def forecast_jobs(
@@ -136,7 +147,8 @@ def forecast_jobs(
 ) -> list[ForecastJob]:
     """List what is worth a forecast: every method that such a node has what it needs for.
 
-    Those that overlap come on 1, 2, ... targets.
+    Those that overlap come on 1, 2, ... targets. SI comes twice, if the drafter has a device of its
+    own: resting while the target verifies, and drafting ahead.
 
     With a shape of trees all methods that draft come once more, with these; and with guesses of its
     own a target that drafts for itself.
@@ -148,10 +160,12 @@ def forecast_jobs(
     most = min(node.target_count, useful)
     counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
     chains = [
-        ForecastJob(node, strategy, count, token_count, repeats)
+        ForecastJob(node, strategy, count, token_count, repeats, drafts_ahead=drafts_ahead)
         for strategy, method in METHODS.items()
         if not method.self_drafts
         for count in (counts if method.overlaps else (1,))
+        for drafts_ahead in (False, True)
+        if not drafts_ahead or (strategy is Strategy.SPECULATIVE and node.target_count)
     ]
     alone = [
         ForecastJob(node, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
@@ -177,7 +191,10 @@ def forecast(job: ForecastJob) -> Forecast:
     found = _simulate(job, lookahead=lookahead)
     pairs = zip(found.times_ns, _luck_ns(job, lookahead), strict=True)
     times = tuple(time - luck for time, luck in pairs)
-    return Forecast(job.strategy, job.target_count, lookahead, times, found.tokens_per_forward)
+    tokens, shape = found.tokens_per_forward, job.shape
+    return Forecast(
+        job.strategy, job.target_count, lookahead, times, tokens, shape, job.drafts_ahead
+    )
 
 
 def _tree_forecast(job: ForecastJob) -> Forecast:
@@ -193,7 +210,9 @@ def _tree_forecast(job: ForecastJob) -> Forecast:
     pairs = zip(found.times_ns, _luck_ns(chain_job, best), strict=True)
     own = tuple(time - part * luck for time, luck in pairs)
     tokens = found.tokens_per_forward
-    return Forecast(job.strategy, job.target_count, lookahead, own, tokens, job.shape)
+    return Forecast(
+        job.strategy, job.target_count, lookahead, own, tokens, job.shape, job.drafts_ahead
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +232,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
         keep_prefill=target.first > target.step,
         shape=job.shape,
         guesses=job.guesses,
+        drafts_ahead=job.drafts_ahead,
     )
     both = [setup]
     if job.target_count > 1 and target.first > target.step:
@@ -229,7 +249,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
 
 
 def _best_lookahead(job: ForecastJob) -> int:
-    expectation = _EXPECTATIONS.get(job.strategy)
+    expectation = _EXPECTATIONS.get((job.strategy, job.drafts_ahead))
     if expectation is None:
         return min(
             LOOKAHEADS, key=lambda each: statistics.mean(_simulate(job, lookahead=each).times_ns)
@@ -248,7 +268,7 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
     """
     node, tokens = job.node, job.token_count
-    expectation = _EXPECTATIONS.get(job.strategy)
+    expectation = _EXPECTATIONS.get((job.strategy, job.drafts_ahead))
     if expectation is None or tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
         return [0.0] * job.repeats
     draws = [
@@ -307,6 +327,34 @@ class _Speculative:
         ]
 
 
+class _Ahead(_Speculative):
+    """SI that drafts ahead; a drafter slower than the target never gets there."""
+
+    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
+        if job.node.drafter.step > job.node.target.step:
+            return super().mean_ns(job, lookahead)
+        return expected_ahead_time(
+            job.node.acceptance_rate,
+            lookahead=lookahead,
+            max_tokens=job.token_count,
+            target_step=_round_ns(job.node, lookahead),
+            drafter_step=float(job.node.drafter.step),
+        )
+
+    def times_ns(
+        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
+    ) -> Sequence[float]:
+        return [
+            ahead_time(
+                runs,
+                lookahead=lookahead,
+                target_step=_round_ns(job.node, lookahead),
+                drafter_step=int(job.node.drafter.step),
+            )
+            for runs in draws
+        ]
+
+
 class _Distributed:
     choice_tokens = 64
 
@@ -345,9 +393,10 @@ class _Distributed:
 
 
 # A method without one is simulated with every lookahead, and its forecast has the draws' luck.
-_EXPECTATIONS: dict[Strategy, _Expectation] = {
-    Strategy.SPECULATIVE: _Speculative(),
-    Strategy.DISTRIBUTED: _Distributed(),
+_EXPECTATIONS: dict[tuple[Strategy, bool], _Expectation] = {
+    (Strategy.SPECULATIVE, False): _Speculative(),
+    (Strategy.SPECULATIVE, True): _Ahead(),
+    (Strategy.DISTRIBUTED, False): _Distributed(),
 }
 
 

@@ -25,9 +25,10 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
     """Draw a line for each method, over the number of targets where it can use several."""
     figure = new_figure(width=7.5, height=4.5)
     axes = figure.subplots()
-    for (strategy, _), own in groupby(rows, key=lambda row: (row.strategy, row.shape)):
-        if METHODS[strategy].overlaps:
-            _draw_over_targets(axes, list(own))
+    for _, group in groupby(rows, key=lambda row: (row.label, row.shape)):
+        own = list(group)
+        if METHODS[own[0].strategy].overlaps:
+            _draw_over_targets(axes, own)
         else:
             _draw_level(axes, *own)
     axes.set_title(title, fontsize="medium")
@@ -41,7 +42,7 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
 
 def _draw_level(axes: Axes, row: Forecast) -> None:
     name = METHODS[row.strategy].label
-    words = name + _tree_words(row)
+    words = row.label + _tree_words(row)
     label = f"{words}, lookahead {row.lookahead}" if row.lookahead else words
     axes.axhline(row.mean_ns / 1e6, color=COLOURS.get(name), label=label, linestyle=_line(row))
 
@@ -64,6 +65,8 @@ def _draw_over_targets(axes: Axes, rows: Sequence[Forecast]) -> None:
 
 
 def _line(row: Forecast) -> str:
+    if row.drafts_ahead:
+        return "-." if row.shape.width > 1 else ":"
     return "--" if row.shape.width > 1 else "-"
 
 

@@ -65,7 +65,7 @@ def json_rows(rows: Sequence[Forecast]) -> list[Row]:
     """Return a row for each forecast; times in ms."""
     return [
         {
-            "strategy": METHODS[row.strategy].label,
+            "strategy": row.label,
             "gpu_count": row.gpu_count,
             "target_count": row.target_count,
             "lookahead": row.lookahead,
@@ -103,7 +103,7 @@ def plan(results: Results) -> str:
 def _name(row: Forecast) -> str:
     method = METHODS[row.strategy]
     targets = f" on {counted(row.target_count, 'target')}" if method.overlaps else ""
-    return method.label + targets + (f", width {row.shape.width}" if row.shape.width > 1 else "")
+    return row.label + targets + (f", width {row.shape.width}" if row.shape.width > 1 else "")
 
 
 def _description(row: Forecast) -> str:
@@ -143,7 +143,7 @@ def _marginal_gain(rows: Sequence[Forecast], index: int) -> tuple[float, float] 
     It is the part of that row's time by which this one is shorter, over the added targets.
     """
     row, above = rows[index], rows[index - 1]
-    if index == 0 or (above.strategy, above.shape) != (row.strategy, row.shape):
+    if index == 0 or (above.label, above.shape) != (row.label, row.shape):
         return None
     gain, error = row.gain_over(above)
     added = row.target_count - above.target_count

@@ -176,6 +176,12 @@ def _cases(
         for tree in trees_of(loaded.card, plan):
             like = replace(loaded, card=replace(loaded.card, tree=tree.paths))
             for threshold in plan.thresholds:
-                drafter = SelfDrafter(like, backend.model, takes_trees=True, prune_below=threshold)
+                drafter = SelfDrafter(
+                    like,
+                    backend.model,
+                    takes_trees=True,
+                    prune_below=threshold,
+                    goes_along=True,
+                )
                 if drafter.prunes or not threshold:
                     yield Case(name, tree, threshold, drafter)

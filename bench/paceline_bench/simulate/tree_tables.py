@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_bench.report import table, times
-from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.methods import METHODS, Strategy, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["gains_table", "grid_findings", "self_finding"]
 
 _SELF = METHODS[Strategy.SELF_SPECULATIVE].label
+_DSI = METHODS[Strategy.DISTRIBUTED].label
+_AHEAD = label_of(Strategy.SPECULATIVE, drafts_ahead=True)
 _NOISE = 2.0  # standard errors
 _SLOWER = 1.01
 
@@ -46,6 +48,10 @@ def gains_table(gains: Iterable[Gain], *, per_gpu: bool) -> str:
 
 def grid_findings(gains: Sequence[Gain]) -> Iterator[str]:
     """Say of each method, number of targets and shape where trees gain the most, and lose."""
+    chains = [gain for gain in gains if gain.strategy == _AHEAD and gain.width == 1]
+    if chains:
+        best = max(chains, key=lambda gain: gain.over_si)
+        yield f"{_AHEAD}: up to {times(best.over_si)} of SI ({best.name})"
     ways = dict.fromkeys(_way(gain) for gain in gains if gain.width > 1)
     for way in ways:
         own = [gain for gain in gains if _way(gain) == way]
@@ -85,7 +91,7 @@ def self_finding(gains: Sequence[Gain]) -> str:
 
 
 def _way(gain: Gain) -> str:
-    targets = f", {gain.target_count} targets" if gain.gpu_count > 1 else ""
+    targets = f", {gain.target_count} targets" if gain.strategy == _DSI else ""
     shape = f", width {gain.width}, {gain.branches} branches" if gain.width > 1 else ""
     return f"{gain.strategy}{targets}{shape}"
 

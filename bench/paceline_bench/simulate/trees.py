@@ -1,4 +1,4 @@
-"""What trees are worth: SI and DSI with and without them, on the virtual clock.
+"""What trees are worth, and drafting ahead: SI and DSI with and without, on the virtual clock.
 
 What is charged: forwards, of whatever they work on the same, and if asked for each further row of
 one; the prompt is a forward like any other, and nothing else takes time. All ways to decode meet
@@ -17,12 +17,13 @@ import numpy as np
 from paceline_bench.node import SimulatedNode
 from paceline_bench.protocol_runs import Batch, Setup, mean_and_error, totals
 from paceline_bench.recurrences import (
+    expected_ahead_time,
     expected_distributed_times,
     expected_speculative_forwards,
     scheduled_stretches,
 )
 from paceline_orchestrator.planning.estimates import LOOKAHEADS, smallest_lookahead
-from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.ranks import hit_rates
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.tree_shapes import CHAIN, Shape, speculative_speed
@@ -70,7 +71,7 @@ class Gain:
         name: The node's.
         drafter: The drafter's latency over the target's.
         acceptance_rate: The drafter's.
-        strategy: The method's label.
+        strategy: The method's label; with "ahead" if its drafter never rests.
         target_count: Targets it had.
         gpu_count: Devices in use.
         width: See Shape; 1 is the method without trees.
@@ -79,7 +80,7 @@ class Gain:
         tokens_per_forward: Tokens for each target forward that was answered.
         time: Of a generation, in target forwards: the mean.
         over_plain: How many times as fast as plain decoding.
-        over_si: As SI without trees, at its best lookahead.
+        over_si: As SI without trees that rests while it verifies, at its best lookahead.
         over_si_error: The standard error of that.
         over_chain: As the same method without trees.
         over_chain_error: The standard error of that.
@@ -171,12 +172,17 @@ def grid_jobs(job: TreeJob, *, drafters: Sequence[float], rates: Sequence[float]
 
 def compare_trees(job: TreeJob) -> list[Gain]:
     """Simulate SI and DSI, each as a chain and with every shape, and own guesses: seconds."""
-    si = _timed(job, Strategy.SPECULATIVE)
-    chains = {Strategy.SPECULATIVE: si, Strategy.DISTRIBUTED: _timed(job, Strategy.DISTRIBUTED)}
+    variants = (
+        (Strategy.SPECULATIVE, False),
+        (Strategy.SPECULATIVE, True),
+        (Strategy.DISTRIBUTED, False),
+    )
+    chains = {variant: _timed(job, *variant) for variant in variants}
+    si = chains[Strategy.SPECULATIVE, False]
     return [
         _gain(job, timed, si=si, chain=chain)
-        for strategy, chain in chains.items()
-        for timed in (chain, *(_timed(job, strategy, shape) for shape in job.shapes))
+        for variant, chain in chains.items()
+        for timed in (chain, *(_timed(job, *variant, shape) for shape in job.shapes))
     ] + _self_gains(job, si=si)
 
 
@@ -197,9 +203,9 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
         writer.writerows(asdict(each) for each in gains)
 
 
-def _timed(job: TreeJob, strategy: Strategy, shape: Shape = CHAIN) -> _Timed:
+def _timed(job: TreeJob, strategy: Strategy, drafts_ahead: bool, shape: Shape = CHAIN) -> _Timed:
     """Simulate a method with each lookahead that may be the best, and return the best."""
-    candidates = _LOOKAHEADS[strategy](job, shape)
+    candidates = _LOOKAHEADS[strategy, drafts_ahead](job, shape)
     overlaps = METHODS[strategy].overlaps
     setups = [
         Setup(
@@ -209,6 +215,7 @@ def _timed(job: TreeJob, strategy: Strategy, shape: Shape = CHAIN) -> _Timed:
             lookahead=lookahead,
             target_count=job.node.target_count if overlaps else 1,
             shape=shape,
+            drafts_ahead=drafts_ahead,
         )
         for lookahead in sorted(candidates)
     ]
@@ -243,6 +250,25 @@ def _expected_si(job: TreeJob, lookahead: int) -> float:
     return float(drafts * float(job.node.drafter.step) + rounds * float(round_time))
 
 
+def _ahead_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
+    """Return the best of a chain by the exact expectation; of a tree those of `SI`, too."""
+    best = {min(_SI_LOOKAHEADS, key=lambda lookahead: _expected_ahead(job, lookahead))}
+    return best | _speculative_lookaheads(job, shape) if shape.width > 1 else best
+
+
+def _expected_ahead(job: TreeJob, lookahead: int) -> float:
+    target, drafter = job.node.target, job.node.drafter
+    if drafter.step > target.step:
+        return _expected_si(job, lookahead)
+    return expected_ahead_time(
+        job.node.acceptance_rate,
+        lookahead=lookahead,
+        max_tokens=job.token_count,
+        target_step=float(target.step + lookahead * target.row),
+        drafter_step=float(drafter.step),
+    )
+
+
 def _distributed_lookaheads(job: TreeJob, shape: Shape) -> set[int]:
     """Return 1, and the best of a chain by the exact expectation with free rows."""
     del shape
@@ -267,14 +293,14 @@ def _expected_dsi(job: TreeJob, lookahead: int) -> float:
 
 
 _LOOKAHEADS = {
-    Strategy.SPECULATIVE: _speculative_lookaheads,
-    Strategy.DISTRIBUTED: _distributed_lookaheads,
+    (Strategy.SPECULATIVE, False): _speculative_lookaheads,
+    (Strategy.SPECULATIVE, True): _ahead_lookaheads,
+    (Strategy.DISTRIBUTED, False): _distributed_lookaheads,
 }
 
 
 def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
     setup, step = timed.setup, float(job.node.target.step)
-    gpu_count = setup.target_count + METHODS[setup.strategy].overlaps
     over_si, over_si_error = timed.over(si)
     over_chain, over_chain_error = timed.over(chain)
     over_plain = job.token_count * step / timed.mean
@@ -282,9 +308,9 @@ def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
         name=job.name,
         drafter=float(job.node.drafter.step) / step,
         acceptance_rate=job.node.acceptance_rate,
-        strategy=METHODS[setup.strategy].label,
+        strategy=label_of(setup.strategy, drafts_ahead=setup.drafts_ahead),
         target_count=setup.target_count,
-        gpu_count=gpu_count,
+        gpu_count=setup.gpu_count,
         width=setup.shape.width,
         branches=setup.shape.branches,
         lookahead=setup.lookahead,
@@ -295,5 +321,5 @@ def _gain(job: TreeJob, timed: _Timed, *, si: _Timed, chain: _Timed) -> Gain:
         over_si_error=over_si_error,
         over_chain=over_chain,
         over_chain_error=over_chain_error,
-        per_gpu=over_plain / gpu_count,
+        per_gpu=over_plain / setup.gpu_count,
     )

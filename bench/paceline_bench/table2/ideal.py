@@ -56,6 +56,7 @@ class Plan:
         broadcast_prefill: Whether all of them got the prompt at the start.
         width: How many tokens were drafted at a place.
         branches: How many tokens beside the chain's a drafter's forward followed.
+        drafts_ahead: Whether SI's drafter went on while the target verified.
     """
 
     strategy: Strategy
@@ -64,6 +65,7 @@ class Plan:
     broadcast_prefill: bool = False
     width: int = 1
     branches: int = 0
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def ideal_schedule(
         keep_prefill=node.target.first > node.target.step,
         width=plan.width,
         branches=plan.branches,
+        drafts_ahead=plan.drafts_ahead,
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),

@@ -61,12 +61,13 @@ class RowRuns:
     by_way: dict[Way, list[Run]] = field(default_factory=dict)
     traces: dict[Way, list[tuple[Run, Trace]]] = field(default_factory=dict)
 
-    def best(self, strategy: Strategy, *, shape: Shape = CHAIN) -> Way:
+    def best(self, strategy: Strategy, *, shape: Shape = CHAIN, drafts_ahead: bool = False) -> Way:
         """Return a strategy's fastest way: the median over the prompts, in units of non-SI's time.
 
         A prompt that takes long, or a run that was disturbed, so counts no more than another.
         """
-        own = (way for way in self.by_way if (way.strategy, way.shape) == (strategy, shape))
+        kind = strategy, shape, drafts_ahead
+        own = (way for way in self.by_way if (way.strategy, way.shape, way.drafts_ahead) == kind)
         return min(own, key=lambda way: statistics.median(self._over_plain(way)))
 
     def is_identical(self, way: Way) -> bool:
@@ -153,7 +154,8 @@ class RowResult:
         planned: DSI as the planner chose.
         distributed: DSI at its best lookahead, the planner's included.
         swept: Every lookahead that was tried, of SI and DSI.
-        trees: SI and DSI with trees, each at its best lookahead; none if that was not asked for.
+        beyond: What the paper has not, each at its best lookahead: SI and DSI with trees, and SI
+            that drafts ahead; none if that was not asked for.
     """
 
     row: PaperRow
@@ -163,7 +165,7 @@ class RowResult:
     planned: Measured
     distributed: Measured
     swept: tuple[Measured, ...]
-    trees: tuple[Measured, ...] = ()
+    beyond: tuple[Measured, ...] = ()
 
     def __str__(self) -> str:
         times = (
@@ -194,13 +196,26 @@ class RowResult:
 
 
 def ways(
-    si_lookaheads: Iterable[int], dsi_lookaheads: Iterable[int], *, shape: Shape = CHAIN
+    si_lookaheads: Iterable[int],
+    dsi_lookaheads: Iterable[int],
+    *,
+    shape: Shape = CHAIN,
+    ahead: bool = False,
 ) -> list[Way]:
-    """List what is measured on a row, in the order of a repeat; SI and DSI with trees come last."""
+    """List what is measured on a row, in the order of a repeat; what the paper has not comes last.
+
+    Args:
+        si_lookaheads: Of SI, however it drafts.
+        dsi_lookaheads: Of DSI, besides the planner's.
+        shape: Of the trees with which SI and DSI come once more; a chain: they do not.
+        ahead: Whether SI comes once more drafting ahead, with trees, too.
+    """
     si = [Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads]
     dsi = [Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads]
-    trees = [replace(way, shape=shape) for way in (*si, *dsi)] if shape.width > 1 else []
-    return [PLAIN, *si, PLANNED, *dsi, *trees]
+    ahead_of_si = [replace(way, drafts_ahead=True) for way in si] if ahead else []
+    drafting = (*si, *ahead_of_si, *dsi)
+    trees = [replace(way, shape=shape) for way in drafting] if shape.width > 1 else []
+    return [PLAIN, *si, PLANNED, *dsi, *ahead_of_si, *trees]
 
 
 def sleeps_ns(node: SimulatedNode) -> set[int]:
@@ -231,7 +246,11 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
     """
     measured = _Evaluation(row.node, runs, echoes).measured
     by_way = {way: measured(way) for way in runs.by_way}
-    shapes = {way.shape for way in by_way} - {CHAIN}
+    kinds = dict.fromkeys(
+        (way.strategy, way.shape, way.drafts_ahead)
+        for way in by_way
+        if way.drafts_ahead or way.shape != CHAIN
+    )
     return RowResult(
         row=row,
         echoes=echoes,
@@ -240,10 +259,9 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
         planned=by_way[PLANNED],
         distributed=by_way[runs.best(Strategy.DISTRIBUTED)],
         swept=tuple(each for way, each in by_way.items() if way.lookahead is not None),
-        trees=tuple(
-            by_way[runs.best(strategy, shape=shape)]
-            for shape in shapes
-            for strategy in (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
+        beyond=tuple(
+            by_way[runs.best(strategy, shape=shape, drafts_ahead=drafts_ahead)]
+            for strategy, shape, drafts_ahead in kinds
         ),
     )
 

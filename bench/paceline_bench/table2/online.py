@@ -51,16 +51,18 @@ class Way:
         strategy: The method.
         lookahead: None if the planner chooses.
         shape: How wide drafts are.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies. The paper's SI rests.
     """
 
     strategy: Strategy
     lookahead: int | None = None
     shape: Shape = CHAIN
+    drafts_ahead: bool = False
 
     @property
     def strategy_name(self) -> str:
-        """What the paper calls it."""
-        return self.strategy.abbreviation
+        """What the paper calls it; "SI ahead" is not in it."""
+        return self.strategy.abbreviation + (" ahead" if self.drafts_ahead else "")
 
     def __str__(self) -> str:
         trees = f", width {self.shape.width}" if self.shape.width > 1 else ""
@@ -167,6 +169,8 @@ class OnlineSystem:
         )
         if way.lookahead is not None:
             options["lookahead"] = way.lookahead
+        if way.strategy is Strategy.SPECULATIVE and not way.drafts_ahead:
+            options["dispatch"] = "blocks"
         if way.shape.width > 1:
             options["width"], options["branches"] = way.shape.width, way.shape.branches
         generation = self._client.generate(prompt, **options)
@@ -196,6 +200,7 @@ class OnlineSystem:
             broadcast_prefill=self._broadcasts.get(way, False),
             width=started.width,
             branches=started.branches,
+            drafts_ahead=way.drafts_ahead,
         )
 
     def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:

@@ -22,7 +22,8 @@ def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     return {
         "rows": [line for result in results for line in _rows(result)],
         "sweeps": [_json(result, each) for result in results for each in result.swept],
-        "trees": [_tree_json(result, each) for result in results for each in result.trees],
+        "trees": _beyond(results, drafts_ahead=False),
+        "ahead": _beyond(results, drafts_ahead=True),
         "echoes": [
             {"name": result.row.name, **asdict(echo)}
             for result in results
@@ -52,8 +53,17 @@ def _rows(result: RowResult) -> list[Row]:
     return [plain, speculative, planned, best]
 
 
-def _tree_json(result: RowResult, each: Measured) -> Row:
-    """Describe a way with trees beside SI and its own method with chains, at their best."""
+def _beyond(results: Sequence[RowResult], *, drafts_ahead: bool) -> list[Row]:
+    return [
+        _beyond_json(result, each)
+        for result in results
+        for each in result.beyond
+        if each.way.drafts_ahead is drafts_ahead
+    ]
+
+
+def _beyond_json(result: RowResult, each: Measured) -> Row:
+    """Describe a way beside SI, and its own method as in the paper, at their best lookaheads."""
     is_si = each.way.strategy is result.speculative.way.strategy
     chain = result.speculative if is_si else result.distributed
     described = _json(result, each)

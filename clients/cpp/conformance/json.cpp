@@ -27,6 +27,16 @@ std::string name(Enum value) {
   return word;
 }
 
+Json told(const std::vector<paceline::ModelForwards>& models) {
+  Json list = Json::array();
+  for (const auto& it : models) {
+    list.push_back({{"model_name", it.model_name},
+                    {"forward_count", it.forward_count},
+                    {"forward_ns", it.forward_ns}});
+  }
+  return list;
+}
+
 Json told(const paceline::Statistics& it) {
   return {{"target_forward_count", it.target_forward_count},
           {"drafter_forward_count", it.drafter_forward_count},
@@ -46,7 +56,8 @@ Json told(const paceline::Statistics& it) {
           {"branch_token_count", it.branch_token_count},
           {"branch_accepted_count", it.branch_accepted_count},
           {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
-          {"max_gram_accepted_token_count", it.max_gram_accepted_token_count}};
+          {"max_gram_accepted_token_count", it.max_gram_accepted_token_count},
+          {"drafter_models", told(it.drafter_models)}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.
@@ -130,6 +141,7 @@ std::map<std::string, Setter> setters() {
       PACELINE_OPTION(dispatch),
       PACELINE_OPTION(ignore_eos),
       PACELINE_OPTION(logprobs),
+      PACELINE_OPTION(top_logprobs),
       PACELINE_OPTION(add_special_tokens),
       PACELINE_OPTION(parse_special_tokens),
       PACELINE_OPTION(include_timeline),
@@ -200,12 +212,21 @@ paceline::Seconds seconds(const Json& value) {
 }  // namespace
 
 Json told(const paceline::Chunk& chunk) {
+  Json places = Json::array();
+  for (const auto& likeliest : chunk.top_logprobs) {
+    Json place = Json::array();
+    for (const auto& it : likeliest) {
+      place.push_back({{"token_id", it.token_id}, {"logprob", it.logprob}});
+    }
+    places.push_back(place);
+  }
   Json origins = Json::array();
   for (const auto origin : chunk.origins) origins.push_back(name(origin));
   return {{"position", chunk.position},
           {"token_ids", chunk.token_ids},
           {"text", chunk.text},
           {"logprobs", chunk.logprobs},
+          {"top_logprobs", places},
           {"origins", origins}};
 }
 

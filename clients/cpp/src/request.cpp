@@ -115,6 +115,9 @@ v1::GenerateRequest build_request(const Prompt& prompt, const GenerateOptions& o
   set_length(options, request);
   set_decoding(options, request);
   request.set_logprobs(options.logprobs);
+  if (options.top_logprobs) {
+    request.set_top_logprobs(count("top_logprobs", *options.top_logprobs));
+  }
   request.set_include_timeline(options.include_timeline);
   request.set_stream_timeline(options.stream_timeline);
   return request;

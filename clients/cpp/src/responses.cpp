@@ -42,6 +42,14 @@ std::string word_or_number(const google::protobuf::EnumDescriptor& names, int nu
 // Times are unsigned on the wire; 2^63 ns are 292 years.
 std::int64_t nanoseconds(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
+std::vector<TokenLogprob> read_likeliest(const v1::LikeliestTokens& message) {
+  std::vector<TokenLogprob> likeliest;
+  for (int rank = 0; rank < std::min(message.token_ids_size(), message.logprobs_size()); ++rank) {
+    likeliest.push_back({message.token_ids(rank), message.logprobs(rank)});
+  }
+  return likeliest;
+}
+
 Statistics read_statistics(const v1::GenerationStatistics& message) {
   Statistics statistics;
   statistics.target_forward_count = message.target_forward_count();
@@ -66,6 +74,10 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
   statistics.branch_accepted_count = message.branch_accepted_count();
   statistics.max_gram_drafted_token_count = message.max_gram_drafted_token_count();
   statistics.max_gram_accepted_token_count = message.max_gram_accepted_token_count();
+  for (const auto& model : message.drafter_models()) {
+    statistics.drafter_models.push_back(
+        {model.model_name(), model.forward_count(), nanoseconds(model.forward_ns())});
+  }
   return statistics;
 }
 
@@ -107,6 +119,9 @@ Chunk read_chunk(const v1::GenerationChunk& message) {
   chunk.token_ids.assign(message.token_ids().begin(), message.token_ids().end());
   chunk.text = message.text();
   chunk.logprobs.assign(message.logprobs().begin(), message.logprobs().end());
+  for (const auto& place : message.top_logprobs()) {
+    chunk.top_logprobs.push_back(read_likeliest(place));
+  }
   for (const int origin : message.origins()) chunk.origins.push_back(word<TokenOrigin>(origin));
   return chunk;
 }

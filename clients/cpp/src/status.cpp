@@ -27,15 +27,16 @@ constexpr ClassOfError class_of() {
 constexpr std::array kClassesWithReason{
     class_of<InvalidFieldError>(),      class_of<ContextLengthExceededError>(),
     class_of<MalformedRequestError>(),  class_of<UnsupportedError>(),
-    class_of<PermissionDeniedError>(),  class_of<SessionNotFoundError>(),
-    class_of<PrefixNotHeldError>(),     class_of<PrefixMismatchError>(),
-    class_of<StaleCallError>(),         class_of<SupersededError>(),
-    class_of<ModelMismatchError>(),     class_of<TokenizerMismatchError>(),
-    class_of<CacheExhaustedError>(),    class_of<OverloadedError>(),
-    class_of<LoadingError>(),           class_of<DrainingError>(),
-    class_of<NoTargetError>(),          class_of<DeadlineError>(),
-    class_of<SlowConsumerError>(),      class_of<ClientCancelledError>(),
-    class_of<InvariantViolatedError>(), class_of<InternalError>(),
+    class_of<PermissionDeniedError>(),  class_of<UnauthenticatedError>(),
+    class_of<SessionNotFoundError>(),   class_of<PrefixNotHeldError>(),
+    class_of<PrefixMismatchError>(),    class_of<StaleCallError>(),
+    class_of<SupersededError>(),        class_of<ModelMismatchError>(),
+    class_of<TokenizerMismatchError>(), class_of<CacheExhaustedError>(),
+    class_of<OverloadedError>(),        class_of<LoadingError>(),
+    class_of<DrainingError>(),          class_of<NoTargetError>(),
+    class_of<DeadlineError>(),          class_of<SlowConsumerError>(),
+    class_of<ClientCancelledError>(),   class_of<InvariantViolatedError>(),
+    class_of<InternalError>(),
 };
 
 // By number; what each means without a reason of ours: the transport's own word, a proxy's, or a
@@ -64,7 +65,7 @@ constexpr std::array kCodes{
     CodeOfStatus{"INTERNAL"},
     CodeOfStatus{"UNAVAILABLE", class_of<ConnectionLostError>()},
     CodeOfStatus{"DATA_LOSS"},
-    CodeOfStatus{"UNAUTHENTICATED", class_of<PermissionDeniedError>()},
+    CodeOfStatus{"UNAUTHENTICATED", class_of<UnauthenticatedError>()},
 };
 
 constexpr std::size_t kUnknownCode = 2;

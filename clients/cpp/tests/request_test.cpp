@@ -31,6 +31,7 @@ TEST(Request, CarriesEveryOption) {
   options.rule = VerificationRule::Rejection;
   options.dispatch = DispatchPolicy::Blocks;
   options.ignore_eos = options.logprobs = true;
+  options.top_logprobs = 10;
   options.add_special_tokens = false;
   options.parse_special_tokens = true;
   options.include_timeline = options.stream_timeline = true;
@@ -44,7 +45,8 @@ TEST(Request, CarriesEveryOption) {
             "drafter_count: 5 verification_rule: VERIFICATION_RULE_REJECTION "
             "dispatch_policy: DISPATCH_POLICY_BLOCKS resume_token_ids: 7 "
             "resume_token_ids: 4294967295 include_timeline: true stream_timeline: true "
-            "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM");
+            "request_id: \"r-1\" width: 8 branches: 9 drafter: DRAFTER_KIND_MAX_GRAM "
+            "top_logprobs: 10");
 }
 
 TEST(Request, LeavesOutWhatIsNotSaid) {

@@ -82,7 +82,7 @@ TEST(Status, HasAClassForEveryCode) {
   const std::map<int, std::string_view> special{
       {1, "DrainingError"},         {3, "InvalidFieldError"},      {4, "DeadlineError"},
       {7, "PermissionDeniedError"}, {8, "InvalidFieldError"},      {12, "UnsupportedError"},
-      {14, "ConnectionLostError"},  {16, "PermissionDeniedError"},
+      {14, "ConnectionLostError"},  {16, "UnauthenticatedError"},
   };
   for (int code = 1; code < 30; ++code) {
     const auto found = special.find(code);

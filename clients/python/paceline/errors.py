@@ -6,6 +6,7 @@
     ├── MalformedRequestError           fix the client
     ├── UnsupportedError                leave it out, or ask another server
     ├── PermissionDeniedError           fix the credentials
+    │   └── UnauthenticatedError        send the credential that it names
     ├── SessionError                    what an orchestrator repairs by itself
     │   ├── SessionNotFoundError        open a session, send the whole prefix
     │   ├── PrefixNotHeldError          call again with a base_length that is held
@@ -64,6 +65,7 @@ __all__ = [
     "SupersededError",
     "TokenizerMismatchError",
     "TryAgainError",
+    "UnauthenticatedError",
     "UnsupportedError",
     "error_classes",
 ]
@@ -140,6 +142,12 @@ class PermissionDeniedError(PacelineError):
     """The peer may not call this method: fix the credentials."""
 
     code, reason = "PERMISSION_DENIED", "PERMISSION_DENIED"
+
+
+class UnauthenticatedError(PermissionDeniedError):
+    """A credential is missing or wrong: send the one that the message names."""
+
+    code, reason = "UNAUTHENTICATED", "UNAUTHENTICATED"
 
 
 class SessionError(PacelineError):

@@ -25,6 +25,7 @@ __all__ = [
     "SystemInfo",
     "TimelineEvent",
     "TimelineEventKind",
+    "TokenLogprob",
     "TokenOrigin",
     "Usage",
     "VerificationRule",
@@ -141,15 +142,28 @@ class Started:
     branches: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each."""
+    """Final tokens and their text.
+
+    `origins` have one for each and, if asked for, `logprobs` and `top_logprobs`: what was likeliest
+    at its place, the likeliest first.
+    """
 
     position: int
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[float, ...]
     origins: tuple[TokenOrigin, ...]
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

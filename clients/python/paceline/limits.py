@@ -8,6 +8,7 @@ __all__ = [
     "MOST_DRAFTERS",
     "MOST_LOOKAHEAD",
     "MOST_TARGETS",
+    "MOST_TOP_LOGPROBS",
     "MOST_WIDTH",
 ]
 
@@ -25,6 +26,9 @@ MOST_WIDTH = 16
 
 MOST_BRANCHES = 64
 """GenerateRequest.branches, DraftRequest.branch_count."""
+
+MOST_TOP_LOGPROBS = 20
+"""top_logprobs of GenerateRequest, VerifyRequest and DecodeRequest."""
 
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""

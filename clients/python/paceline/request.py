@@ -54,9 +54,11 @@ class GenerateOptions(TypedDict, total=False):
         branches: How many tokens beside the likeliest ones each drafter forward follows. Default 0.
         drafter: Who drafts. Default: servers, and Max-Gram while there is none.
         rule: What the output promises. Default EXACT.
-        dispatch: When blocks are sent to targets. Default WORK_CONSERVING.
+        dispatch: When blocks are sent to targets, and whether SI drafts ahead. Default
+            WORK_CONSERVING.
         ignore_eos: Go on after an end-of-text token.
         logprobs: Return each token's log probability.
+        top_logprobs: Return so many of the likeliest tokens at each place, at most 20.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
         parse_special_tokens: Parse special tokens written in a text prompt. Default false.
         include_timeline: Put every draft and verification into `finished.timeline`.
@@ -83,6 +85,7 @@ class GenerateOptions(TypedDict, total=False):
     dispatch: DispatchPolicy | DispatchName
     ignore_eos: bool
     logprobs: bool
+    top_logprobs: int
     add_special_tokens: bool
     parse_special_tokens: bool
     include_timeline: bool

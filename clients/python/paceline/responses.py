@@ -22,6 +22,7 @@ from paceline.generation import (
     SystemInfo,
     TimelineEvent,
     TimelineEventKind,
+    TokenLogprob,
     TokenOrigin,
     Usage,
     VerificationRule,
@@ -77,6 +78,9 @@ def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
         token_ids=tuple(message.token_ids),
         logprobs=tuple(message.logprobs),
         origins=tuple(origins),
+        top_logprobs=tuple(
+            tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in message.top_logprobs
+        ),
     )
 
 

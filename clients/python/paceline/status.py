@@ -38,7 +38,7 @@ _CLASS_OF_CODE: dict[str, type[errors.PacelineError]] = {
     "INVALID_ARGUMENT": errors.InvalidFieldError,
     "PERMISSION_DENIED": errors.PermissionDeniedError,
     "RESOURCE_EXHAUSTED": errors.InvalidFieldError,
-    "UNAUTHENTICATED": errors.PermissionDeniedError,
+    "UNAUTHENTICATED": errors.UnauthenticatedError,
     "UNAVAILABLE": errors.ConnectionLostError,
     "UNIMPLEMENTED": errors.UnsupportedError,
 }

@@ -46,11 +46,12 @@ paceline bench table2
 paceline bench table2 --rows 2 --repeats 3 --per-gpu
 paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
 paceline bench table2 --rows 4 --width 4 --branches 3 --rank-decay 0.3
+paceline bench table2 --rows starcoder-15b/humaneval --ahead
 paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5 --json grid.json --chart grid.svg
 """
 _ROWS = {row.name: row for row in TABLE2}
-_NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu", "width")
+_NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu", "width", "ahead")
 
 
 def _check_rows(rows: str) -> str:
@@ -118,6 +119,9 @@ class Table2Settings(Settings):
         le=1,
         description="how likely the drafters' next runner-up is right where they are wrong",
     )
+    ahead: bool = Field(
+        False, description="SI also drafting ahead while its target verifies, with trees, too"
+    )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
@@ -176,7 +180,9 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
 
 async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
     shape = Shape(settings.width, settings.branches)
-    ways = table2.ways(settings.si_lookaheads, settings.dsi_lookaheads, shape=shape)
+    ways = table2.ways(
+        settings.si_lookaheads, settings.dsi_lookaheads, shape=shape, ahead=settings.ahead
+    )
     sleeps = table2.sleeps_ns(row.node)
     bare_calls = await time_echoes(sleeps)
     async with running_system(_config(row.node)) as system:

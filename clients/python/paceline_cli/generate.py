@@ -14,7 +14,7 @@ from pydantic import Field
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_cli.connection import open_client
-from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.options import CallerSettings, read_options
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
 from paceline_serving.settings import OneOrMore, option
@@ -53,7 +53,7 @@ paceline generate "x = [" --json | jq .text             one JSON object a line
 """
 
 
-class _Sampling(ConnectionSettings):
+class _Sampling(CallerSettings):
     """Sampling."""
 
     temperature: float | None = Field(None, description="0 is greedy (the server's default)")
@@ -92,6 +92,9 @@ class _Decoding(_Sampling):
         None,
         description="who drafts: servers, the text itself, both; else servers, and the text while"
         " there is none",
+    )
+    dispatch: Literal["work_conserving", "blocks"] | None = Field(
+        None, description="blocks: as in the papers; SI's drafter then rests while it is verified"
     )
     rule: Literal["exact", "rejection"] = Field(
         "exact", description="what is promised: the target's tokens, or its distribution"
@@ -188,7 +191,7 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
     chosen = {
         name: getattr(settings, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "lookahead",
-                     "targets", "width", "branches")
+                     "targets", "width", "branches", "dispatch")
     }  # fmt: skip
     if settings.drafter is not None:
         options["drafter"] = _DRAFTERS[settings.drafter]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from paceline.errors import UnsupportedError
 from paceline_cli.connection import open_client
-from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.options import CallerSettings, read_options
 from paceline_cli.screen import print_whole, table
 from paceline_cli.server_kind import kind_of_server
 from paceline_serving.settings import option
@@ -30,7 +30,7 @@ paceline info --json | jq '.servers[] | select(.ready | not)'
 """
 
 
-class InfoSettings(ConnectionSettings):
+class InfoSettings(CallerSettings):
     """Describe the models and servers behind an orchestrator."""
 
     json_object: bool = option(False, description="print one JSON object", flag="json")

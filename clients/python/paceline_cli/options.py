@@ -14,7 +14,13 @@ from paceline_serving.settings import Address, Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ClientTlsSettings", "ConnectionSettings", "PictureFile", "read_options"]
+__all__ = [
+    "CallerSettings",
+    "ClientTlsSettings",
+    "ConnectionSettings",
+    "PictureFile",
+    "read_options",
+]
 
 _SettingsT = TypeVar("_SettingsT", bound=Settings)
 _PREFIX = "PACELINE_"
@@ -53,6 +59,14 @@ class ConnectionSettings(ClientTlsSettings):
 
     address: Address = Field("127.0.0.1:50050", description="where the orchestrator listens")
     timeout_seconds: float = Field(120, gt=0, description="give up after so long")
+
+
+class CallerSettings(ConnectionSettings):
+    """Connection."""
+
+    api_key_file: Path | None = Field(
+        None, description="file with the API key, where the orchestrator asks for one"
+    )
 
 
 def read_options(

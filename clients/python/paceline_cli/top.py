@@ -17,7 +17,7 @@ from rich.live import Live
 from paceline.errors import ConnectionLostError
 from paceline_cli.connection import open_client
 from paceline_cli.metrics_pages import parse_sources
-from paceline_cli.options import ConnectionSettings, read_options
+from paceline_cli.options import CallerSettings, read_options
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Watch
@@ -42,7 +42,7 @@ _NO_METRICS = "no metrics: --metrics says where servers show them (their --metri
 _PLAIN_WIDTH = 160
 
 
-class TopSettings(ConnectionSettings):
+class TopSettings(CallerSettings):
     """Watch pools, servers, sessions, acceptance, queues and waste of a running system.
 
     Rates are of the time between two looks. Ctrl-C ends it.

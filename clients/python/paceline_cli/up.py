@@ -7,9 +7,9 @@ import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceline.errors import InternalError
 from paceline.limits import MOST_TARGETS
@@ -22,7 +22,7 @@ from paceline_cli.up_record import record_metrics_addresses
 from paceline_serving.settings import Address, OneOrMore, option
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 __all__ = ["UpSettings", "main", "running_system"]
 
@@ -57,6 +57,13 @@ class UpSettings(LocalModelSettings):
         "",
         description="directory with an adapter for the large model, which then drafts for itself",
     )
+    prune_below: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="how likely its guesses have to be (`paceline serve target --help`); 0: none is"
+        " dropped",
+    )
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     listen: Address = Field(_DEFAULT_ADDRESS, description="where the orchestrator listens")
     http: Address | Literal[""] = Field(
@@ -72,6 +79,12 @@ class UpSettings(LocalModelSettings):
         (), description="further option of the gateway, in the same way", kind="repeated"
     )
     log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
+
+    @model_validator(mode="after")
+    def _prunes_guesses_that_there_are(self) -> Self:
+        if self.prune_below is not None and not self.adapter:
+            raise ValueError("--prune-below goes with --adapter")
+        return self
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -157,10 +170,7 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
     return LocalSystemConfig(
         targets=settings.targets,
         drafters=settings.drafters,
-        target_arguments=(
-            *settings.target_arguments(target),
-            *([f"--adapter={settings.adapter}"] if settings.adapter else []),
-        ),
+        target_arguments=(*settings.target_arguments(target), *_adapter_arguments(settings)),
         drafter_arguments=settings.drafter_arguments(drafter),
         orchestrator_arguments=(
             *(["--insecure"] if settings.insecure else []),
@@ -173,3 +183,10 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
             *flags(settings.gateway_option),
         ),
     )
+
+
+def _adapter_arguments(settings: UpSettings) -> Iterator[str]:
+    if settings.adapter:
+        yield f"--adapter={settings.adapter}"
+    if settings.prune_below is not None:
+        yield f"--prune-below={settings.prune_below}"

@@ -16,6 +16,7 @@ import {
   PacelineError,
   PermissionDeniedError,
   TryAgainError,
+  UnauthenticatedError,
   UnsupportedError,
 } from "./index.js";
 
@@ -69,6 +70,7 @@ const ADVICE = [
   ],
   [TryAgainError, "try again in a moment"],
   [DeadlineError, "--timeout allows more time"],
+  [UnauthenticatedError, "this command sends none; a client has `token` for it"],
   [PermissionDeniedError, "--certificate and --key say who you are"],
   [InvalidFieldError, "change what it names"],
   [UnsupportedError, "leave it out, or ask another server"],

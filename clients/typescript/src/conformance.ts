@@ -67,6 +67,7 @@ const OPTIONS: ReadonlyMap<string, keyof GenerateOptions> = new Map([
   ["dispatch", "dispatch"],
   ["ignore_eos", "ignoreEos"],
   ["logprobs", "logprobs"],
+  ["top_logprobs", "topLogprobs"],
   ["add_special_tokens", "addSpecialTokens"],
   ["parse_special_tokens", "parseSpecialTokens"],
   ["include_timeline", "includeTimeline"],

@@ -7,6 +7,7 @@
  *     ├── MalformedRequestError           fix the client
  *     ├── UnsupportedError                leave it out, or ask another server
  *     ├── PermissionDeniedError           fix the credentials
+ *     │   └── UnauthenticatedError        send the credential that it names
  *     ├── SessionError                    what an orchestrator repairs by itself
  *     │   ├── SessionNotFoundError
  *     │   ├── PrefixNotHeldError
@@ -114,8 +115,14 @@ export class UnsupportedError extends PacelineError {
 
 /** The peer may not call this method: fix the credentials. */
 export class PermissionDeniedError extends PacelineError {
-  static override readonly code = "PERMISSION_DENIED";
-  static override readonly reason = "PERMISSION_DENIED";
+  static override readonly code: string = "PERMISSION_DENIED";
+  static override readonly reason: string = "PERMISSION_DENIED";
+}
+
+/** A credential is missing or wrong: send the one that the message names. */
+export class UnauthenticatedError extends PermissionDeniedError {
+  static override readonly code = "UNAUTHENTICATED";
+  static override readonly reason = "UNAUTHENTICATED";
 }
 
 /** What happens between an orchestrator and a model server, and is repaired there. */
@@ -234,6 +241,7 @@ export const ERROR_CLASSES: ReadonlyMap<string, ErrorClass> = new Map(
     MalformedRequestError,
     UnsupportedError,
     PermissionDeniedError,
+    UnauthenticatedError,
     SessionNotFoundError,
     PrefixNotHeldError,
     PrefixMismatchError,

@@ -64,13 +64,23 @@ export interface Started {
   readonly branches: number;
 }
 
-/** Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each. */
+/** A token, and the natural logarithm of its probability. */
+export interface TokenLogprob {
+  readonly tokenId: number;
+  readonly logprob: number;
+}
+
+/**
+ * Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
+ * `topLogprobs`: what was likeliest at its place, the likeliest first.
+ */
 export interface Chunk {
   readonly type: "chunk";
   readonly position: number;
   readonly tokenIds: readonly number[];
   readonly text: string;
   readonly logprobs: readonly number[];
+  readonly topLogprobs: readonly (readonly TokenLogprob[])[];
   readonly origins: readonly OrUnknown<TokenOrigin>[];
 }
 
@@ -124,6 +134,16 @@ export interface Statistics {
   readonly maxGramDraftedTokenCount: number;
   /** Those of them that became output. */
   readonly maxGramAcceptedTokenCount: number;
+  /** The drafters' forwards by model, of a stack the largest model first. */
+  readonly drafterModels: readonly ModelForwards[];
+}
+
+/** What a model ran. */
+export interface ModelForwards {
+  readonly modelName: string;
+  readonly forwardCount: number;
+  /** Time in these forwards. */
+  readonly forwardNs: number;
 }
 
 /** The end of a generation; `timeline` is there if asked for. */

@@ -62,12 +62,14 @@ export interface GenerateOptions {
   drafter?: DrafterKind | undefined;
   /** What the output promises. Default "exact". */
   rule?: VerificationRule | undefined;
-  /** When blocks are sent to targets. Default "work_conserving". */
+  /** When blocks are sent to targets, and whether SI drafts ahead. Default "work_conserving". */
   dispatch?: DispatchPolicy | undefined;
   /** Go on after an end-of-text token. */
   ignoreEos?: boolean | undefined;
   /** Return each token's log probability. */
   logprobs?: boolean | undefined;
+  /** Return so many of the likeliest tokens at each place, at most 20. */
+  topLogprobs?: number | undefined;
   /** Let the tokenizer add its special tokens to a text prompt. Default true. */
   addSpecialTokens?: boolean | undefined;
   /** Parse special tokens written in a text prompt. Default false. */
@@ -104,6 +106,7 @@ const CHECKS: Readonly<Record<keyof GenerateOptions, Check>> = {
   dispatch: oneOf(DISPATCH_POLICIES),
   ignoreEos: flag,
   logprobs: flag,
+  topLogprobs: uint32,
   addSpecialTokens: flag,
   parseSpecialTokens: flag,
   includeTimeline: flag,
@@ -133,6 +136,7 @@ export function buildRequest(prompt: Prompt, options: GenerateOptions): wire.Gen
     stopStrings: typeof stop === "string" ? [stop] : [...stop],
     ignoreEos: options.ignoreEos ?? false,
     logprobs: options.logprobs ?? false,
+    topLogprobs: options.topLogprobs ?? 0,
     sampling: samplingOf(options),
     seed: options.seed,
     strategy: wire.Strategy[`STRATEGY_${upper(options.strategy ?? "unspecified")}`],

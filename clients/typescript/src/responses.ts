@@ -2,7 +2,7 @@
 
 import { ModelRole } from "./generated/paceline/v1/model_service.js";
 import * as wire from "./generated/paceline/v1/orchestrator_service.js";
-import { VerificationRule } from "./generated/paceline/v1/sampling.js";
+import { type LikeliestTokens, VerificationRule } from "./generated/paceline/v1/sampling.js";
 import {
   type Chunk,
   FINISH_REASONS,
@@ -15,6 +15,7 @@ import {
   TIMELINE_EVENT_KINDS,
   type TimelineEvent,
   TOKEN_ORIGINS,
+  type TokenLogprob,
   VERIFICATION_RULES,
 } from "./generation.js";
 
@@ -25,7 +26,12 @@ export function readStarted(message: wire.GenerationStarted): Started {
 
 /** Read final tokens. */
 export function readChunk(message: wire.GenerationChunk): Chunk {
-  return { type: "chunk", ...message, origins: message.origins.map(origin) };
+  const origins = message.origins.map(origin);
+  return { type: "chunk", ...message, origins, topLogprobs: message.topLogprobs.map(likeliest) };
+}
+
+function likeliest({ tokenIds, logprobs }: LikeliestTokens): TokenLogprob[] {
+  return tokenIds.map((tokenId, rank) => ({ tokenId, logprob: logprobs[rank] ?? Number.NaN }));
 }
 
 /** Read a timeline event. */

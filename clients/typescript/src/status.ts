@@ -11,6 +11,7 @@ import {
   InvalidFieldError,
   OverloadedError,
   PermissionDeniedError,
+  UnauthenticatedError,
   UnsupportedError,
 } from "./errors.js";
 import {
@@ -38,7 +39,7 @@ const CLASS_OF_CODE: ReadonlyMap<StatusCode, ErrorClass> = new Map<StatusCode, E
   [StatusCode.INVALID_ARGUMENT, InvalidFieldError],
   [StatusCode.PERMISSION_DENIED, PermissionDeniedError],
   [StatusCode.RESOURCE_EXHAUSTED, InvalidFieldError],
-  [StatusCode.UNAUTHENTICATED, PermissionDeniedError],
+  [StatusCode.UNAUTHENTICATED, UnauthenticatedError],
   [StatusCode.UNAVAILABLE, ConnectionLostError],
   [StatusCode.UNIMPLEMENTED, UnsupportedError],
 ]);

@@ -44,7 +44,7 @@ test("a status without a reason of ours leaves the class to its code", () => {
     INVALID_ARGUMENT: errors.InvalidFieldError,
     PERMISSION_DENIED: errors.PermissionDeniedError,
     RESOURCE_EXHAUSTED: errors.InvalidFieldError,
-    UNAUTHENTICATED: errors.PermissionDeniedError,
+    UNAUTHENTICATED: errors.UnauthenticatedError,
     UNAVAILABLE: errors.ConnectionLostError,
     UNIMPLEMENTED: errors.UnsupportedError,
     INTERNAL: errors.InternalError,

@@ -64,6 +64,18 @@ labels:
 {{- end -}}
 {{- end }}
 
+{{/*
+A volume with one entry of a secret, and nothing else of it:
+paceline.secretFile (dict "volume" "keys" "secret" NAME "entry" "keys")
+*/}}
+{{- define "paceline.secretFile" -}}
+name: {{ .volume }}
+secret:
+  secretName: {{ .secret }}
+  items:
+    - {key: {{ .entry }}, path: {{ .entry }}}
+{{- end }}
+
 {{/* The pod of `helm test`: no server, so no server's selector may fit it. */}}
 {{- define "paceline.testSelector" -}}
 app.kubernetes.io/name: paceline-test

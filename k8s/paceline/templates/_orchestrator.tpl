@@ -28,6 +28,9 @@ paceline.serviceName (list $ "target-default")
 - --{{ $role }}-service={{ include "paceline.serviceName" (list $ (printf "%s-%s" $role $name)) }}:{{ $grpc }}
 {{- end }}
 {{- end }}
+{{- if .Values.orchestrator.keysSecret }}
+- --api-keys=/keys/keys
+{{- end }}
 {{- if ne .Values.autoscaling.mode "none" }}
 {{- include "paceline.scalingFlags" . }}
 {{- end }}

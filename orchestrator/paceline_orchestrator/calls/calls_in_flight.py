@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.calls.call import CallUnderWay
     from paceline_orchestrator.calls.ledger import Ledger
+    from paceline_orchestrator.calls.likeliest import LikeliestKept
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
     from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.session import RemoteSession
@@ -81,6 +82,8 @@ class CallsInFlight:
         pool: Told which servers are well.
         ledger: Told what targets decide; knows what is final.
         logprobs: Whether verdicts shall carry them.
+        top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
+        likeliest: Told of them; None if there are none.
         answered: Takes an answer.
         failed: Takes a call that failed, its session, and what happened.
     """
@@ -93,6 +96,8 @@ class CallsInFlight:
         pool: ServerPool,
         ledger: Ledger,
         logprobs: bool,
+        top_logprobs: int,
+        likeliest: LikeliestKept | None,
         answered: Callable[[Event], None],
         failed: Callable[[StartCall, RemoteSession, PacelineError], None],
     ) -> None:
@@ -101,6 +106,8 @@ class CallsInFlight:
         self._pool = pool
         self._ledger = ledger
         self._logprobs = logprobs
+        self._top_logprobs = top_logprobs
+        self._likeliest = likeliest
         self._answered = answered
         self._failed = failed
         self._drafts: dict[int, _Running] = {}
@@ -178,6 +185,7 @@ class CallsInFlight:
             asked.proposal,
             depth=call.depth,
             logprobs=self._logprobs,
+            top_logprobs=self._top_logprobs,
             anticipate=call.anticipate,
             propose=call.propose,
             final_length=self._ledger.final_length,
@@ -217,11 +225,18 @@ class CallsInFlight:
     def _start_decode(self, call: StartDecode, session: RemoteSession) -> _Running:
         record = self._recorder.decoding(session.server.name, call)
 
+        text = call.prefix
+
         def report(decoded: Decoded) -> None:
+            nonlocal text
             if not record.is_running:
                 return  # withdrawn a moment before
             self._recorder.decoded(record, decoded)
             self._ledger.note(decoded.start_length, decoded.token_ids)
+            if self._likeliest is not None:
+                told = decoded.top_logprobs
+                self._likeliest.note(text, decoded.token_ids, likeliest=told)
+                text = (*text, *decoded.token_ids)
             self._answered(TokensDecoded(call.decode_id, decoded.token_ids, decoded.logprobs))
             if session.is_retired:
                 self._break_off(call)
@@ -231,6 +246,7 @@ class CallsInFlight:
             max_tokens=call.max_tokens,
             end_ids=call.end_ids,
             logprobs=self._logprobs,
+            top_logprobs=self._top_logprobs,
             interval_seconds=min(
                 _MESSAGE_SECONDS * self._pool.call_count, _LONGEST_INTERVAL_SECONDS
             ),
@@ -260,6 +276,8 @@ class CallsInFlight:
             path = call.proposal.trunk[: len(path)]  # its chain alone was judged
         decided = (*call.proposal.along(path), judged.next_token)
         self._ledger.note(len(call.prefix), decided)
+        if self._likeliest is not None:
+            self._likeliest.note(call.prefix, decided, likeliest=judged.top_logprobs)
         self._judged.append((session, judged))
         self._answered(
             BlockVerified(

@@ -24,9 +24,12 @@ from paceline.errors import (
     SessionError,
     UnsupportedError,
 )
+from paceline_orchestrator.calls.assembly import Assembly
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
+from paceline_orchestrator.calls.likeliest import LikeliestKept
+from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
 from paceline_orchestrator.fleet.discovery import Role
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.calls_in_flight import StartCall
     from paceline_orchestrator.calls.crew import Crew
     from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.recorder import Recorder
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.calls.text_drafter import TextDrafter
@@ -70,11 +74,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver"]
 
-# Who opens its session so much later than the first target joins a method that has begun.
-_ASSEMBLY_SECONDS = 0.05
-# A session's lease is 15 s; it is renewed when nothing was asked of it for so long.
-_RENEW_SECONDS = 5.0
-
 
 class Driver:
     """Runs one method for one request.
@@ -87,8 +86,10 @@ class Driver:
         deadline: The request's.
         prompt_length: Tokens that are final from the start.
         logprobs: Whether verdicts shall carry them.
-        deliver: Takes final tokens, after the commands that came with them are under way; returns
-            whether the text ends here.
+        top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
+        deliver: Takes final tokens, with what else was likely at the place of each if that is
+            wanted, after the commands that came with them are under way; returns whether the text
+            ends here.
         conclude: Told once how the method ended, before what still runs is called off.
         text: The request's text as a drafter, if it is one.
 
@@ -106,7 +107,8 @@ class Driver:
         deadline: Deadline,
         prompt_length: int,
         logprobs: bool,
-        deliver: Callable[[EmitTokens], bool],
+        top_logprobs: int,
+        deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
         text: TextDrafter | None = None,
     ) -> None:
@@ -117,6 +119,7 @@ class Driver:
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
+        self._likeliest = LikeliestKept(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
         self._text = text
@@ -128,16 +131,17 @@ class Driver:
             pool=pool,
             ledger=self._ledger,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            likeliest=self._likeliest,
             answered=self._take_answer,
             failed=self._take_failure,
         )
         self._questions: deque[Callable[[], Sequence[Command]]] = deque()
         self._deciding = False
         self._turned = asyncio.Event()
-        self._final: deque[EmitTokens] = deque()
+        self._final: deque[tuple[EmitTokens, tuple[LikeliestTokens, ...]]] = deque()
         self._timers: list[asyncio.TimerHandle] = []
-        self._assembled = asyncio.Event()
-        self._assembling: asyncio.TimerHandle | None = None
+        self._assembly = Assembly()
         self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: Exception | None = None
@@ -155,7 +159,9 @@ class Driver:
         """
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
-                renewing = self._tasks.create_task(self._renew_sessions(), name="renew sessions")
+                renewing = self._tasks.create_task(
+                    renew_sessions(lambda: self._crew.sessions), name="renew sessions"
+                )
                 try:
                     with self._pool.listening(self._refill):
                         await self._work()
@@ -171,6 +177,7 @@ class Driver:
         finally:
             for timer in self._timers:
                 timer.cancel()
+            self._assembly.end()
             self._endurance.close()
             self._crew.close()
         # Raised here, because a task group would wrap it.
@@ -199,7 +206,7 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         self._is_running = True
         self._tell_capacity()
-        await self._assembled.wait()
+        await self._assembly.ended()
         if self._failure is None:
             self._method = self._create_method(self._capacity)
             self._decide(self._method.start)
@@ -254,9 +261,9 @@ class Driver:
 
     def _deliver_final(self) -> None:
         while self._final:
-            emission = self._final.popleft()
+            emission, likeliest = self._final.popleft()
             self._recorder.emitted(emission)
-            if self._deliver(emission) and self._method is not None:
+            if self._deliver(emission, likeliest) and self._method is not None:
                 self._final.clear()
                 self._decide(self._method.stop)
 
@@ -266,7 +273,9 @@ class Driver:
                 self._ledger.settle(command.token_ids)
                 if self._text is not None:
                     self._text.settle(command.token_ids)
-                self._final.append(command)
+                kept = self._likeliest
+                likeliest = kept.settle(command.token_ids) if kept is not None else ()
+                self._final.append((command, likeliest))
             case AbandonVerify():
                 self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
             case StopDraft():
@@ -363,32 +372,14 @@ class Driver:
         if self._crew.seat_count:
             self._endurance.mind(has_targets=bool(capacity.targets))
         self._post(capacity)
-        if self._method is not None or not self._assembling_is_of_use(capacity):
-            self._assembled.set()
-        elif capacity.targets and self._assembling is None:
-            self._assembling = self._call_later(_ASSEMBLY_SECONDS, self._assembled.set)
-
-    def _assembling_is_of_use(self, capacity: CapacityChanged) -> bool:
-        if not self._crew.seat_count:
-            return False  # nothing is to be decoded
-        return not (capacity.targets and self._crew.is_assembled)
+        has_target = bool(capacity.targets)
+        is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
+        self._assembly.look(has_target=has_target, is_whole=is_whole)
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._assembled.set()
+        self._assembly.end()
         self._turned.set()
-
-    async def _renew_sessions(self) -> None:
-        """Keep the sessions that a long request does not use for a while."""
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            # All at once, so that a server that hangs takes no other's time. It is asked again when
-            # it has answered, or was given up: a session has one renewal at a time from here.
-            async with asyncio.TaskGroup() as renewals:
-                for session in self._crew.sessions:
-                    renewals.create_task(
-                        session.renew(idle_seconds=_RENEW_SECONDS), name="renew a session"
-                    )
 
     def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         timer = asyncio.get_running_loop().call_later(seconds, action)

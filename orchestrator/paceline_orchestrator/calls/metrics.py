@@ -145,8 +145,11 @@ class RequestMetrics:
         """Count a request that was not admitted."""
         self._incoming.inc()
 
-    def tokens(self, count: int, *, gap_ns: int) -> None:
-        """Measure tokens that became final together, `gap_ns` after those before them."""
+    def token_gaps(self, count: int, *, gap_ns: int) -> None:
+        """Measure tokens that became final together, `gap_ns` after those before them.
+
+        The first token of a request follows none, and is not among them.
+        """
         for _ in range(count):
             self._token_gap.observe(gap_ns / count / 1e9)
 

@@ -258,7 +258,7 @@ class Recorder:
             token_count -= 1
         else:
             self._later_count += token_count
-        self._metrics.tokens(token_count, gap_ns=now_ns - self._emitted_ns)
+        self._metrics.token_gaps(token_count, gap_ns=now_ns - self._emitted_ns)
         self._emitted_ns = now_ns
         for hop_ns in self._draft_hops_ns:
             self._metrics.hop("Draft", hop_ns)

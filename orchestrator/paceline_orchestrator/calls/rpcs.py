@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
+    from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
     from paceline.v1.sampling_pb2 import SamplingParameters
     from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import StreamCall, Timing
 
@@ -120,6 +122,7 @@ class Judged:
     timing: Timing
     elapsed_ns: int
     proposal: Proposal = NOTHING
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class Decoded:
     logprobs: tuple[float, ...]
     timing: Timing
     elapsed_ns: int
+    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 def one_hot(token_id: int) -> object:
@@ -220,6 +224,7 @@ def send_verify(
     anticipate: bool,
     timeout_seconds: float,
     propose: bool = False,
+    top_logprobs: int = 0,
 ) -> VerifyRpc:
     """Send a proposal to be judged."""
     request = VerifyRequest(
@@ -233,6 +238,7 @@ def send_verify(
         logprobs=logprobs,
         anticipate=anticipate,
         propose=propose,
+        top_logprobs=top_logprobs,
     )
     return server.target.Verify(request, timeout=timeout_seconds)
 
@@ -253,6 +259,7 @@ async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
         proposal=_proposal(response.proposal),
         timing=read_timing(response.timing),
         elapsed_ns=time.perf_counter_ns() - sent_ns,
+        top_logprobs=_likeliest(response.top_logprobs),
     )
 
 
@@ -265,10 +272,15 @@ def send_decode(
     logprobs: bool,
     interval_seconds: float,
     timeout_seconds: float,
+    top_logprobs: int = 0,
 ) -> DecodeRpc:
     """Ask for the target's own tokens after a prefix."""
     request = DecodeRequest(
-        call=_call_message(call), max_tokens=max_tokens, end_token_ids=end_ids, logprobs=logprobs
+        call=_call_message(call),
+        max_tokens=max_tokens,
+        end_token_ids=end_ids,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )
     request.message_interval.FromNanoseconds(round(interval_seconds * 1e9))
     return server.target.Decode(request, timeout=timeout_seconds)
@@ -289,6 +301,7 @@ async def read_decoded(rpc: DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decode
                 logprobs=tuple(message.logprobs),
                 timing=read_timing(message.timing),
                 elapsed_ns=elapsed_ns,
+                top_logprobs=_likeliest(message.top_logprobs),
             )
 
 
@@ -351,6 +364,12 @@ def _proposal(message: ProposalMessage) -> Proposal:
         tuple(message.token_ids),
         parents=tuple(message.parents),
         distributions=tuple(message.distributions),
+    )
+
+
+def _likeliest(messages: Iterable[LikeliestMessage]) -> tuple[LikeliestTokens, ...]:
+    return tuple(
+        tuple(zip(message.token_ids, message.logprobs, strict=False)) for message in messages
     )
 
 

@@ -6,19 +6,18 @@ import asyncio
 import time
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
-    InternalError,
     PacelineError,
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
 )
-from paceline_orchestrator.calls.call import CallUnderWay, Sent
-from paceline_orchestrator.calls.deadline import patience_seconds
+from paceline_orchestrator.calls.answers import AnswerChecks
+from paceline_orchestrator.calls.call import CallUnderWay
 from paceline_orchestrator.calls.held_tokens import HeldTokens
+from paceline_orchestrator.calls.patience import Patience
 from paceline_orchestrator.calls.rpcs import (
     PrefixCall,
     read_decoded,
@@ -31,17 +30,16 @@ from paceline_orchestrator.calls.rpcs import (
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.window import Window
-from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline.errors import SessionError
+    from paceline_orchestrator.calls.call import Sent
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
     from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.fleet.silence import Waiting
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["RemoteSession"]
@@ -80,11 +78,12 @@ class RemoteSession:
         self._deadline = deadline
         self._note_repair = note_repair
         self._opening = keeper.open(server, spec)
+        self._checks = AnswerChecks(server, spec)
+        self._patience = Patience(server)
         self._held = HeldTokens()
         self._sequence = 0
         self._last_call_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
-        self._waiting: Waiting | None = None  # for the answer to the newest call
         self._is_retired = False
         self._is_closed = False
         server.session_count += 1
@@ -141,6 +140,7 @@ class RemoteSession:
         logprobs: bool = False,
         anticipate: bool = False,
         propose: bool = False,
+        top_logprobs: int = 0,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -152,6 +152,7 @@ class RemoteSession:
             logprobs: Whether they are wanted.
             anticipate: Whether the target shall go on by itself after the verdict.
             propose: Whether it shall say what it guesses to follow, if it can.
+            top_logprobs: How many of the likeliest tokens it shall tell at each decided place.
             final_length: How many tokens of the prefix can never change again.
         """
 
@@ -165,16 +166,20 @@ class RemoteSession:
                 logprobs=logprobs,
                 anticipate=anticipate,
                 propose=propose,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
-            return self._sent(call, rpc, patience=self._patience(call, block_length=len(proposal)))
+            seconds = self._patience.seconds(call, block_length=len(proposal))
+            return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> Judged:
             judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
-            self.server.silence.heard(sent.waiting)
+            self._patience.heard(sent)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
-            if not self._is_verdict(judged, sent.call, proposal, logprobs=logprobs):
-                raise self._unasked()
+            self._checks.verdict(judged, sent.call, proposal, logprobs=logprobs)
+            self._checks.likeliest(
+                judged.top_logprobs, len(judged.accepted_path) + 1, most=top_logprobs
+            )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.believe(prefix, accepted, final_length=final_length)
@@ -217,15 +222,14 @@ class RemoteSession:
                 branch_count=branch_count,
                 timeout_seconds=self._call_seconds,
             )
-            return self._sent(call, rpc, patience=self._patience(call, steps=chunk_tokens))
+            seconds = self._patience.seconds(call, steps=chunk_tokens)
+            return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> None:
             async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
                 async for drafted in messages:
-                    self._heard(sent, patience=self._patience(steps=chunk_tokens))
-                    chain = window.chain_of(drafted.proposal)
-                    if chain is None or not self._is_draft(drafted.proposal):
-                        raise self._unasked()
+                    self._patience.heard(sent, seconds=self._patience.seconds(steps=chunk_tokens))
+                    chain = self._checks.draft(drafted, window=window)
                     self._take(drafted, chain, sent=sent, window=window)
                     proposal = drafted.proposal
                     if width == 1:  # the parents of a chain say nothing
@@ -241,6 +245,7 @@ class RemoteSession:
         max_tokens: int,
         end_ids: Iterable[int],
         logprobs: bool = False,
+        top_logprobs: int = 0,
         interval_seconds: float = 0.0,
         report: Callable[[Decoded], None],
     ) -> CallUnderWay[None]:
@@ -251,6 +256,7 @@ class RemoteSession:
             max_tokens: The window.
             end_ids: No token comes after one of these.
             logprobs: Whether they are wanted.
+            top_logprobs: How many of the likeliest tokens it shall tell at each place.
             interval_seconds: At least so much time passes between two messages.
             report: Told of each message, while the call is awaited.
         """
@@ -265,20 +271,23 @@ class RemoteSession:
                 end_ids=end_ids,
                 logprobs=logprobs,
                 interval_seconds=interval_seconds,
+                top_logprobs=top_logprobs,
                 timeout_seconds=self._call_seconds,
             )
-            return self._sent(call, rpc, patience=self._patience(call))
+            return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:
             async with aclosing(read_decoded(sent.rpc, sent_ns=sent.at_ns)) as messages:
                 async for decoded in messages:
-                    self._heard(sent, patience=self._patience() + interval_seconds)
-                    if len(decoded.logprobs) != (len(decoded.token_ids) if logprobs else 0):
-                        raise self._unasked()
+                    seconds = self._patience.seconds() + interval_seconds
+                    self._patience.heard(sent, seconds=seconds)
+                    self._checks.decoded(decoded, logprobs=logprobs)
+                    self._checks.likeliest(
+                        decoded.top_logprobs, len(decoded.token_ids), most=top_logprobs
+                    )
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
-            if not window.found_count:
-                raise self._unasked()  # else it would be asked again, and end so again
+            self._checks.end(window)
 
         return CallUnderWay(self, send, read, is_repeatable=lambda: not window.found_count)
 
@@ -350,51 +359,11 @@ class RemoteSession:
         """A call's own deadline: a little later than the request's, whose end withdraws it."""
         return self._deadline.remaining_seconds + _CALL_SLACK_SECONDS
 
-    def _sent(self, call: PrefixCall, rpc: Any, *, patience: float) -> Sent:
-        self._waiting = self.server.silence.begin(
-            rpc,
-            patience_seconds=patience,
-            is_in_sight=partial(self._is_in_sight, call),
-            instead_of=self._waiting,
-        )
-        return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())
-
-    async def _is_in_sight(self, call: PrefixCall) -> bool:
-        """Ask the server whether it has a call, or a newer one, and goes on with its work."""
-        try:
-            live = await renew_session(
-                self.server, call.session_id, timeout_seconds=_RENEWING_SECONDS
-            )
-        except PacelineError:
-            return False
-        return live >= call.sequence
-
-    def _patience(
-        self, call: PrefixCall | None = None, *, block_length: int = 0, steps: int = 1
-    ) -> float:
-        """How many seconds an answer may take: to a call, or the next one of a stream."""
-        latency = self.server.latency
-        is_cold = call is not None and call.base_length == 0
-        if is_cold and not latency.is_known:
-            return patience_seconds(None)
-        rows = (len(call.token_ids) if call is not None else 1) + block_length
-        forward_ns = latency.expected_ns(rows) + (steps - 1) * latency.expected_ns(1)
-        return patience_seconds(forward_ns, is_cold=is_cold)
-
-    def _heard(self, sent: Sent, *, patience: float) -> None:
-        self.server.silence.heard(sent.waiting, patience_seconds=patience)
-
     def _take(
         self, found: Drafted | Decoded, token_ids: Sequence[int], *, sent: Sent, window: Window
     ) -> None:
-        """Take in a message of a stream: it goes on where the one before ended."""
-        is_next = (
-            (found.sequence, found.start_length) == (sent.call.sequence, window.length)
-            and 0 < len(token_ids) <= window.max_tokens - window.found_count
-            and all(map(self._is_token, token_ids))
-        )
-        if not is_next:
-            raise self._unasked()
+        """Take in a message of a stream."""
+        self._checks.next(found, token_ids, call=sent.call, window=window)
         is_first = not window.found_count
         self.server.latency.observe(found.timing, elapsed_ns=found.elapsed_ns, is_first=is_first)
         if sent.call.sequence == self._sequence:
@@ -402,45 +371,3 @@ class RemoteSession:
                 self._held.believe(window.prefix, final_length=window.final_length)
             self._held.extend(token_ids)
         window.take(len(token_ids))
-
-    def _is_draft(self, proposal: Proposal) -> bool:
-        """Whether what was drafted are tokens, with distributions where they are needed."""
-        return all(map(self._is_token, proposal.token_ids)) and len(proposal.distributions) == (
-            len(proposal) if self._is_rejection else 0
-        )
-
-    def _unasked(self) -> InternalError:
-        return InternalError(f"{self.server.name} answered what it was not asked")
-
-    def _is_verdict(
-        self, judged: Judged, call: PrefixCall, proposal: Proposal, *, logprobs: bool
-    ) -> bool:
-        """Whether an answer is one to this call: on its prefix, along a path of its proposal."""
-        prefix_length = call.base_length + len(call.token_ids)
-        path = judged.accepted_path
-        return (
-            (judged.sequence, judged.prefix_length) == (call.sequence, prefix_length)
-            and proposal.leads_along(path)
-            and len(judged.logprobs) == (len(path) + 1 if logprobs else 0)
-            and self._is_token(judged.next_token)
-            and self._is_guess(judged.proposal)
-        )
-
-    def _is_guess(self, proposal: Proposal) -> bool:
-        """Whether what a target proposes is a tree of tokens."""
-        parents = proposal.parents
-        places = list(zip(parents or range(len(proposal)), proposal.token_ids, strict=False))
-        return (
-            len(parents) in (0, len(proposal))
-            and all(parent <= index for index, parent in enumerate(parents))
-            and len(set(places)) == len(proposal)
-            and all(map(self._is_token, proposal.token_ids))
-        )
-
-    @property
-    def _is_rejection(self) -> bool:
-        return self._spec.rule is VerificationRule.REJECTION
-
-    def _is_token(self, token_id: int) -> bool:
-        facts = self.server.facts
-        return facts is not None and token_id < facts.vocabulary_size

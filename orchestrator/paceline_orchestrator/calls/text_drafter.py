@@ -1,5 +1,7 @@
 """The text of a request as one of its drafters: Max-Gram over prompt and output, without a server.
 
+Another way to guess from the text is another `Proposer`; see docs/extending.md.
+
 It has a seat beside those of the servers, the last one. Its drafts are answered in the very turn in
 which they are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a
 token, so that is done piece by piece, between other work, and only once the text is to draft.
@@ -9,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from paceline_protocol.max_gram import MaxGram
     from paceline_protocol.messages import CapacityChanged, StartDraft
 
-__all__ = ["TEXT_DRAFTER", "TextDrafter"]
+__all__ = ["TEXT_DRAFTER", "Proposer", "TextDrafter"]
 
 TEXT_DRAFTER = "max-gram"
 """What the timeline calls it, where a server's name stands else."""
@@ -28,6 +29,19 @@ TEXT_DRAFTER = "max-gram"
 # Of a prompt, the last so many tokens are searched: the index takes some 0.5 KB for each.
 _MOST_TOKENS = 16_384
 _PIECE_TOKENS = 32
+
+
+class Proposer(Protocol):
+    """A text that guesses how it goes on, in microseconds; `MaxGram` is one."""
+
+    def extend(self, token_ids: Iterable[int], /) -> None:
+        """Append tokens."""
+
+    def follow(self, token_ids: Sequence[int], *, start: int) -> None:
+        """Have the text be its first `start` tokens and then these."""
+
+    def propose(self, count: int, /) -> list[int]:
+        """Return at most `count` tokens that may follow."""
 
 
 @dataclass(slots=True)
@@ -43,7 +57,7 @@ class TextDrafter:
 
     Args:
         prompt: The text so far.
-        max_gram: What shall read it; it has read nothing yet.
+        proposer: What shall read it, and guess; it has read nothing yet.
         seat: Its index among the drafters: the one after the servers'.
         is_beside: Whether it drafts beside servers; else only while there is none.
         make_distribution: Under rejection sampling: makes what a token was drawn from.
@@ -56,7 +70,7 @@ class TextDrafter:
         self,
         prompt: Sequence[int],
         *,
-        max_gram: MaxGram,
+        proposer: Proposer,
         seat: int,
         is_beside: bool,
         make_distribution: Callable[[int], object] | None = None,
@@ -65,7 +79,7 @@ class TextDrafter:
         self._seat = seat
         self._is_beside = is_beside
         self._make_distribution = make_distribution
-        self._max_gram = max_gram
+        self._proposer = proposer
         self._skipped = max(0, len(prompt) - _MOST_TOKENS)
         self._is_ready = False
         self._final_length = len(prompt)  # of the whole text
@@ -90,7 +104,7 @@ class TextDrafter:
     async def read_prompt(self) -> None:
         """Read the prompt, and let others work in between."""
         for start in range(self._skipped, len(self._prompt), _PIECE_TOKENS):
-            self._max_gram.extend(self._prompt[start : start + _PIECE_TOKENS])
+            self._proposer.extend(self._prompt[start : start + _PIECE_TOKENS])
             await asyncio.sleep(0)
         self._indexed_length = len(self._prompt)
         self._is_ready = True
@@ -98,9 +112,9 @@ class TextDrafter:
     def propose(self, draft: StartDraft) -> Proposal:
         """Return what the text says, which may be nothing."""
         start = self._indexed_length
-        self._max_gram.follow(draft.prefix[start:], start=start - self._skipped)
+        self._proposer.follow(draft.prefix[start:], start=start - self._skipped)
         self._indexed_length = min(self._final_length, len(draft.prefix))
-        found = self._max_gram.propose(draft.max_tokens)
+        found = self._proposer.propose(draft.max_tokens)
         if not found:
             return NOTHING
         self.statistics.drafted += len(found)

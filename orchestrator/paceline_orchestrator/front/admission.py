@@ -20,6 +20,7 @@ from paceline.limits import (
     MOST_DRAFTERS,
     MOST_LOOKAHEAD,
     MOST_TARGETS,
+    MOST_TOP_LOGPROBS,
     MOST_WIDTH,
 )
 from paceline.names import NAME_RULE, is_name
@@ -102,6 +103,11 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
         "width",
         f"must be in [1, {MOST_WIDTH}]",
         lambda it: not it.HasField("width") or 1 <= it.width <= MOST_WIDTH,
+    ),
+    (
+        "top_logprobs",
+        f"must be in [0, {MOST_TOP_LOGPROBS}]",
+        lambda it: it.top_logprobs <= MOST_TOP_LOGPROBS,
     ),
     ("branches", f"must be in [0, {MOST_BRANCHES}]", lambda it: it.branches <= MOST_BRANCHES),
     ("branches", "needs a width of 2 or more", lambda it: not it.branches or it.width > 1),

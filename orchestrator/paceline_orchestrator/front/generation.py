@@ -24,9 +24,10 @@ from paceline_protocol.methods import METHODS, create_method
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.metrics import RequestMetrics
     from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.pool import ServerPool
@@ -46,6 +47,14 @@ class Generation:
     the servers are free as soon as the last token is decoded. `close` it in the end, whatever
     happened.
 
+    Args:
+        order: What to decode.
+        pool: The model servers.
+        keeper: Opens and closes its sessions.
+        metrics: Where it is counted.
+        text_rules: What texts propose by.
+        charge: Told how many tokens were computed: the prefix, then each as it becomes final.
+
     Raises:
         InvalidFieldError: The resumed tokens are past a stop string.
     """
@@ -58,8 +67,10 @@ class Generation:
         keeper: SessionKeeper,
         metrics: RequestMetrics,
         text_rules: MaxGramRules,
+        charge: Callable[[int], None] | None = None,
     ) -> None:
         self._outbox: asyncio.Queue[ClientMessage | Exception | None] = asyncio.Queue()
+        self._charge = charge or (lambda _: None)
         self._text = order.text
         if self._text.token_count < len(order.resumed):
             raise InvalidFieldError.of("resume_token_ids", "must not go on after a stop string")
@@ -85,7 +96,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
             growth=order.growth,
-            self_drafting=METHODS[order.plan.strategy].self_drafts,
+            self_drafting=METHODS[order.plan.strategy].self_drafts or order.plan.own_guesses,
         )
         self._driver = Driver(
             self._create_method,
@@ -95,6 +106,7 @@ class Generation:
             deadline=order.deadline,
             prompt_length=len(order.prefix),
             logprobs=order.options.logprobs,
+            top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
             text=_text_drafter(order, text_rules),
@@ -102,6 +114,7 @@ class Generation:
 
     async def run(self) -> None:
         """Decode to the end. Never fails: a failure goes into the stream, after the tokens."""
+        self._charge(len(self._order.prefix))
         try:
             self._send(started_message(self._order, target_count=self._crew.target_count))
             await self._driver.run()
@@ -155,11 +168,13 @@ class Generation:
         task = order.task(is_alone=self._crew.is_idle)
         return create_method(order.plan.strategy, task, capacity=capacity)
 
-    def _deliver(self, emission: EmitTokens) -> bool:
+    def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
+        self._charge(len(emission.token_ids))
         logprobs = emission.logprobs or (None,) * len(emission.token_ids)
+        told = likeliest or ((),) * len(emission.token_ids)
         origin = None
-        for token in map(FinalToken, emission.token_ids, emission.accepted, logprobs):
+        for token in map(FinalToken, emission.token_ids, emission.accepted, logprobs, told):
             if token.accepted is not origin:
                 # A client cannot divide a chunk's text by token, so each chunk has one origin.
                 self._send_text()
@@ -211,7 +226,7 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
     is_rejection = order.options.rule is VerificationRule.REJECTION
     return TextDrafter(
         order.prefix,
-        max_gram=rules.begin(vocabulary_size=order.model.vocabulary_size),
+        proposer=rules.begin(vocabulary_size=order.model.vocabulary_size),
         seat=order.drafter_count,
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,

@@ -1,12 +1,15 @@
-"""Who a client is, as far as its connection tells: what limits and queues are shared fairly by."""
+"""Who a client is, as far as its call tells: what limits and queues are shared fairly by."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline_serving.security import peer_name
+
+if TYPE_CHECKING:
+    from paceline_serving.keys import Caller
 
 __all__ = ["share_of"]
 
@@ -15,18 +18,20 @@ _DIGITS = 16
 _IPV6_PREFIX = 64
 
 
-def share_of(context: Any) -> str:
-    """Name the client of a call, by its certificate or else by its address without the port.
+def share_of(context: Any, caller: Caller | None = None) -> str:
+    """Name the client of a call: by its certificate, or its key, or its address without the port.
 
-    Clients behind one proxy are one client here, unless the proxy passes their certificates on.
+    Clients behind one proxy are one client here, unless the proxy passes on what tells them apart.
 
     Args:
         context: The call's; a grpc.aio.ServicerContext.
+        caller: Whose key came with it; None where no keys are asked for.
 
     Returns:
         A digest: the same at every orchestrator, and no name in clear for servers and logs.
     """
-    identity = peer_name(context.auth_context()) or _network(context.peer())
+    key = f"key:{caller.key.name}" if caller is not None else ""
+    identity = peer_name(context.auth_context()) or key or _network(context.peer())
     return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 

@@ -10,7 +10,6 @@ from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.growth import Growth
-from paceline_orchestrator.planning.planner import DrafterKind
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN
@@ -45,6 +44,7 @@ class Options:
     sampling: object | None = None
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
     include_timeline: bool = False
     stream_timeline: bool = False
 
@@ -115,14 +115,13 @@ class Order:
     @property
     def drafter_count(self) -> int:
         """Drafters to use at most."""
-        if not self._drafts or self.plan.drafter is DrafterKind.MAX_GRAM:
-            return 0
-        return self.options.drafter_count
+        has_servers = self.plan.drafter is None or self.plan.drafter.has_servers
+        return self.options.drafter_count if self._drafts and has_servers else 0
 
     @property
     def drafts_from_text(self) -> bool:
         """Whether the text itself may draft."""
-        return self._drafts and self.plan.drafter is not DrafterKind.SERVER
+        return self._drafts and (self.plan.drafter is None or self.plan.drafter.has_text)
 
     @property
     def shape(self) -> Shape:
@@ -177,7 +176,10 @@ class Order:
             branches=self.shape.branches,
             tree_tokens=min(MOST_TREE_TOKENS, self.model.tree_token_limit),
             tree_depth=self.model.tree_depth_limit,
+            drafts_ahead=self.plan.drafts_ahead,
             hit_rates=self.plan.hit_rates,
+            own_guesses=self.plan.own_guesses
+            and self.options.dispatch is DispatchPolicy.WORK_CONSERVING,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message
 from paceline_serving import tracing
+from paceline_serving.keys import current_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -129,8 +130,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """
         arrived_ns = time.perf_counter_ns()
         self._demand.arrived()
-        share = share_of(context)
-        with self._admitted(share):
+        caller = current_caller()
+        share = share_of(context, caller)
+        with self._admitted(share), caller.admitted() if caller else nullcontext():
             check(request)
             deadline = Deadline.after(self._allowed_seconds(context))
             with self._cuttable():
@@ -143,6 +145,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 keeper=self._keeper,
                 metrics=self._metrics,
                 text_rules=self._text_rules,
+                charge=caller.charge if caller else None,
             )
             with (
                 closing(generation),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.front.tokenizer import Codec
 
 __all__ = ["Detokenizer", "FinalToken", "Piece", "StreamedText"]
@@ -106,6 +107,7 @@ class FinalToken:
     token_id: int
     accepted: bool
     logprob: float | None = None
+    likeliest: LikeliestTokens = ()
 
 
 @dataclass(frozen=True, slots=True)

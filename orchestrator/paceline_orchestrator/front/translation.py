@@ -24,6 +24,7 @@ from paceline_protocol.tree_shapes import Shape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.front.order import Order
@@ -81,6 +82,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
             rule=rule,
             drafter=_DRAFTERS.get(request.drafter),
             shape=Shape(request.width, request.branches) if request.HasField("width") else None,
+            may_draft_ahead=not in_blocks,
         ),
         drafter_count=max(1, request.drafter_count),
         rule=rule,
@@ -88,6 +90,7 @@ def read_options(request: pb.GenerateRequest) -> Options:
         sampling=request.sampling,
         ignore_eos=request.ignore_eos,
         logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
         include_timeline=request.include_timeline,
         stream_timeline=request.stream_timeline,
     )
@@ -122,6 +125,7 @@ def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
             pb.TOKEN_ORIGIN_ACCEPTED_DRAFT if it.accepted else pb.TOKEN_ORIGIN_TARGET
             for it in piece.tokens
         ],
+        top_logprobs=[_likeliest(it.likeliest) for it in piece.tokens if it.likeliest],
     )
     return pb.GenerateResponse(chunk=chunk)
 
@@ -180,6 +184,12 @@ def server_message(server: ModelServer) -> pb.ServerInfo:
         decode_step_ns=server.latency.step_ns,
         self_draft_kind=server.facts.self_draft_kind if server.facts else "",
         is_invariant=server.facts.is_invariant if server.facts else False,
+    )
+
+
+def _likeliest(tokens: LikeliestTokens) -> sampling_pb2.LikeliestTokens:
+    return sampling_pb2.LikeliestTokens(
+        token_ids=[token_id for token_id, _ in tokens], logprobs=[each for _, each in tokens]
     )
 
 

@@ -11,6 +11,8 @@ all of them together. With E tokens for each verification:
                 request's own                            all requests, at the targets
     non-SI      target                                   turn
     SI          (lookahead * drafter + target) / E       turn / E
+    SI ahead    the same, or with probability a^(lookahead + 1) the larger of target and
+                (lookahead + 1) * drafter, if nobody else has work for the drafter
     DSI         simulated, with a slower drafter         turn / target * its own: it never rests
     self-SI     target / E                               turn / E
 
@@ -55,6 +57,7 @@ __all__ = [
     "distributed_token_ns",
     "needed_target_count",
     "on_its_part",
+    "own_guesses_are_free",
     "plain",
     "self_speculative",
     "smallest_lookahead",
@@ -74,6 +77,9 @@ _DISPATCH_PARTS = 2
 
 
 _EQUAL = RowPrices()
+
+# What a forward may take with rows that count as free: less than this is noise.
+_FREE_PRICE = 1.05
 
 BLOCK_ROWS = 2
 """Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
@@ -171,6 +177,7 @@ class Option:
         keeps_up: Whether the drafter has its drafts ready when they are wanted.
         note: What else went into it, for whoever asks why.
         shape: How wide drafts are.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -180,14 +187,16 @@ class Option:
     keeps_up: bool = True
     note: str = ""
     shape: Shape = CHAIN
+    drafts_ahead: bool = False
 
     def __str__(self) -> str:
         method = METHODS[self.strategy]
         lookahead = f" with lookahead {self.lookahead}" if method.drafts else ""
         targets = f" on {self.target_count} target(s)" if method.overlaps else ""
         trees = f" and {self.shape}" if self.shape != CHAIN else ""
+        ahead = ", drafting ahead" if self.drafts_ahead else ""
         ms = self.token_ns / 1e6
-        return f"{method.label}{lookahead}{targets}{trees}: {ms:.1f} ms per token"
+        return f"{method.label}{lookahead}{targets}{trees}{ahead}: {ms:.1f} ms per token"
 
 
 def needed_target_count(target_ns: int, drafter_ns: int, *, lookahead: int) -> int:
@@ -211,6 +220,22 @@ def plain(measurements: Measurements) -> Option:
     return Option(Strategy.AUTOREGRESSIVE, 0, 1, round(token_ns))
 
 
+def own_guesses_are_free(option: Option, measurements: Measurements) -> bool:
+    """Whether targets' own guesses in DSI's verifications can only gain.
+
+    Their rows must cost nothing, and a block be drafted while a target decides one token: a slower
+    drafter that begins anew where guesses have led may lose a part of a step that was nearly done
+    (tests/unit/protocol/test_riding_guesses.py).
+    """
+    if not METHODS[option.strategy].overlaps or not measurements.guess_count:
+        return False
+    prices = measurements.target_prices
+    calls = max(1.0, measurements.request_count / measurements.target_count)
+    rows = calls * (1 + option.lookahead + measurements.guess_count)
+    is_quick = option.lookahead * measurements.drafter_step_ns <= measurements.target_step_ns
+    return is_quick and prices.are_measured and prices.of(rows) <= _FREE_PRICE
+
+
 def self_speculative(measurements: Measurements) -> Option:
     """Return self-speculation: each call judges what the target proposed with its last verdict."""
     rows = 1 + measurements.guess_count
@@ -220,14 +245,48 @@ def self_speculative(measurements: Measurements) -> Option:
     return Option(Strategy.SELF_SPECULATIVE, 0, 1, token_ns)
 
 
-def speculative(measurements: Measurements, lookahead: int | None) -> Option:
-    """Return SI, with its best lookahead where none is asked for."""
+def speculative(
+    measurements: Measurements, lookahead: int | None, *, may_draft_ahead: bool = False
+) -> Option:
+    """Return SI, with its best lookahead where none is asked for.
+
+    It drafts ahead where it may, and nobody else has work for the drafter.
+    """
+    if may_draft_ahead and measurements.everybody == 1:
+        return _speculative_ahead(measurements, lookahead)
     token_ns, best = min(
         (_speculative_token_ns(measurements, candidate), candidate)
         for candidate in ([lookahead] if lookahead else _sustainable_lookaheads(measurements))
     )
     keeps_up = _keeps_up(measurements, best, drafting=measurements.drafting_count)
     return Option(Strategy.SPECULATIVE, best, 1, token_ns, keeps_up)
+
+
+def _speculative_ahead(measurements: Measurements, lookahead: int | None) -> Option:
+    token_ns, best = min(
+        (_ahead_token_ns(measurements, candidate), candidate)
+        for candidate in ([lookahead] if lookahead else range(1, MOST_LOOKAHEAD + 1))
+    )
+    return Option(Strategy.SPECULATIVE, best, 1, token_ns, drafts_ahead=True)
+
+
+def _ahead_token_ns(measurements: Measurements, lookahead: int) -> int:
+    """Return the time of a round over its expected tokens, if SI drafts ahead.
+
+    A round after a block that was accepted whole, with a next token that the drafter had found
+    meanwhile, began with the verification before it: it drafts this token and its own. It waits for
+    the later of the two.
+    """
+    anew_ns = _round_ns(measurements, lookahead)
+    verification_ns = measurements.call_ns + _judging_ns(measurements, lookahead + 1)
+    drafting_ns = (lookahead + 1) * measurements.drafter_step_ns
+    was_ahead = measurements.acceptance_rate ** (lookahead + 1)
+    if measurements.drafter_step_ns > verification_ns:
+        was_ahead = 0.0
+    round_ns = (1 - was_ahead) * anew_ns
+    round_ns += was_ahead * min(anew_ns, max(verification_ns, drafting_ns))
+    round_ns = max(round_ns, measurements.turn_ns(lookahead + 1))
+    return round(round_ns / _round_tokens(measurements, lookahead))
 
 
 def _sustainable_lookaheads(measurements: Measurements) -> Sequence[int]:
@@ -266,8 +325,11 @@ def _speculative_token_ns(measurements: Measurements, lookahead: int) -> int:
     if not measurements.drafter_prices.shares_forwards:
         drafting_ns = measurements.drafting_count * lookahead * measurements.drafter_step_ns
         round_ns = max(round_ns, drafting_ns)
-    tokens = sum(measurements.acceptance_rate**accepted for accepted in range(lookahead + 1))
-    return round(round_ns / tokens)
+    return round(round_ns / _round_tokens(measurements, lookahead))
+
+
+def _round_tokens(measurements: Measurements, lookahead: int) -> float:
+    return sum(measurements.acceptance_rate**accepted for accepted in range(lookahead + 1))
 
 
 def _round_ns(measurements: Measurements, lookahead: int) -> float:

@@ -19,7 +19,7 @@ from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.means import Mean
-from paceline_orchestrator.planning.planner import DrafterKind, Plan, Planner, Wish
+from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree_shapes import CHAIN
@@ -84,7 +84,7 @@ class Planning:
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
         targets = self._pool.targets(model)
-        from_text = wish.drafter is DrafterKind.MAX_GRAM
+        from_text = wish.drafter is not None and not wish.drafter.has_servers
         drafters = () if from_text else self._drafters(model, wish.strategy)
         pair = _pair(model, drafters)
         rates = HitRates() if pair is None else self._rates.of(pair)

@@ -41,12 +41,14 @@ class Case:
         lookahead: What the request asks for; None leaves the choice to the forecast.
         target_count: Targets that it may count on, 1 or more.
         rehearsals: DSI on the virtual clock, as far as it was simulated.
+        may_draft_ahead: Whether SI's drafter may go on while the target verifies.
     """
 
     measurements: Measurements
     lookahead: int | None
     target_count: int
     rehearsals: Rehearsals
+    may_draft_ahead: bool = True
 
 
 def _distributed(case: Case) -> Option:
@@ -92,7 +94,9 @@ def _cost(measurements: Measurements, affordable: int) -> str:
 
 FORECASTS: dict[Strategy, Callable[[Case], Option]] = {
     Strategy.AUTOREGRESSIVE: lambda case: plain(case.measurements),
-    Strategy.SPECULATIVE: lambda case: speculative(case.measurements, case.lookahead),
+    Strategy.SPECULATIVE: lambda case: speculative(
+        case.measurements, case.lookahead, may_draft_ahead=case.may_draft_ahead
+    ),
     Strategy.DISTRIBUTED: _distributed,
     Strategy.SELF_SPECULATIVE: lambda case: self_speculative(case.measurements),
 }

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.estimates import Option, plain, speculative
+from paceline_orchestrator.planning.estimates import (
+    Option,
+    own_guesses_are_free,
+    plain,
+    speculative,
+)
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
@@ -39,8 +44,18 @@ class DrafterKind(Enum):
     """Who drafts; see orchestrator_service.proto, which has the same names."""
 
     SERVER = "server"
-    MAX_GRAM = "max-gram"
-    SERVER_AND_MAX_GRAM = "both"
+    MAX_GRAM = "max_gram"
+    SERVER_AND_MAX_GRAM = "server_and_max_gram"
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether drafter servers draft."""
+        return self is not DrafterKind.MAX_GRAM
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the text itself drafts, without a server."""
+        return self is not DrafterKind.SERVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,8 @@ class Plan:
         shape: How wide drafts are.
         pair: The models that it is made for; None where no server drafts.
         hit_rates: What is known of their draft tokens; see DecodingTask.
+        own_guesses: Whether targets' own guesses ride along; see DecodingTask.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
     """
 
     strategy: Strategy
@@ -74,6 +91,8 @@ class Plan:
     shape: Shape = CHAIN
     pair: Pair | None = None
     hit_rates: tuple[float, ...] = ASSUMED_RATES
+    own_guesses: bool = False
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,7 @@ class Wish:
         rule: How draft tokens are judged; nobody chooses that but the request.
         drafter: Who drafts.
         shape: How wide drafts are. Left to the planner only where the method is, too: else a chain.
+        may_draft_ahead: Whether SI's drafter may go on while the target verifies.
     """
 
     strategy: Strategy | None = None
@@ -95,6 +115,7 @@ class Wish:
     rule: VerificationRule = VerificationRule.EXACT
     drafter: DrafterKind | None = None
     shape: Shape | None = None
+    may_draft_ahead: bool = True
 
     @property
     def leaves_trees_open(self) -> bool:
@@ -127,7 +148,7 @@ class Planner:
     ) -> Plan:
         """Plan a request by what is known, and what it wishes."""
         available = min(wish.target_count or measurements.part, measurements.target_count)
-        case = Case(measurements, wish.lookahead, available, self._rehearsals)
+        case = Case(measurements, wish.lookahead, available, self._rehearsals, wish.may_draft_ahead)
         options = [
             FORECASTS[strategy](case)
             for strategy, method in METHODS.items()
@@ -136,12 +157,15 @@ class Planner:
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
-            option = Option(wish.strategy, wish.lookahead or 1, 1, measurements.verification_ns)
+            option = Option(
+                wish.strategy,
+                wish.lookahead or 1,
+                1,
+                measurements.verification_ns,
+                drafts_ahead=wish.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
+            )
             return self._plan(option, measurements, others=())
-        best = wanted[0]
-        for option in wanted[1:]:
-            if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
-                best = option
+        best = _fastest(wanted)
         has_target = measurements.request_count <= measurements.target_count
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
@@ -168,35 +192,31 @@ class Planner:
     ) -> Plan:
         """Plan a request for which the text itself drafts.
 
-        Its drafts cost nothing, so a round of SI is a verification, and DSI is as many rounds at
-        once as there are targets. That is not promised to be faster, so it is for who asks for it.
+        Its drafts cost nothing, so a round of SI is a verification, and a method that overlaps has
+        as many rounds at once as there are targets. That is not promised to be faster, so it is for
+        who asks for it.
 
         Args:
             measurements: What is known.
             wish: What the request says.
             by_text: The same, with what is known of the text as of a drafter.
         """
-        plainly, guessing = plain(measurements), speculative(by_text, wish.lookahead)
-        case = Case(measurements, wish.lookahead, 1, self._rehearsals)
-        by_itself = [
-            FORECASTS[strategy](case)
+        case = Case(measurements, wish.lookahead, 1, self._rehearsals, may_draft_ahead=False)
+        ranked = [
+            FORECASTS[strategy](replace(case, measurements=by_text) if method.drafts else case)
             for strategy, method in METHODS.items()
-            if method.self_drafts and _has_what_it_needs(method, measurements)
+            if not method.overlaps and _has_what_it_needs(method, by_text)
         ]
-        ranked = [plainly, guessing, *by_itself]
-        options = {it.strategy: it for it in ranked}
-        options[Strategy.DISTRIBUTED] = replace(
-            guessing,
-            strategy=Strategy.DISTRIBUTED,
-            target_count=min(wish.target_count or measurements.part, measurements.target_count),
-        )
-        if wish.strategy is not None:
-            best = options[wish.strategy]
+        if wish.strategy is None:
+            best = _fastest(ranked)
+        elif METHODS[wish.strategy].overlaps:
+            best = replace(
+                speculative(by_text, wish.lookahead),
+                strategy=wish.strategy,
+                target_count=min(wish.target_count or measurements.part, measurements.target_count),
+            )
         else:
-            best = plainly
-            for option in ranked[1:]:
-                if option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
-                    best = option
+            best = next(it for it in ranked if it.strategy is wish.strategy)
         others = [it for it in ranked if it.strategy is not best.strategy]
         plan = self._plan(best, measurements, others=others)
         drafts = METHODS[best.strategy].drafts
@@ -232,6 +252,8 @@ class Planner:
             plain_token_ns=plain(measurements).token_ns,
             note=f"{option} ({_why(option, measurements, others)})",
             shape=option.shape,
+            own_guesses=own_guesses_are_free(option, measurements),
+            drafts_ahead=option.drafts_ahead,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
@@ -245,6 +267,15 @@ class Planner:
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
         return self._starts.broadcasts(start)
+
+
+def _fastest(options: Sequence[Option]) -> Option:
+    """Return the fastest; of those about as fast the one above, which is simpler."""
+    best = options[0]
+    for option in options[1:]:
+        if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
+            best = option
+    return best
 
 
 def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:

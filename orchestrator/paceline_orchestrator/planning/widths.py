@@ -54,7 +54,7 @@ class TreeCase:
         decays: In tenths, how often each runner-up is right where all before it are wrong.
         target_prices: Of a target's rows.
         drafter_prices: Of the drafter's.
-        tree_tokens: See DecodingTask; tree_depth likewise.
+        tree_tokens: See DecodingTask; tree_depth and drafts_ahead likewise.
     """
 
     strategy: Strategy
@@ -66,6 +66,7 @@ class TreeCase:
     drafter_prices: RowPrices
     tree_tokens: int
     tree_depth: int
+    drafts_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def case_of(option: Option, measurements: Measurements) -> TreeCase:
         drafter_prices=_rounded(measurements.drafter_prices),
         tree_tokens=measurements.tree_tokens,
         tree_depth=measurements.tree_depth,
+        drafts_ahead=option.drafts_ahead,
     )
 
 
@@ -147,6 +149,7 @@ def _time(case: TreeCase, shape: Shape, *, seed: int) -> float:
         branches=shape.branches,
         tree_tokens=case.tree_tokens,
         tree_depth=case.tree_depth,
+        drafts_ahead=case.drafts_ahead,
     )
     count = case.setting.target_count
     capacity = CapacityChanged(targets=tuple(range(count)), drafters=(0,))

@@ -227,6 +227,10 @@ class Streams(nn.Module):
         ]
         return self._through(model, entering, positions=positions, attends=attends)
 
+    def begin(self, entering: Tensor) -> Tensor:
+        """Return the streams beside rows before the upper layers: (..., J, E) from (..., E)."""
+        return entering[..., None, :] + self.embeddings.to(entering.dtype)
+
     def guess(
         self, model: Any, entering: Tensor, *, positions: Tensor, seen: Sequence[SeenTokens]
     ) -> Iterator[Tensor]:
@@ -254,7 +258,7 @@ class Streams(nn.Module):
         self, model: Any, entering: Tensor, *, positions: Tensor, attends: Sequence[_Attend]
     ) -> Tensor:
         """Compute the streams beside (B, R, E) through all upper layers: (B, R, J, E)."""
-        hidden = entering[:, :, None] + self.embeddings.to(entering.dtype)
+        hidden = self.begin(entering)
         offsets = torch.arange(1, self.reach + 1, device=positions.device)
         rotation = model.model.rotary_emb(hidden, (positions[:, None] + offsets).reshape(1, -1))
         cosines, sines = (each.view(len(positions), self.reach, -1) for each in rotation)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline_engine.backends.key_values import KeyValues
+    from paceline_engine.backends.stream_rows import StreamRows
 
-__all__ = ["Attention", "FewerRows", "ForwardRows", "SharedRows", "attend_slowly"]
+__all__ = ["Attention", "ForwardRows", "OtherRows", "SharedRows", "attend_slowly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,9 @@ class ForwardRows(Protocol):
         read_at: Which layer's input to keep of them, for an adapter; the number of layers: what the
             head gets; None: nothing.
         read: That: (scored, E).
-        prune: Told what enters that layer, (T, E), it says with which rows to go on; None: with
-            all. The rest of the forward, what is read included, is then theirs.
+        change: Told what enters that layer, (T, E), it says with which rows to go on; None: with
+            the same. The rest of the forward, what is read included, is then theirs.
+        streams: Which rows are streams beside others, and what is added to their products; or None.
     """
 
     token_ids: Tensor
@@ -73,7 +76,8 @@ class ForwardRows(Protocol):
     scored: Tensor | slice
     read_at: int | None
     read: Tensor | None
-    prune: Callable[[Tensor], FewerRows | None] | None
+    change: Callable[[Tensor], OtherRows | None] | None
+    streams: StreamRows | None
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
@@ -82,16 +86,16 @@ class ForwardRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FewerRows:
+class OtherRows:
     """What a forward goes on with.
 
     Attributes:
         rows: As if there had never been others.
-        places: Which of the rows so far these are, ascending: (T,).
+        hidden: What enters the next layer in these: (T, E).
     """
 
     rows: ForwardRows
-    places: Tensor
+    hidden: Tensor
 
 
 class SharedRows:
@@ -107,6 +111,7 @@ class SharedRows:
         scored_counts: Sequence[int],
         *,
         parents: Sequence[Sequence[int]] | None = None,
+        stream_counts: Sequence[int] | None = None,
         together: bool = False,
     ) -> None:
         """Build it.
@@ -114,8 +119,9 @@ class SharedRows:
         Args:
             texts: With room for their rows.
             token_ids: Of each text's rows, one or more.
-            scored_counts: How many of each text's last rows to score.
+            scored_counts: How many of each text's last rows to score, before those of streams.
             parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
+            stream_counts: How many of each text's last rows are streams; none of them is scored.
             together: Attend to all texts in one kernel for each layer, over padded copies, rather
                 than text by text. Pays where launching kernels is what takes the time.
         """
@@ -134,23 +140,26 @@ class SharedRows:
         positions = [position for text in self._texts for position in text.positions]
         self.positions = torch.tensor(positions).to(device, non_blocking=True)
         self.longest = max(positions) + 1
-        self.scored = self._scored(scored_counts, device)
+        ends = [*accumulate(self._counts)]
+        self.stream_places: Tensor | slice = slice(0, 0)
+        if stream_counts is not None:
+            self.stream_places = self._last(stream_counts, ends)
+            ends = [end - own for end, own in zip(ends, stream_counts, strict=True)]
+        self.scored = self._last(scored_counts, ends)
         self.read_at: int | None = None
         self.read: Tensor | None = None
-        self.prune: Callable[[Tensor], FewerRows | None] | None = None
+        self.change: Callable[[Tensor], OtherRows | None] | None = None
+        self.streams: StreamRows | None = None
 
-    def _scored(self, counts: Sequence[int], device: torch.device) -> Tensor | slice:
-        total = sum(self._counts)
-        if len(counts) == 1:
-            return slice(total - counts[0], total)
-        rows: list[int] = []
-        end = 0
-        for own, scored in zip(self._counts, counts, strict=True):
-            end += own
-            rows.extend(range(end - scored, end))
-        if len(rows) == total:
-            return slice(0, total)
-        return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
+        """Return so many rows before each of these ends."""
+        spans = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        if len(spans) == 1:
+            return slice(spans[0].start, spans[0].stop)
+        rows = [*chain.from_iterable(spans)]
+        if len(rows) == len(self.token_ids):
+            return slice(0, len(rows))
+        return torch.tensor(rows, dtype=torch.int64).to(self.token_ids.device, non_blocking=True)
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention

@@ -275,7 +275,8 @@ class Backend(ABC):
                 judgement = self._judge_kept(scores, item.task, item, kept=feed.kept)
                 return Outcome(row_count, judgement=judgement, dropped_count=feed.dropped_count)
             if isinstance(item.task, Decode):
-                task = Judge(NOTHING, item.task.logprobs)
+                told = item.task
+                task = Judge(NOTHING, told.logprobs, top_logprobs=told.top_logprobs)
                 return Outcome(row_count, judgement=self._judge(scores, task, item))
             if item.task.width == 1:
                 return Outcome(row_count, drafted=self._draft(scores, item))

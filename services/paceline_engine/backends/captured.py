@@ -18,9 +18,10 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline_engine.backends.attention import Attention, FewerRows
+    from paceline_engine.backends.attention import Attention, OtherRows
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
+    from paceline_engine.backends.stream_rows import StreamRows
 
 __all__ = ["CapturedStep"]
 
@@ -57,7 +58,8 @@ class CapturedStep:
         self.scored: Tensor | slice = slice(0, 1)
         self.read_at: int | None = None
         self.read: Tensor | None = None
-        self.prune: Callable[[Tensor], FewerRows | None] | None = None
+        self.change: Callable[[Tensor], OtherRows | None] | None = None
+        self.streams: StreamRows | None = None
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now: a recording must not make a table longer.

@@ -91,17 +91,28 @@ class KeyValues(ModelCache):
         return self.keys.shape[-2]
 
     @property
+    def room(self) -> int:
+        """How many rows more the buffers have room for."""
+        return self.capacity - self.row_count
+
+    @property
     def byte_count(self) -> int:
         """What the buffers take."""
         return self.keys.nbytes + self.values.nbytes
 
-    def make_room(self, count: int) -> None:
+    def make_room(self, count: int, *, beside: int = 0) -> None:
         """Have buffers with room for so many tokens more.
+
+        Args:
+            count: So many.
+            beside: Rows for which there shall be room behind them, too, if so much is reserved.
 
         Raises:
             RuntimeError: as the allocator says it, if there is no memory. Nothing has changed.
         """
         length = self.row_count + count
+        if length + beside <= self._reserved_length:
+            length += beside
         if self.capacity >= length:
             return
         wanted = self._reserved_length if self._is_fixed else max(2 * length, _FIRST_CAPACITY)

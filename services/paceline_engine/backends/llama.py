@@ -28,6 +28,8 @@ _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 # Their rotation at a position changes with the length of the text.
 _CHANGING_ROTATIONS = frozenset({"dynamic", "longrope"})
 _FIRST_ROTATIONS = 1024
+# A layer's products, as `StreamWeights` has what is added to them.
+_INTO_HEADS, _OUT_OF_HEADS, _GATE_AND_UP, _DOWN = range(4)
 
 Rotation: TypeAlias = tuple[Tensor, Tensor]
 """Cosines, and sines with the signs of the swapped halves: (T, D) each."""
@@ -88,15 +90,17 @@ class FusedLlama:
         hidden = functional.embedding(rows.token_ids, self._embedding.weight)
         for index, layer in enumerate(self.layers):
             if index == rows.read_at:
-                fewer = rows.prune(hidden) if rows.prune is not None else None
-                if fewer is not None:
-                    rows, hidden = fewer.rows, hidden[fewer.places]
+                others = rows.change(hidden) if rows.change is not None else None
+                if others is not None:
+                    rows, hidden = others.rows, others.hidden
                     rotation = self._rotation(rows)
                 rows.read = hidden[rows.scored]
             hidden = layer(hidden, rotation, rows)
         last = self._norm(hidden[rows.scored])
         if rows.read_at == len(self.layers):
             rows.read = last
+        if rows.streams is not None:
+            rows.streams.take(hidden)
         return self._head(last)
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
@@ -132,11 +136,13 @@ class _Layer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self._index = index
         self._attention_norm = _norm(layer.input_layernorm)
-        self._into_heads = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._out_of_heads = _fuse(attention.o_proj)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
-        self._gate_and_up = _fuse(mlp.gate_proj, mlp.up_proj)
-        self._down = _fuse(mlp.down_proj)
+        self._products = (
+            _fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+            _fuse(attention.o_proj),
+            _fuse(mlp.gate_proj, mlp.up_proj),
+            _fuse(mlp.down_proj),
+        )
         self._activation = mlp.act_fn.forward
         self._width = attention.head_dim
         self._heads = attention.q_proj.out_features // self._width
@@ -146,13 +152,20 @@ class _Layer(nn.Module):
     def forward(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         """Compute (T, E) from (T, E)."""
         hidden = hidden + self._attend(self._attention_norm(hidden), rotation, rows)
-        gate, up = self._gate_and_up(self._mlp_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self._down(self._activation(gate) * up)
+        gate, up = self._product(_GATE_AND_UP, self._mlp_norm(hidden), rows).chunk(2, dim=-1)
+        return hidden + self._product(_DOWN, self._activation(gate) * up, rows)
+
+    def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
+        product = self._products[which](hidden)
+        if rows.streams is not None:
+            rows.streams.add(self._index, which, hidden, product)
+        return product
 
     def _attend(self, hidden: Tensor, rotation: Rotation, rows: ForwardRows) -> Tensor:
         count, heads, kv_heads = len(hidden), self._heads, self._kv_heads
         # (H + 2 G, T, D): query heads, key heads, value heads.
-        states = self._into_heads(hidden).view(count, -1, self._width).transpose(0, 1)
+        states = self._product(_INTO_HEADS, hidden, rows)
+        states = states.view(count, -1, self._width).transpose(0, 1)
         rotated = _rotate(states[: heads + kv_heads], rotation)
         seen = rows.attend(
             self._index,
@@ -161,7 +174,7 @@ class _Layer(nn.Module):
             states[heads + kv_heads :],
             self._attention,
         )
-        return self._out_of_heads(seen.transpose(0, 1).reshape(count, -1))
+        return self._product(_OUT_OF_HEADS, seen.transpose(0, 1).reshape(count, -1), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """What a target guesses by itself, with an adapter, beside the rows that decided.
 
-Which row decides is known with the verdict. So an adapter runs then, beside that row alone, for all
-texts of a forward at once. For streams that is a second way through the upper layers, with a few
-rows; beside all rows of a proposal, as the paper has them, they would be as many times more.
+Which row decides is known with the verdict. So heads guess then, beside that row alone, for all
+texts of a forward at once. Streams go along in the forward, beside each row that may decide
+(`upper_rows.py`). Where these are too many, or layers are the library's, they wait, too, and go
+through the upper layers by themselves: that reads those layers' weights a second time.
 
 Letters: R texts, J guesses of each (the reach, gamma), E the model's width, V the vocabulary.
 """
@@ -21,9 +22,10 @@ from paceline_engine.adapters.medusa import MedusaHeads
 from paceline_engine.adapters.rank_paths import propose, prune_by_threshold, rank_counts
 from paceline_engine.adapters.streams import SeenTokens, Streams
 from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.stream_rows import StreamWeights
 from paceline_engine.decisions import rank_from
 from paceline_engine.fields import MOST_TREE_TOKENS
-from paceline_engine.sampling import perturbed_scores
+from paceline_engine.sampling import perturbed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from paceline_engine.proposal import Proposal
 
 __all__ = ["DecidedRow", "FedTree", "SelfDrafter", "load_for"]
+
+MOST_BESIDE = 16
+"""Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
 
 
 def load_for(files: ModelFiles, model: Any, directory: Path) -> LoadedAdapter:
@@ -56,7 +61,7 @@ class DecidedRow:
     Attributes:
         text: What it sees is its first tokens.
         length: So many, itself included.
-        read: (E,) what the adapter reads of it.
+        read: (E,) what the adapter reads of it; or (J, E) what became of the streams beside it.
         spec: How tokens are chosen there.
     """
 
@@ -91,10 +96,18 @@ class SelfDrafter:
         kind: What guesses.
         read_at: Which layer's input it reads; the number of layers: what the head gets.
         prunes: Whether it prunes trees.
+        stream_weights: Of streams that go along in the model's own forward; None: there are none.
+        most_beside: For so many guesses of a forward, not for more.
     """
 
     def __init__(
-        self, adapter: LoadedAdapter, model: Any, *, takes_trees: bool, prune_below: float
+        self,
+        adapter: LoadedAdapter,
+        model: Any,
+        *,
+        takes_trees: bool,
+        prune_below: float,
+        goes_along: bool,
     ) -> None:
         """Build it.
 
@@ -103,6 +116,8 @@ class SelfDrafter:
             takes_trees: Whether the model judges trees. Else only the best guesses are proposed.
             prune_below: How likely a guess has to be after its parent, by the early exit if there
                 is one; 0: however unlikely.
+            goes_along: Whether the model is computed by `FusedLlama`, in any shapes: then streams
+                can be rows of its forwards.
 
         Raises:
             ModelLoadError: its tree is none that can be judged.
@@ -122,6 +137,26 @@ class SelfDrafter:
         self.read_at = model.config.num_hidden_layers - adapter.module.upper_layers
         self._prune_below = prune_below
         self.prunes = takes_trees and prune_below > 0 and adapter.card.exit_rank > 0
+        self.most_beside = MOST_BESIDE
+        self.stream_weights: StreamWeights | None = None
+        if goes_along and isinstance(adapter.module, Streams):
+            self.stream_weights = StreamWeights(adapter.module, first_layer=self.read_at)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether a forward has other rows in its upper layers."""
+        return self.prunes or self.stream_weights is not None
+
+    def most_streams(self, *, scored_count: int) -> int:
+        """Return how many streams may go along beside a text's scored rows."""
+        if self.stream_weights is None:
+            return 0
+        return self.depth * min(scored_count, 1 + self.most_beside)
+
+    def begin_streams(self, entering: Tensor) -> Tensor:
+        """Return the streams beside some rows before the upper layers: (S * J, E) from (S, E)."""
+        assert isinstance(self._adapter, Streams), "others have none"
+        return self._adapter.begin(entering)[:, : self.depth].flatten(0, 1)
 
     def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
         """Guess what follows each row's next token: the card's tree, with guesses in it.
@@ -173,6 +208,9 @@ class SelfDrafter:
     def _guess(self, rows: Sequence[DecidedRow]) -> Iterator[Tensor]:
         """Yield for each guess its logits: (R, V)."""
         read = torch.stack([row.read for row in rows])
+        if read.ndim == 3:  # streams that went along: (R, J, E)
+            logits: Tensor = self._model.lm_head(self._model.model.norm(read))
+            return iter(logits.unbind(1))
         if isinstance(self._adapter, MedusaHeads):
             return self._adapter.guess(read)
         positions = torch.tensor([row.length - 1 for row in rows]).to(read.device)
@@ -192,16 +230,13 @@ def _likelihoods(fed: FedTree, rows: Sequence[int], logits: Tensor) -> list[floa
         logits: Of these.
     """
     depths = [-1, *fed.tree.depths()]
-    scores = [
-        perturbed_scores(
-            logits[place : place + 1],
-            first_position=fed.position + depths[row] + 1,
-            parameters=fed.spec.sampling,
-            seed=fed.spec.seed,
-        )
-        for place, row in enumerate(rows)
-    ]
+    scores = perturbed_rows(
+        logits,
+        positions=[fed.position + depths[row] + 1 for row in rows],
+        parameters=fed.spec.sampling,
+        seed=fed.spec.seed,
+    )
     places = torch.tensor([rows.index(parent) for parent in fed.tree.parents])
     token_ids = torch.tensor(fed.tree.token_ids)
-    shares: list[float] = torch.cat(scores).softmax(-1)[places, token_ids].tolist()
+    shares: list[float] = scores.softmax(-1)[places, token_ids].tolist()
     return shares

@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.adapters.rank_paths import likeliest_tree, propose, rank_counts
@@ -151,10 +151,14 @@ class SimulatedBackend(Backend):
         path, next_token = task.proposal.follow(lambda row, _: self._target_token(scores[row]))
         # The simulated target is certain: its one token has probability 1.
         logprobs = (0.0,) * (len(path) + 1) if task.logprobs else ()
-        if not task.propose:
-            return Judgement(path, next_token, logprobs)
-        guessed = self._propose(scores[path[-1] + 1 if path else 0])
-        return Judgement(path, next_token, logprobs, guessed)
+        judgement = Judgement(path, next_token, logprobs)
+        if task.top_logprobs:
+            decided = (*task.proposal.along(path), next_token)
+            judgement = replace(judgement, top_logprobs=tuple(((it, 0.0),) for it in decided))
+        if task.propose:
+            guessed = self._propose(scores[path[-1] + 1 if path else 0])
+            judgement = replace(judgement, proposal=guessed)
+        return judgement
 
     def _propose(self, prefix_hash: int) -> Proposal:
         """Guess what follows the target's next token, as far as it guesses.

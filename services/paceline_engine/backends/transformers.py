@@ -39,8 +39,8 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import describe, load_model, usable_device
-from paceline_engine.backends.pruning import Pruning
 from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
+from paceline_engine.backends.upper_rows import UpperRows
 from paceline_engine.decisions import draft_from, judge_by, rank_from
 from paceline_engine.items import Draft, Outcome
 from paceline_engine.proposal import NOTHING
@@ -168,6 +168,7 @@ class TransformersBackend(Backend):
             self.model,
             takes_trees=self.description.takes_trees,
             prune_below=prune_below,
+            goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
         )
         self.self_drafter = drafter
         self.description = replace(
@@ -336,7 +337,8 @@ class TransformersBackend(Backend):
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
         for feed in feeds:
-            cast("KeyValues", feed.cache).make_room(len(feed.token_ids))
+            beside = self._most_streams(feed)
+            cast("KeyValues", feed.cache).make_room(len(feed.token_ids), beside=beside)
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0])]
@@ -359,18 +361,24 @@ class TransformersBackend(Backend):
     def _read_rows(
         self, feeds: Sequence[Feed], rows: SharedRows, drafter: SelfDrafter
     ) -> Sequence[Tensor]:
-        """Compute rows, pruned if the adapter does, and keep what it reads of those scored."""
+        """Compute rows as the adapter changes them, and keep what it reads of those scored."""
         assert self.decoder is not None
         size = self.description.vocabulary_size
-        pruning = Pruning(drafter, feeds, rows, vocabulary_size=size, together=self._together)
-        rows.read_at, rows.prune = drafter.read_at, pruning if drafter.prunes else None
+        upper = UpperRows(drafter, feeds, rows, vocabulary_size=size, together=self._together)
+        rows.read_at = drafter.read_at
+        rows.change = upper if drafter.changes_rows else None
         logits = self.decoder(rows)
-        counts = [feed.scored_count for feed in feeds]
-        read = pruning.rows.read
-        assert read is not None, "a decoder reads what it is told to"
         texts = [cast("KeyValues", feed.cache) for feed in feeds]
-        self._read.update(zip(texts, torch.split(read[: sum(counts)], counts), strict=True))
+        self._read.update(zip(texts, upper.read(), strict=True))
+        counts = [feed.scored_count for feed in feeds]
         return torch.split(logits[: sum(counts)], counts)
+
+    def _most_streams(self, feed: Feed) -> int:
+        """Return how many streams may go along with an item's rows."""
+        drafter = self.self_drafter
+        if feed.proposes is None or drafter is None:
+            return 0
+        return drafter.most_streams(scored_count=feed.scored_count)
 
     def _step(self, feed: Feed) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""

@@ -7,7 +7,7 @@ import pytest
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_engine.calls import VerificationRule
-from support.fake_text import continuation, logprob_of
+from support.fake_text import continuation, likeliest_after, logprob_of
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
 SAMPLING = sampling_pb2.SamplingParameters
@@ -133,6 +133,37 @@ async def test_how_tokens_are_chosen_is_passed_on_unread():
         assert greedy.started.promise == sampling_pb2.VERIFICATION_RULE_EXACT
         assert [spec.verification_rule for spec in models[0].specs] == [rule, 1]
         assert models[0].specs[0].sampling == sampling
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, pb.STRATEGY_SELF_SPECULATIVE])
+@pytest.mark.parametrize("width", [1, 3])
+async def test_what_was_likely_at_each_place_is_the_same_with_every_strategy(strategy, width):
+    models = targets(2, self_draft_depth=3, agrees=lambda position: position % 5 != 0)
+    async with orchestrating(drafters=[a_drafter()], targets=models) as system:
+        plain = await system.generate(strategy=strategy, width=width, branches=width - 1)
+        asked = {"strategy": strategy, "width": width, "branches": width - 1, "top_logprobs": 4}
+        received = await system.generate(**asked)
+        assert received.token_ids == plain.token_ids == continuation(PROMPT, 24)
+        assert not any(it.top_logprobs for it in plain.chunks)
+        assert not any(it.logprobs for it in received.chunks)
+        told = [each for chunk in received.chunks for each in chunk.top_logprobs]
+        text = [*PROMPT, *received.token_ids]
+        for place, each in zip(range(len(PROMPT), len(text)), told, strict=True):
+            expected = dict(likeliest_after(text[:place], 4))
+            assert dict(zip(each.token_ids, each.logprobs, strict=True)) == expected
+
+
+async def test_what_was_likely_is_told_of_a_resumed_text_and_after_lost_verdicts():
+    models = targets(2)
+    async with orchestrating(drafters=[a_drafter()], targets=models) as system:
+        for target in models:
+            target.faults.extend(["", "lose_session", "", "overload"])
+        resumed = continuation(PROMPT, 5)
+        received = await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, resume_token_ids=resumed, top_logprobs=1
+        )
+        told = [each for chunk in received.chunks for each in chunk.top_logprobs]
+        assert [each.token_ids[0] for each in told] == continuation(PROMPT, 24)[5:]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

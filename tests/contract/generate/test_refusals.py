@@ -50,6 +50,7 @@ BAD_REQUESTS = [
     ("width", {"width": 17}),
     ("branches", {"width": 2, "branches": 65}),
     ("branches", {"branches": 1}),
+    ("top_logprobs", {"top_logprobs": 21}),
     ("verification_rule", {"verification_rule": 99}),
     ("dispatch_policy", {"dispatch_policy": 99}),
     ("request_id", {"request_id": "a b"}),

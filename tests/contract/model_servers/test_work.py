@@ -48,6 +48,37 @@ async def test_each_decided_token_has_the_log_probability_that_plain_decoding_gi
     assert not answer.logprobs
 
 
+async def test_what_is_likely_at_each_place_is_what_plain_decoding_finds_there(target):
+    oracle = await continuation(target, PROMPT, 4)
+    session = await target.open()
+    alone = []
+    for count in range(4):
+        call = target.call(session, count + 1, new=(*PROMPT, *oracle[:count]))
+        alone += (await target.verify(call, top_logprobs=2)).top_logprobs
+    assert [each.token_ids[0] for each in alone] == oracle
+    answer = await target.verify(target.call(session, 5, new=PROMPT), oracle[:3], top_logprobs=2)
+    messages = await target.decode(target.call(session, 6, new=PROMPT), 4, top_logprobs=2)
+    streamed = [each for message in messages for each in message.top_logprobs]
+    for found in (answer.top_logprobs, streamed):
+        for each, expected in zip(found, alone, strict=True):
+            assert each.token_ids[0] == expected.token_ids[0]
+            assert 1 <= len(each.token_ids) == len(each.logprobs) <= 2
+            assert each.logprobs == pytest.approx(expected.logprobs, abs=0.05)
+            assert list(each.logprobs) == sorted(each.logprobs, reverse=True)
+    without = await target.verify(target.call(session, 7, new=PROMPT), oracle[:3])
+    assert not without.top_logprobs
+
+
+async def test_more_of_the_likeliest_tokens_than_there_may_be_are_refused_by_name(target):
+    session = await target.open()
+    asked = target.verify(target.call(session, 1, new=PROMPT), top_logprobs=21)
+    error = await target.error_of(asked)
+    assert [it.field for it in error.violations] == ["top_logprobs"]
+    asked = target.decode(target.call(session, 2, new=PROMPT), 1, top_logprobs=21)
+    error = await target.error_of(asked)
+    assert [it.field for it in error.violations] == ["top_logprobs"]
+
+
 async def test_keep_and_append_is_rollback_catching_up_and_repetition(target):
     oracle = await continuation(target, PROMPT, 5)
     session = await target.open()

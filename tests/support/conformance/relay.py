@@ -33,9 +33,13 @@ class Relay:
 
     async def start(self, address: str) -> None:
         """Listen on a free port for connections to this address."""
-        self._port = int(address.rpartition(":")[2])
+        self.lead_to(address)
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def lead_to(self, address: str) -> None:
+        """Pass new connections on to this address; those that there are stay."""
+        self._port = int(address.rpartition(":")[2])
 
     def cut(self) -> None:
         """Reset every connection; new ones are let through."""

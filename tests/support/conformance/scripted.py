@@ -88,11 +88,16 @@ class ScriptedOrchestrator:
         """Say GOAWAY, listen no more and let running calls finish, beside the next orchestrator.
 
         Return when the old connections are closed: a request that crosses a GOAWAY on its way is
-        not every transport's to repeat.
+        not every transport's to repeat. The relay leads to the next one before that. Two servers
+        that share a port would not do: a client that connects anew at the GOAWAY may get to the one
+        that is about to listen no more, and lose the request that it sends there.
         """
         leaving = self._server
         assert leaving is not None
-        await self.start()  # at the same port, which two sockets can share
+        assert self.relay is not None
+        self.address = ""
+        await self.start()
+        self.relay.lead_to(self.address)
         await leaving.stop(grace=60)
 
     def saw(self) -> dict[str, Any]:

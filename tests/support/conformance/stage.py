@@ -55,7 +55,7 @@ class ScriptedStage:
         self._thread = thread
         cuts = any("cut" in step for script in server.get("script", ()) for step in script)
         line = server.get("relay")
-        self._relay = Relay(**(line or {})) if cuts or line else None
+        self._relay = Relay(**(line or {})) if cuts or line is not None else None
         calls: list[Call] = []
         self._fakes = [
             ScriptedOrchestrator(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,13 @@ from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, foreca
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
 from paceline_protocol.guesses import OwnGuesses
-from paceline_protocol.methods import Strategy
+from paceline_protocol.methods import Strategy, label_of
 from paceline_protocol.ranks import runner_up_shares
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.tree_shapes import Shape
 
 MS = 1_000_000
+KNOWN = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
 TREE = Shape(3, 2)
 
 
@@ -40,8 +42,13 @@ def node(
     )
 
 
+def known_jobs(of: SimulatedNode, **options: Any) -> list[ForecastJob]:
+    """What is forecast of the paper's methods; there may be others."""
+    return [job for job in forecast_jobs(of, **options) if job.strategy in KNOWN]
+
+
 def forecasts(of: SimulatedNode, *, tokens: int = 20, repeats: int = 8) -> list[Forecast]:
-    return [forecast(job) for job in forecast_jobs(of, token_count=tokens, repeats=repeats)]
+    return [forecast(job) for job in known_jobs(of, token_count=tokens, repeats=repeats)]
 
 
 def row(strategy: Strategy, targets: int, milliseconds: float, *, spread: float = 0) -> Forecast:
@@ -62,19 +69,24 @@ def rows(plain: float, si: float, *dsi: float) -> list[Forecast]:
 
 
 def test_with_a_width_methods_that_draft_come_once_more_with_trees():
-    jobs = forecast_jobs(
+    jobs = known_jobs(
         node(targets=2), token_count=8, repeats=2, shape=TREE, shares=runner_up_shares()
     )
-    assert [(job.strategy.name, job.target_count, job.shape.width) for job in jobs] == [
-        ("AUTOREGRESSIVE", 1, 1),
-        ("SPECULATIVE", 1, 1),
-        ("DISTRIBUTED", 1, 1),
-        ("DISTRIBUTED", 2, 1),
-        ("SPECULATIVE", 1, 3),
-        ("DISTRIBUTED", 1, 3),
-        ("DISTRIBUTED", 2, 3),
+    assert [
+        (label_of(job.strategy, drafts_ahead=job.drafts_ahead), job.target_count, job.shape.width)
+        for job in jobs
+    ] == [
+        ("non-SI", 1, 1),
+        ("SI", 1, 1),
+        ("SI ahead", 1, 1),
+        ("DSI", 1, 1),
+        ("DSI", 2, 1),
+        ("SI", 1, 3),
+        ("SI ahead", 1, 3),
+        ("DSI", 1, 3),
+        ("DSI", 2, 3),
     ]
-    trees = [forecast(job) for job in jobs[4:]]
+    trees = [forecast(job) for job in jobs[5:]]
     assert all(each.shape == TREE and each.lookahead >= 1 for each in trees)
     assert all(each.mean_ns > 0 and len(each.times_ns) == 2 for each in trees)
 
@@ -106,9 +118,9 @@ def test_with_hit_rates_self_speculation_stands_beside_the_others():
     guesses = OwnGuesses((1.0,), ((0,),))
     at = node(targets=1, row=4)
     jobs = forecast_jobs(at, token_count=21, repeats=3, guesses=guesses)
-    assert [job.strategy for job in jobs][-1] is Strategy.SELF_SPECULATIVE
     assert len(jobs) == 1 + len(forecast_jobs(at, token_count=21, repeats=3))
-    plain, *_, own = [forecast(job) for job in jobs]
+    (own,) = (forecast(job) for job in jobs if job.strategy is Strategy.SELF_SPECULATIVE)
+    plain = forecast(jobs[0])
     # After the prompt's ten forwards of two rows decide two tokens each.
     assert own.times_ns == ((40 + 10 * 44) * MS,) * 3
     assert own.tokens_per_forward == pytest.approx(21 / 11)
@@ -163,21 +175,40 @@ def test_there_is_a_row_for_each_number_of_targets_that_can_differ():
 
 
 def test_without_a_gpu_for_a_second_model_there_is_no_dsi():
-    jobs = forecast_jobs(node(targets=0), token_count=20, repeats=1)
+    jobs = known_jobs(node(targets=0), token_count=20, repeats=1)
     assert [job.strategy for job in jobs] == [Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE]
 
 
 def test_dsi_gains_from_a_second_target_and_never_loses_to_plain_decoding():
-    plain, _, one, two = forecasts(node(acceptance=0.6))
+    plain, _, _, one, two = forecasts(node(acceptance=0.6))
     gain, error = two.gain_over(one)
     assert gain > 5 * error
     assert two.mean_ns < one.mean_ns < plain.mean_ns
 
 
 def test_a_drafter_slower_than_the_target_is_no_use_and_no_harm():
-    plain, speculative, distributed = forecasts(node(drafter=60))
-    assert speculative.mean_ns > plain.mean_ns
+    plain, speculative, ahead, distributed = forecasts(node(drafter=60))
+    assert ahead.mean_ns == speculative.mean_ns > plain.mean_ns
     assert distributed.mean_ns <= plain.mean_ns
+
+
+def test_drafting_ahead_gains_where_the_drafter_is_slow_and_right():
+    starcoder = node(target=20.6, drafter=6.8, acceptance=0.93, targets=1)
+    _, resting, ahead, _ = forecasts(starcoder, tokens=50)
+    gain, error = ahead.gain_over(resting)
+    assert (resting.gpu_count, ahead.gpu_count) == (1, 2)
+    assert gain - 3 * error > 0.15
+    assert ahead.lookahead < resting.lookahead
+
+
+def test_where_every_token_is_right_a_round_ahead_is_a_verification():
+    """A drafter twice as fast: with lookahead 1 each forward of the target is worth two tokens."""
+    job = ForecastJob(
+        node(drafter=20, acceptance=1), Strategy.SPECULATIVE, 1, 20, 2, drafts_ahead=True
+    )
+    found = forecast(job)
+    assert (found.lookahead, found.mean_ns) == (1, (20 + 10 * 40) * MS)
+    assert found.label == "SI ahead"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +285,15 @@ def test_the_table_has_times_speed_ups_and_marginal_gains():
         ("DSI on 1 target", "2", "3", "1.50", "400 ± 5", "2.50x", ""),
         ("DSI on 2 targets", "3", "3", "1.50", "300 ± 5", "3.33x", "+25.0%"),
     ]
+
+
+def test_si_that_drafts_ahead_has_a_row_of_its_own_and_no_gain_per_target():
+    both = [*rows(1000, 500)]
+    both.append(replace(both[1], times_ns=(400.0 * MS,) * 3, drafts_ahead=True))
+    assert table_rows(both)[-1] == ("SI ahead", "2", "3", "1.50", "400", "2.50x", "")
+    assert json_rows(both)[-1]["strategy"] == "SI ahead"
+    labels = [text.get_text() for text in draw_forecast(both, title="").axes[0].get_legend().texts]
+    assert labels[-1] == "SI ahead, lookahead 3"
 
 
 def test_the_gain_of_several_targets_is_told_for_each():

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from paceline_bench.protocol_runs import Setup, draw_agreements, run_protocol
 from paceline_bench.recurrences import (
+    ahead_time,
     distributed_time,
+    expected_ahead_time,
     expected_distributed_times,
     expected_speculative_forwards,
     run_lengths,
@@ -121,6 +123,49 @@ def test_an_si_generation_takes_the_sum_of_its_rounds(
     runs = run_lengths(draw_agreements(acceptance_rate, max_tokens=max_tokens, seed=seed))
     time = speculative_time(runs, lookahead=lookahead, target_step=target, drafter_step=drafter)
     assert time == protocol.total_time
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    target=st.integers(1, 60),
+    drafter_percent=st.integers(1, 100),
+    lookahead=st.integers(1, 20),
+    max_tokens=st.integers(1, 100),
+    acceptance_rate=st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_si_that_drafts_ahead_takes_what_is_left_of_its_drafting(
+    target, drafter_percent, lookahead, max_tokens, acceptance_rate, seed
+):
+    drafter = max(1, target * drafter_percent // 100)
+    setup = Setup(
+        Strategy.SPECULATIVE,
+        steady(target),
+        steady(drafter),
+        lookahead=lookahead,
+        drafts_ahead=True,
+    )
+    protocol = run_protocol(
+        setup, acceptance_rate=acceptance_rate, max_tokens=max_tokens, seed=seed
+    )
+    runs = run_lengths(draw_agreements(acceptance_rate, max_tokens=max_tokens, seed=seed))
+    time = ahead_time(runs, lookahead=lookahead, target_step=target, drafter_step=drafter)
+    assert time == protocol.total_time
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 50])
+@pytest.mark.parametrize("acceptance_rate", [0.0, 0.6, 1.0])
+def test_the_expectation_of_drafting_ahead_is_the_mean_over_all_that_can_be_drawn(
+    lookahead, acceptance_rate
+):
+    steps = {"target_step": 20, "drafter_step": 7}
+    mean = sum(
+        probability(agreements, acceptance_rate=acceptance_rate)
+        * ahead_time(run_lengths(agreements), lookahead=lookahead, **steps)
+        for agreements in product([False, True], repeat=8)
+    )
+    expected = expected_ahead_time(acceptance_rate, lookahead=lookahead, max_tokens=8, **steps)
+    assert expected == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("dispatch", DispatchPolicy)

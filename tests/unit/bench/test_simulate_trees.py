@@ -54,18 +54,19 @@ GAIN = Gain(
 
 
 def test_each_method_stands_as_a_chain_and_with_each_shape_beside_si():
-    si, si_tree, dsi, dsi_tree = compare_trees(JOB)
-    assert [
-        (gain.strategy, gain.width, gain.branches) for gain in (si, si_tree, dsi, dsi_tree)
-    ] == [
+    gains = compare_trees(JOB)
+    assert [(gain.strategy, gain.width, gain.branches) for gain in gains] == [
         ("SI", 1, 0),
         ("SI", 3, 2),
+        ("SI ahead", 1, 0),
+        ("SI ahead", 3, 2),
         ("DSI", 1, 0),
         ("DSI", 3, 2),
     ]
-    assert si.over_si == si.over_chain == dsi.over_chain == 1
+    si, _, ahead, _, dsi, dsi_tree = gains
+    assert si.over_si == si.over_chain == ahead.over_chain == dsi.over_chain == 1
     assert si.over_si_error == 0
-    for gain in (si, si_tree, dsi, dsi_tree):
+    for gain in gains:
         assert gain.over_si == pytest.approx(si.time / gain.time)
         assert gain.over_plain == pytest.approx(20 / gain.time)
     assert dsi_tree.over_chain == pytest.approx(dsi.time / dsi_tree.time)
@@ -74,7 +75,8 @@ def test_each_method_stands_as_a_chain_and_with_each_shape_beside_si():
 def test_where_every_draft_token_is_right_times_are_known():
     """The last of 20 tokens needs no draft: DSI has it after 19 drafts and a forward."""
     job = replace(JOB, node=steady(0.1, 1.0, target_count=20), shapes=())
-    si, dsi = compare_trees(job)
+    si, ahead, dsi = compare_trees(job)
+    assert ahead.time == pytest.approx(19 * 0.1 + 1)
     assert dsi.time == pytest.approx(19 * 0.1 + 1)
     assert si.time == pytest.approx(19 * 0.1 + 1)
     assert si.lookahead >= 19
@@ -82,9 +84,10 @@ def test_where_every_draft_token_is_right_times_are_known():
 
 def test_what_each_gpu_is_worth_counts_the_drafters_with_dsi():
     """SI's drafter and target take turns, on one."""
-    si, _, dsi, _ = compare_trees(JOB)
-    assert (si.gpu_count, dsi.gpu_count) == (1, 3)
+    si, _, ahead, _, dsi, _ = compare_trees(JOB)
+    assert (si.gpu_count, ahead.gpu_count, dsi.gpu_count) == (1, 2, 3)
     assert si.per_gpu == si.over_plain
+    assert ahead.per_gpu == pytest.approx(ahead.over_plain / 2)
     assert dsi.per_gpu == pytest.approx(dsi.over_plain / 3)
 
 
@@ -120,6 +123,8 @@ def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
         f"{way}: up to 1.20x of chains (here), up to 1.70x of SI (there)",
         f"{way}: slower than chains by more than 1 % in 1 of 3 cells, at worst 0.90x (there)",
     ]
+    ahead = replace(GAIN, strategy="SI ahead", target_count=1, gpu_count=2, width=1, branches=0)
+    assert list(grid_findings([ahead])) == ["SI ahead: up to 1.50x of SI (here)"]
 
 
 def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
@@ -131,7 +136,7 @@ def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():
         token_count=19,
         guesses=OwnGuesses((1.0, 1.0), ((0,), (0, 0))),
     )
-    si, dsi, own = compare_trees(job)
+    si, _, dsi, own = compare_trees(job)
     assert (si.strategy, dsi.strategy, own.strategy) == ("SI", "DSI", "self-SI")
     assert own.tokens_per_forward == pytest.approx(19 / 7)
     assert own.time == pytest.approx(1 + 6 * 1.2)
@@ -172,8 +177,9 @@ def test_a_grid_of_trees_comes_as_pictures_and_tables(capsys, tmp_path):
     assert names == {"trees-2-1.png", "trees-3-1.png", "trees.csv", "trees.json"}
     with (tmp_path / "trees.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # Four cells: SI's chain and its two trees, which have no SP degree, and DSI's for two of them.
-    assert len(rows) == len(json.loads(findings.read_text())["rows"]) == 4 * (3 + 2 * 3)
+    # Four cells: SI's chain and its two trees, resting and ahead, which have no SP degree, and
+    # DSI's for two of them.
+    assert len(rows) == len(json.loads(findings.read_text())["rows"]) == 4 * (2 * 3 + 2 * 3)
 
 
 @pytest.mark.usefixtures("small")

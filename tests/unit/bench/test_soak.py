@@ -119,7 +119,8 @@ def test_the_requests_follow_from_the_seed_alone():
 
 def test_requests_are_of_every_kind():
     some = list(islice(requests(PLAN), 400))
-    assert set(Counter(it.strategy for it in some).values()) == {100}
+    counts = Counter(it.strategy for it in some).values()
+    assert max(counts) - min(counts) <= 1
     assert len({it.sampling for it in some}) == 32
     # Binomial: 5 standard deviations to each side, a false alarm in 2 million seeds; one is tried.
     assert 57 <= sum(it.leaves for it in some) <= 143

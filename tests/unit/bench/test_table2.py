@@ -106,18 +106,43 @@ def test_ways_with_trees_are_compared_with_chains_and_leave_their_rows_alone(mon
     with_trees = table2.evaluate(ROW, runs_at(slowness), echoes=ECHOES)
 
     assert [each.way for each in with_trees.headline] == [each.way for each in result.headline]
-    assert [each.way for each in with_trees.trees] == [si, dsi]
+    assert [each.way for each in with_trees.beyond] == [si, dsi]
     assert with_trees.identical
     si_row, dsi_row = kept([with_trees])["trees"]
     assert (si_row["width"], si_row["branches"]) == (3, 2)
     speculative = with_trees.speculative
-    assert si_row["speed_up_over_si"] == with_trees.trees[0].speed_over(speculative)
+    assert si_row["speed_up_over_si"] == with_trees.beyond[0].speed_over(speculative)
     assert si_row["speed_up_over_chain"] == si_row["speed_up_over_si"]
-    assert dsi_row["speed_up_over_chain"] == with_trees.trees[1].speed_over(with_trees.distributed)
+    assert dsi_row["speed_up_over_chain"] == with_trees.beyond[1].speed_over(with_trees.distributed)
     text = report(kept([with_trees]), max_tokens=12, per_gpu=True)
     assert "| tiny | SI | 3, 2 | 2 |" in text
     assert "| tiny | DSI, trees | 8 |" in text
     assert "trees" not in report(kept([result]), max_tokens=12)
+
+
+def test_si_that_drafts_ahead_stands_beside_the_papers_which_stays_the_baseline(
+    monkeypatch, result
+):
+    ahead_2, ahead_4 = (replace(way, drafts_ahead=True) for way in (SI_2, SI_4))
+    assert table2.ways([2, 4], [1], ahead=True) == [
+        PLAIN, SI_2, SI_4, PLANNED, DSI_1, ahead_2, ahead_4
+    ]  # fmt: skip
+    for ahead, resting in ((ahead_2, SI_2), (ahead_4, SI_4)):
+        monkeypatch.setitem(PLANS, ahead, replace(PLANS[resting], drafts_ahead=True))
+    runs = runs_at({SI_2: 1.5, SI_4: 1.5, PLANNED: 1.04, ahead_4: 2.0})
+    measured = table2.evaluate(ROW, runs, echoes=ECHOES)
+
+    assert runs.best(Strategy.SPECULATIVE) in (SI_2, SI_4)
+    assert measured.speculative.way == runs.best(Strategy.SPECULATIVE)
+    assert [each.way for each in measured.beyond] == [ahead_2]
+    assert measured.identical
+    (row,) = kept([measured])["ahead"]
+    assert (row["strategy"], row["width"]) == ("SI ahead", 1)
+    assert row["speed_up_over_si"] == measured.beyond[0].speed_over(measured.speculative) > 1.3
+    text = report(kept([measured]), max_tokens=12, per_gpu=True)
+    assert "| tiny | SI ahead | - | 2 |" in text
+    assert re.search(r"\| tiny \| SI ahead \| 2 \| [\d.]+ \| [\d.]+ \|", text)
+    assert "SI ahead" not in report(kept([result]), max_tokens=12)
 
 
 def test_the_floor_charges_each_call_of_the_critical_path_once():

@@ -20,6 +20,10 @@ PLANS = [
     PLAIN,
     *(Plan(strategy=Strategy.SPECULATIVE, lookahead=k, target_count=1) for k in (1, 3, 8)),
     *(
+        Plan(strategy=Strategy.SPECULATIVE, lookahead=k, target_count=1, drafts_ahead=True)
+        for k in (1, 3, 8)
+    ),
+    *(
         Plan(
             strategy=Strategy.DISTRIBUTED, lookahead=k, target_count=n, broadcast_prefill=broadcast
         )

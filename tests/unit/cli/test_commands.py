@@ -96,6 +96,18 @@ def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fa
     assert "ended by length" in err
 
 
+def test_the_key_of_a_file_is_shown_to_the_orchestrator(capsys, fake, tmp_path):
+    file = tmp_path / "own.key"
+    file.write_text("sk-own\n")
+    where = ("--address", fake.address, "--api-key-file", str(file))
+    assert run(capsys, "generate", "x", *where)[0] == run(capsys, "info", *where)[0] == 0
+    assert [it["authorization"] for it in fake.metadata] == ["Bearer sk-own"] * 2
+    file.write_text("two words")
+    code, _, err = run(capsys, "generate", "x", *where)
+    assert code == 1
+    assert "own.key: must hold one key" in err
+
+
 def test_generate_sends_what_the_options_say(capsys, fake):
     arguments = [
         "--strategy",
@@ -303,6 +315,17 @@ def test_up_hands_an_adapter_to_its_targets_alone():
     assert "--adapter=heads" not in _config(settings).drafter_arguments
     plain = UpSettings(target_model="big", drafter_model="small")
     assert not any("adapter" in each for each in _config(plain).target_arguments)
+
+
+def test_up_says_below_what_its_targets_prune(capsys):
+    given = {"target_model": "big", "drafter_model": "small", "adapter": "heads"}
+    config = _config(UpSettings(**given, prune_below=0.0))
+    assert "--prune-below=0.0" in config.target_arguments
+    assert not any("prune" in each for each in config.drafter_arguments)
+    assert not any("prune" in each for each in _config(UpSettings(**given)).target_arguments)
+    with pytest.raises(SystemExit):
+        main(["up", "--prune-below", "0.1"])
+    assert "--prune-below goes with --adapter" in capsys.readouterr().err
 
 
 def test_serve_names_the_roles(capsys):

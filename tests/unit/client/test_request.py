@@ -59,6 +59,7 @@ def test_every_field_of_the_wire_can_be_asked_for():
         "dispatch": "work_conserving",
         "ignore_eos": True,
         "logprobs": True,
+        "top_logprobs": 2,
         "add_special_tokens": True,
         "parse_special_tokens": True,
         "include_timeline": True,

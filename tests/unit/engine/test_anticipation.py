@@ -194,12 +194,13 @@ async def test_a_caller_that_leaves_takes_along_what_its_answer_began():
 
 
 async def test_logprobs_of_what_was_begun_are_those_that_are_asked_for():
-    wanted = VerifyOptions(anticipate=True, logprobs=True)
+    wanted = VerifyOptions(anticipate=True, logprobs=True, top_logprobs=2)
     async with running(instant()) as host:
         session = opened(host)
         await corrected(host, session, wanted)
         verdict = await host.verify(next_call(session), options=wanted)
         assert (verdict.logprobs, verdict.timing.began_early) == ((0.0,), True)
+        assert verdict.top_logprobs == (((verdict.next_token, 0.0),),)
         other = opened(host)
         await corrected(host, other, wanted)
         assert not (await host.verify(next_call(other), options=AHEAD)).timing.began_early

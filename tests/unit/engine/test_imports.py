@@ -27,9 +27,10 @@ TORCH_MODULES = {
     "backends.llama",
     "backends.memory",
     "backends.model_loading",
-    "backends.pruning",
     "backends.self_drafting",
+    "backends.stream_rows",
     "backends.transformers",
+    "backends.upper_rows",
 }
 MODULES = sorted(
     module.name.removeprefix("paceline_engine.")

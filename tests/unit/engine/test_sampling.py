@@ -14,6 +14,7 @@ from paceline_engine.sampling import (
     draw_draft,
     filtered_scores,
     largest,
+    likeliest_tokens,
     token_logprobs,
 )
 from support.gumbel import gumbel
@@ -148,6 +149,22 @@ def test_log_probabilities_are_those_of_the_plain_softmax():
     assert token_logprobs(logits, [3, 19]) == pytest.approx(
         (expected[0, 3].item(), expected[1, 19].item())
     )
+
+
+def test_the_likeliest_tokens_come_in_order_and_ties_by_the_smaller_id():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]])
+    said = logits[0].double().log_softmax(-1).tolist()
+    for count in range(1, 9):
+        (found,) = likeliest_tokens(logits, count)
+        assert found == tuple((token, said[token]) for token in (1, 3, 2, 4, 5, 0)[:count])
+
+
+def test_what_is_impossible_is_not_among_the_likeliest():
+    logits = torch.tensor([[0.0, -math.inf, 0.0], [2.0, 1.0, 0.0]])
+    first, second = likeliest_tokens(logits, 3)
+    assert [token for token, _ in first] == [0, 2]
+    assert [logprob for _, logprob in first] == pytest.approx([math.log(0.5)] * 2)
+    assert [token for token, _ in second] == [0, 1, 2]
 
 
 def test_a_draft_is_drawn_from_exactly_what_it_says():

@@ -153,8 +153,10 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
         feeds = [model._feed(each, None) for each in items]
         found.append(torch.cat(model._forward(feeds, NEVER)).clone())
         model._read.clear()
-    assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])
+    if backend.self_drafter.stream_weights is None:
+        assert torch.equal(found[0], found[2])
+    # Else they are rows of products with others: test_streams_along.py.
 
 
 def test_each_gets_what_it_would_get_alone(backend):

@@ -129,10 +129,10 @@ def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
     items, expected = drafts(model, 5), run_all(model, drafts(model, 5))
     make_room = KeyValues.make_room
 
-    def run_out(self, count):
+    def run_out(self, count, **beside):
         if self is items[2].cache:
             raise torch.OutOfMemoryError("out of memory")
-        make_room(self, count)
+        make_room(self, count, **beside)
 
     monkeypatch.setattr(KeyValues, "make_room", run_out)
     answers = model.run(items, NEVER)

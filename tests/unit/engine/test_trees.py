@@ -56,16 +56,23 @@ def test_a_trees_verdict_is_the_verdicts_on_its_chains(backend, spec):
             chance, right[: chance.randint(0, 9)], size=20, vocabulary_size=VOCABULARY_SIZE
         )
         found = ModelText(backend, spec).judge(
-            PROMPT, tree.token_ids, parents=tree.parents, logprobs=True
+            PROMPT, tree.token_ids, parents=tree.parents, logprobs=True, top_logprobs=3
         )
         on_chains = [
-            (own, ModelText(backend, spec).judge(PROMPT, tree.along(own), logprobs=True))
+            (
+                own,
+                ModelText(backend, spec).judge(
+                    PROMPT, tree.along(own), logprobs=True, top_logprobs=3
+                ),
+            )
             for own in chains_of(tree)
         ]
         own, longest = max(on_chains, key=lambda each: len(each[1].accepted_path))
         count = len(longest.accepted_path)
         assert (found.accepted_path, found.next_token) == (own[:count], longest.next_token)
         assert found.logprobs == pytest.approx(longest.logprobs, abs=1e-4)
+        for tokens, others in zip(found.top_logprobs, longest.top_logprobs, strict=True):
+            assert dict(tokens) == pytest.approx(dict(others), abs=1e-4)
         # And no other chain disagrees, as far as the text goes with it.
         for other, verdict in on_chains:
             common = len(verdict.accepted_path)

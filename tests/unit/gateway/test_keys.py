@@ -1,4 +1,4 @@
-"""Keys: who has one may call, within its limits; the file is followed; nothing tells of them."""
+"""Keys at the gateway: who has one may call, within its limits; and its own at orchestrators."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import logging
 
 import openai
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from paceline_gateway.errors import RequestError
-from paceline_gateway.keys import Caller, Key, Keys
+from paceline.errors import UnauthenticatedError
+from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
 from support.fake_orchestrator import FakeOrchestrator, Leg
-from support.gateway import gateway_over
+from support.gateway import TEMPLATE, gateway_over
+from support.keys import SECRET, entry, rewrite
 from support.waiting import until
-
-SECRET = "sk-a-long-random-word"
-
-
-def entry(name="alice", secret=SECRET, **limits):
-    lines = [f"- name: {name}", f"  sha256: {hashlib.sha256(secret.encode()).hexdigest()}"]
-    return "\n".join([*lines, *(f"  {key}: {value}" for key, value in limits.items()), ""])
 
 
 @pytest.fixture
@@ -30,13 +25,6 @@ def path(tmp_path):
     file = tmp_path / "keys.yaml"
     file.write_text(entry())
     return file
-
-
-def rewrite(path, text):
-    """As Kubernetes does: another file under the same name."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
 
 
 async def test_only_who_has_a_key_may_call(path, caplog):
@@ -53,60 +41,6 @@ async def test_only_who_has_a_key_may_call(path, caplog):
         assert len(gateway.requests) == 1
     assert SECRET not in caplog.text
     assert hashlib.sha256(SECRET.encode()).hexdigest() not in caplog.text
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["", SECRET, f"Basic {SECRET}", "Bearer", "Bearer ", f"Bearer {SECRET}x", "Bearer \xff"],
-)
-def test_what_is_no_key_is_refused(path, header):
-    with pytest.raises(RequestError) as refused:
-        Keys(path).find(header)
-    assert refused.value.status == 401
-    assert SECRET not in str(refused.value)
-
-
-def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(path, caplog):
-    keys = Keys(path)
-    alice = keys.find(f"Bearer {SECRET}")
-    rewrite(path, entry("bob", "other") + entry(requests_at_once=3))
-    assert keys.find("Bearer other").key.name == "bob"
-    assert keys.find(f"Bearer {SECRET}") is alice
-    assert alice.key.requests_at_once == 3
-    rewrite(path, "- name: bob\n  sha256: short\n")
-    assert keys.find("Bearer other").key.name == "bob"
-    assert "keys stay as they were" in caplog.text
-    rewrite(path, entry("bob", "other"))
-    with pytest.raises(RequestError):
-        keys.find(f"Bearer {SECRET}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{", "a: b", entry() + entry(), entry(more=1), entry(requests_at_once=0), entry("no spaces!")],
-)
-def test_a_file_that_is_no_list_of_keys_is_named(path, text):
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"keys\.yaml: "):
-        Keys(path)
-    path.unlink()
-    with pytest.raises(ValueError, match="No such file"):
-        Keys(path)
-
-
-def test_tokens_come_back_within_a_minute():
-    now = [0.0]
-    key = Key(name="a", sha256="0" * 64, tokens_per_minute=60)
-    caller = Caller(key, clock=lambda: now[0])
-    with caller.admitted():
-        caller.charge(80)
-    with pytest.raises(RequestError) as refused, caller.admitted():
-        pass
-    assert refused.value.status == 429
-    assert refused.value.headers["retry-after"] == "21"
-    now[0] = 21.0
-    with caller.admitted():
-        pass
 
 
 async def test_a_keys_limits_are_its_own(path):
@@ -137,3 +71,38 @@ def test_an_exposed_address_demands_keys_and_tls(path):
         GatewaySettings(**exposed, **tls)
     GatewaySettings(**exposed, **tls, api_keys=path)
     GatewaySettings(**exposed, insecure=True)
+
+
+async def test_orchestrators_are_shown_the_gateways_own_key_and_not_the_clients(path, tmp_path):
+    own = tmp_path / "own"
+    own.write_text("sk-the-gateways\n")
+    fake = FakeOrchestrator(chat_template=TEMPLATE)
+    async with gateway_over(fake, api_keys=path, orchestrator_key_file=own) as gateway:
+        client = gateway.client.with_options(api_key=SECRET)
+        await client.models.list()
+        await client.completions.create(model="fake", prompt="p", max_tokens=1)
+        assert {it["authorization"] for it in fake.metadata} == {"Bearer sk-the-gateways"}
+        rewrite(own, "sk-the-next")
+        await client.completions.create(model="fake", prompt="p", max_tokens=1)
+        assert fake.metadata[-1]["authorization"] == "Bearer sk-the-next"
+
+
+async def test_a_wrong_key_of_the_gateways_own_is_no_fault_of_its_clients(path):
+    fake = FakeOrchestrator(script=[Leg(error=UnauthenticatedError("wrong"), refuses=True)])
+    async with gateway_over(fake, api_keys=path) as gateway:
+        client = gateway.client.with_options(api_key=SECRET)
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.completions.create(model="fake", prompt="p")
+        assert refused.value.status_code == 500
+
+
+def test_a_file_without_a_key_is_named_at_the_start(tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    settings = GatewaySettings(orchestrators=("127.0.0.1:1",), orchestrator_key_file=empty)
+
+    async def start():
+        HttpProcess(settings, registry=CollectorRegistry())
+
+    with pytest.raises(ValueError, match="empty: must hold one key"):
+        asyncio.run(start())

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline_orchestrator.front.identity import share_of
+from paceline_serving.keys import Caller, Key
 
 
 def context(peer, **certificate):
@@ -43,3 +44,17 @@ def test_the_name_given_on_is_short_and_tells_nothing():
     share = share_of(context("ipv4:10.0.0.1:50000", peer_spiffe_id=[b"spiffe://me"]))
     assert share.isalnum()
     assert len(share) == 16
+
+
+def test_a_key_is_who_the_client_is_unless_a_certificate_says_so():
+    here, there = context("ipv4:10.0.0.1:50000"), context("ipv4:10.0.0.2:50000")
+    shown = context("ipv4:10.0.0.1:50000", x509_common_name=[b"me"])
+    alice, bob = (Caller(Key(name=name, sha256="0" * 64)) for name in ("alice", "bob"))
+    assert share_of(here, alice) == share_of(there, alice) != share_of(here, bob)
+    assert share_of(shown, alice) == share_of(shown, bob) == share_of(shown)
+
+
+def test_a_key_cannot_be_named_after_an_address():
+    named = Caller(Key(name="10.0.0.1", sha256="0" * 64))
+    there = context("ipv4:10.0.0.2:50000")
+    assert share_of(there, named) != share_of(context("ipv4:10.0.0.1:50000"))

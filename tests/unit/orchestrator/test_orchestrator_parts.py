@@ -14,6 +14,7 @@ import pytest
 
 import paceline_orchestrator
 from paceline.errors import InvalidFieldError, InvariantViolatedError
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery, parse_endpoints
@@ -22,6 +23,7 @@ from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.order import Order
+from paceline_orchestrator.front.translation import read_options
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_protocol.messages import CapacityChanged, StartVerify
 from paceline_protocol.methods import Strategy
@@ -186,6 +188,8 @@ def an_order(*, tree_token_limit=0, **plan):
         "keep_prefill": True,
         "shape": CHAIN,
         "hit_rates": ASSUMED_RATES,
+        "drafts_ahead": False,
+        "own_guesses": False,
     } | plan
     rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
     order = SimpleNamespace(
@@ -209,6 +213,18 @@ def test_a_request_is_decoded_with_the_trees_and_the_hit_rates_of_its_plan():
     assert an_order(**planned).task(is_alone=True).width == 1
     plain = an_order(tree_token_limit=20, strategy=Strategy.AUTOREGRESSIVE, **planned)
     assert plain.task(is_alone=True).width == 1
+
+
+@pytest.mark.parametrize("drafts_ahead", [False, True])
+def test_a_request_drafts_ahead_if_its_plan_says_so(drafts_ahead):
+    order = an_order(strategy=Strategy.SPECULATIVE, drafts_ahead=drafts_ahead)
+    assert order.task(is_alone=True).drafts_ahead is drafts_ahead
+
+
+@pytest.mark.parametrize("policy", pb.DispatchPolicy.values())
+def test_a_request_in_blocks_wants_no_drafting_ahead(policy):
+    wish = read_options(pb.GenerateRequest(dispatch_policy=policy)).wish
+    assert wish.may_draft_ahead is (policy != pb.DISPATCH_POLICY_BLOCKS)
 
 
 @pytest.mark.parametrize("is_idle", [False, True])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
-from paceline_orchestrator.calls import driver
-from paceline_orchestrator.calls.driver import Driver
+from paceline_orchestrator.calls import renewals
 
 ROUNDS = 20
 
@@ -33,12 +31,11 @@ async def let_others_run():
 
 
 async def test_sessions_are_renewed_at_once_and_each_once_at_a_time(monkeypatch):
-    monkeypatch.setattr(driver, "_RENEW_SECONDS", 0)
+    monkeypatch.setattr(renewals, "_RENEW_SECONDS", 0)
     sessions = [Session() for _ in range(3)]
     hung = sessions[0]
     hung.answers.clear()
-    request = SimpleNamespace(_crew=SimpleNamespace(sessions=sessions))
-    renewing = asyncio.create_task(Driver._renew_sessions(request))
+    renewing = asyncio.create_task(renewals.renew_sessions(lambda: sessions))
     await let_others_run()
     assert [it.begun for it in sessions] == [1, 1, 1]
     hung.answers.set()

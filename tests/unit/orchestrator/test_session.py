@@ -271,6 +271,12 @@ async def test_a_refused_session_says_why():
     [
         pytest.param(lambda it: it.logprobs.append(-1.0), id="a log probability too many"),
         pytest.param(lambda it: it.ClearField("logprobs"), id="no log probabilities"),
+        pytest.param(lambda it: it.top_logprobs.pop(), id="a place of which nothing is said"),
+        pytest.param(lambda it: it.top_logprobs[0].ClearField("token_ids"), id="nothing likely"),
+        pytest.param(
+            lambda it: it.top_logprobs[0].token_ids.__setitem__(0, VOCABULARY_SIZE),
+            id="no token that is likely",
+        ),
         pytest.param(lambda it: it.accepted_path.append(7), id="a path beyond the proposal"),
         pytest.param(lambda it: it.accepted_path.__setitem__(0, 1), id="a path that skips"),
         pytest.param(lambda it: setattr(it, "next_token_id", VOCABULARY_SIZE), id="no token"),
@@ -283,7 +289,9 @@ async def test_a_verdict_that_fits_no_call_is_none(distort):
     async with a_session(fake) as session:
         proposal = Proposal(tuple(continuation(TEXT, 2)))
         with pytest.raises(errors.InternalError, match="not asked"):
-            await session.verify(TEXT, proposal, logprobs=True, final_length=len(TEXT))
+            await session.verify(
+                TEXT, proposal, logprobs=True, top_logprobs=1, final_length=len(TEXT)
+            )
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ class CheckedMethod:
         self.finish: FinishReason | None = None
         self.last_draft_id = self.last_verify_id = self.last_decode_id = 0
         self.command_counts: Counter[type[Command]] = Counter()
+        self.guessed: dict[Text, set[Text]] = {}  # what verdicts proposed, by what it follows
 
     # --- the method's interface ---------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class CheckedMethod:
                     len(event.accepted_path) == len(verification.proposal)
                 ):
                     self.owners.setdefault(_assumed_text(verification), None)
+                self._note_guesses(verification, event)
             case VerifyFailed(verify_id=verify_id):
                 if failed := self.verifications.pop(verify_id, None):
                     self.holding.discard(failed.target)
@@ -189,6 +191,11 @@ class CheckedMethod:
                     self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
                 self.holding &= set(event.targets)
+
+    def _note_guesses(self, command: StartVerify, event: BlockVerified) -> None:
+        accepted = command.proposal.along(event.accepted_path)
+        text = (*command.prefix, *accepted, event.next_token)
+        self.guessed.setdefault(text, set()).update(_texts(text, event.proposal))
 
     def _note_decode(self, event: TokensDecoded | DecodeEnded | DecodeFailed) -> None:
         decode = self.decodes.get(event.decode_id)
@@ -284,16 +291,22 @@ class CheckedMethod:
         else:
             assert len(set(texts)) == len(texts), "siblings are distinct"
         if not command.proposal.is_chain and not self.row.self_drafts:
-            assert self.task.width > 1
+            assert self.task.width > 1 or self.task.own_guesses
             assert len(command.proposal) <= self.task.tree_tokens
             assert max(map(len, texts)) <= len(command.prefix) + self.task.tree_depth
         in_blocks = self.task.dispatch is DispatchPolicy.BLOCKS and not self.row.self_drafts
-        if in_blocks and self.task.width == 1:
+        if in_blocks and self.task.width == 1 and not self.task.own_guesses:
             assert len(command.proposal) <= self.task.lookahead
         rejection = self.task.rule is VerificationRule.REJECTION
         assert len(command.proposal.distributions) == (len(command.proposal) if rejection else 0)
-        judged_elsewhere = {t for v in self.verifications.values() for t in _judged_texts(v)}
-        assert not judged_elsewhere & _judged_texts(command), "blocks partition the draft"
+        judged_elsewhere = {
+            text
+            for each in self.verifications.values()
+            for text in _judged_texts(each) - self._riding_with(each)
+        }
+        # Guesses that ride along are nobody's block.
+        judged = _judged_texts(command) - self._riding_with(command)
+        assert not judged_elsewhere & judged, "blocks partition the draft"
         if rejection:
             self._claim(command)
         if self.task.keep_prefill and command.target not in self.holding:
@@ -353,6 +366,8 @@ class CheckedMethod:
     def _is_preempted(self, abandoned: StartVerify | Decoding) -> bool:
         if isinstance(abandoned, Decoding):
             return abandoned.command.target in self.capacity.targets
+        if self.committed in self._riding_with(abandoned):
+            return False
         return self.capacity.has(abandoned.target) and self._decides_frontier(abandoned)
 
     def _is_of_use(self, draft: Drafting) -> bool:
@@ -375,6 +390,10 @@ class CheckedMethod:
         c, text = len(self.committed), _assumed_text(command)
         judged = text[c] if c < len(text) else None
         return self.owners.get(self.committed, judged) == judged
+
+    def _riding_with(self, command: StartVerify) -> set[Text]:
+        """Return the texts that end with what a target guessed there itself."""
+        return self.guessed.get(command.prefix, set()) if self.task.own_guesses else set()
 
     def _check_finish(self, reason: FinishReason) -> None:
         self.finish = reason
@@ -400,11 +419,14 @@ def _judged_texts(command: StartVerify) -> set[Text]:
 
 def texts_of(command: StartVerify) -> list[Text]:
     """Return its prefix, and the text that ends with each token it judges."""
-    texts = [command.prefix]
-    parents = command.proposal.parents or range(len(command.proposal))
-    for token_id, parent in zip(command.proposal.token_ids, parents, strict=True):
+    return [command.prefix, *_texts(command.prefix, command.proposal)]
+
+
+def _texts(text: Text, proposal: Proposal) -> list[Text]:
+    texts = [text]
+    for token_id, parent in zip(proposal.token_ids, proposal.all_parents, strict=True):
         texts.append((*texts[parent], token_id))
-    return texts
+    return texts[1:]
 
 
 def _assumed_text(command: StartVerify) -> Text:

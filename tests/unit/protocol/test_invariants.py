@@ -30,6 +30,7 @@ tasks = st.builds(
     draft_window=st.sampled_from([1, 3, 8, 64]),
     broadcast_prefill=st.booleans(),
     keep_prefill=st.booleans(),
+    drafts_ahead=st.booleans(),
 )
 trees = st.builds(
     replace,
@@ -38,6 +39,12 @@ trees = st.builds(
     branches=st.sampled_from([0, 0, 1, 3]),
     tree_tokens=st.sampled_from([2, 8, 64]),
     tree_depth=st.sampled_from([1, 3, 64]),
+)
+guessing = st.builds(
+    replace,
+    tasks.map(lambda task: replace(task, rule=VerificationRule.EXACT)) | trees,
+    own_guesses=st.just(True),
+    tree_tokens=st.sampled_from([0, 2, 8, 64]),
 )
 weathers = st.builds(
     Weather,
@@ -54,7 +61,9 @@ models = st.builds(
 
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 4 + list(METHODS)),
+    strategy=st.sampled_from(
+        [Strategy.DISTRIBUTED] * 4 + [Strategy.SPECULATIVE] * 2 + list(METHODS)
+    ),
     task=tasks,
     models=models,
     weather=weathers,
@@ -96,7 +105,7 @@ def test_the_invariants_hold_with_three_models_and_disagreeing_drafters(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    strategy=st.sampled_from([Strategy.DISTRIBUTED] * 3 + [Strategy.SPECULATIVE]),
+    strategy=st.sampled_from([Strategy.DISTRIBUTED, Strategy.SPECULATIVE]),
     task=trees,
     models=models,
     weather=weathers,
@@ -120,10 +129,35 @@ def test_the_invariants_hold_with_trees(
     )
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    task=guessing,
+    models=models,
+    weather=weathers,
+    seed=st.integers(0, 10**9),
+    target_count=st.integers(1, 3),
+    drafter_count=st.integers(0, 2),
+    text=st.booleans(),
+)
+def test_the_invariants_hold_with_targets_own_guesses(
+    task, models, weather, seed, target_count, drafter_count, text
+):
+    run_world(
+        Strategy.DISTRIBUTED,
+        task,
+        models=models,
+        weather=replace(weather, short_verdicts=0.1),
+        seed=seed,
+        target_count=target_count,
+        drafter_count=drafter_count,
+        text=text,
+    )
+
+
 @pytest.mark.parametrize("rule", VerificationRule)
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_stop_after_any_event_leaves_nothing_in_flight(strategy, rule):
-    task = DecodingTask((1,), 12, lookahead=2, rule=rule, broadcast_prefill=True)
+    task = DecodingTask((1,), 12, lookahead=2, rule=rule, broadcast_prefill=True, drafts_ahead=True)
     for stop_after in range(40):
         world = run_world(
             strategy, task, models=Models(7, 0.8), drafter_count=2, stop_after=stop_after

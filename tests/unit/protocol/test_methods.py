@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 import pytest
 
@@ -15,11 +16,10 @@ from paceline_bench.plan.tables import table_rows
 from paceline_bench.protocol_runs import Setup, run_protocol
 from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.forecasts import FORECASTS
-from paceline_orchestrator.planning.planner import Planner, Wish
-from paceline_protocol.autoregressive import AutoregressiveDecoding
+from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.methods import METHODS, Method, Strategy
-from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.simulation import ServerLatency, SpanKind
 from paceline_protocol.task import DecodingTask
 from unit.protocol.trace import played
 from unit.protocol.world import Models, Weather, run_world
@@ -37,7 +37,7 @@ def test_the_wire_and_the_client_have_the_same_strategies_by_the_same_names():
         assert paceline.Strategy(strategy.value).abbreviation == method.label
 
 
-# --- a method that nobody has heard of: a member, a file, two rows ------------------------------
+# --- methods that nobody has heard of: a member, a file, two rows --------------------------------
 
 
 class More(Enum):
@@ -47,82 +47,100 @@ class More(Enum):
 
 
 class LastTargetDecoding:
-    """Plain decoding at the last target there is."""
+    """A method that there is, at the last target there is."""
 
-    def __init__(self, task, capacity):
-        self._plain = AutoregressiveDecoding(task, _from_behind(capacity))
+    def __init__(self, known, task, capacity):
+        self.known = known(task, _from_behind(capacity))
 
     @property
     def statistics(self):
-        return self._plain.statistics
+        return self.known.statistics
 
     def start(self):
-        return self._plain.start()
+        return self.known.start()
 
     def handle(self, event):
-        return self._plain.handle(
+        return self.known.handle(
             _from_behind(event) if isinstance(event, CapacityChanged) else event
         )
 
     def stop(self):
-        return self._plain.stop()
+        return self.known.stop()
 
 
 def _from_behind(capacity):
     return replace(capacity, targets=capacity.targets[::-1])
 
 
-@pytest.fixture
-def last(monkeypatch):
-    row = Method(label="last", create=LastTargetDecoding, drafts=False, overlaps=False)
-    monkeypatch.setitem(METHODS, More.LAST_TARGET, row)
-    monkeypatch.setitem(
-        FORECASTS,
-        More.LAST_TARGET,
-        lambda case: replace(FORECASTS[Strategy.AUTOREGRESSIVE](case), strategy=More.LAST_TARGET),
-    )
-    return More.LAST_TARGET
+KNOWN = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
+LAST = More.LAST_TARGET
+
+
+@pytest.fixture(params=KNOWN, ids=lambda it: it.value)
+def known(request, monkeypatch):
+    """What the new method is like: one without a drafter, or one with."""
+    row = METHODS[request.param]
+    create = partial(LastTargetDecoding, row.create)
+    monkeypatch.setitem(METHODS, LAST, replace(row, label="last", create=create))
+    forecast_known = FORECASTS[request.param]
+    monkeypatch.setitem(FORECASTS, LAST, lambda case: replace(forecast_known(case), strategy=LAST))
+    return request.param
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_new_method_is_held_to_the_invariants_of_its_row(last, seed):
+def test_a_new_method_is_held_to_the_invariants_of_its_row(known, seed):
     world = run_world(
-        last,
+        LAST,
         DecodingTask((1,), 12),
         models=Models(seed, 0.8),
         weather=Weather(failure=0.1, ghosts=0.1, capacity_change=0.1),
         seed=seed,
         target_count=3,
     )
-    assert isinstance(world.method.method, LastTargetDecoding)
+    assert isinstance(world.method.method.known, METHODS[known].create)
 
 
-def test_a_new_method_runs_on_the_virtual_clock(last):
-    step = ServerLatency(10, 10)
-    result = run_protocol(
-        Setup(last, step, step, target_count=3), acceptance_rate=0.5, max_tokens=7
-    )
-    assert result.total_time == 70
-    assert {span.server for span in result.spans} == {2}
+def test_a_new_method_runs_on_the_virtual_clock(known):
+    def run(strategy):
+        step = ServerLatency(10, 10)
+        setup = Setup(strategy, step, ServerLatency(1, 1), lookahead=2, target_count=3)
+        return run_protocol(setup, acceptance_rate=0.5, max_tokens=7)
+
+    assert run(LAST).total_time == run(known).total_time
+    assert {span.server for span in run(LAST).spans if span.kind is not SpanKind.DRAFT} == {2}
 
 
-def test_a_new_method_is_weighed_by_the_planner(last):
+@pytest.mark.parametrize("drafter", [None, *DrafterKind])
+def test_a_new_method_is_weighed_by_the_planner(known, drafter):
     measured = Measurements(30_000_000, 30_000_000, 3_000_000, 0.8, target_count=4)
-    plan = Planner().choose(measured, Wish(strategy=last))
-    assert (plan.strategy, plan.target_count, plan.token_ns) == (last, 1, 30_000_000)
-    assert plan.note.startswith("last: 30.0 ms per token (non-SI: ")
-    assert "; last: 30.0 ms per token" in Planner().choose(measured).note
+
+    def plan(strategy):
+        wish, planner = Wish(strategy=strategy, drafter=drafter), Planner()
+        if drafter is DrafterKind.MAX_GRAM:
+            return planner.choose_for_text(measured, wish, by_text=measured)
+        return planner.choose(measured, wish)
+
+    chosen, old = plan(LAST), plan(known)
+    assert replace(chosen, strategy=known, note="") == replace(old, note="")
+    assert chosen.note.startswith("last")
+    assert "; last" in plan(None).note
 
 
-def test_a_new_method_has_a_line_in_the_benchmarks(last):
+def test_a_new_method_has_a_line_in_the_benchmarks(known):
     step = ServerLatency(10, 10)
     node = SimulatedNode(target=step, drafter=step, acceptance_rate=0.5, target_count=2)
     jobs = forecast_jobs(node, token_count=4, repeats=1)
-    plain, own = (forecast(job) for job in jobs if job.strategy in (Strategy.AUTOREGRESSIVE, last))
-    assert own.mean_ns == plain.mean_ns
-    assert table_rows([plain, own])[1][0] == "last"
+    (own,) = (forecast(job) for job in jobs if job.strategy is LAST)
+    assert own.mean_ns > 0
+    assert table_rows([own])[0][0] == "last"
 
 
-def test_a_new_method_can_be_traced(last):
+def test_a_new_method_can_be_traced(known):
     trace = "given last, 3 targets\nstart\n"
-    assert played(trace) == trace + "  -> decode 1 at target 2: [prompt] and at most 20 more\n"
+    assert played(trace).startswith(trace + "  -> d")
+
+
+def test_who_drafts_has_the_same_words_on_the_wire():
+    unspecified, *named = pb.DrafterKind.keys()
+    assert unspecified == "DRAFTER_KIND_UNSPECIFIED"
+    assert named == [f"DRAFTER_KIND_{kind.name}" for kind in DrafterKind]

@@ -52,6 +52,8 @@ _GIVEN = {
     r"(\d+) branch(?:es)?": lambda n: {"branches": int(n)},
     r"trees of (\d+)": lambda n: {"tree_tokens": int(n)},
     r"in blocks": lambda: {"dispatch": DispatchPolicy.BLOCKS},
+    r"own guesses": lambda: {"own_guesses": True},
+    r"drafting ahead": lambda: {"drafts_ahead": True},
     r"rejection sampling": lambda: {"rule": VerificationRule.REJECTION},
     r"broadcast prefill": lambda: {"broadcast_prefill": True},
     r"kept prefill": lambda: {"keep_prefill": True},

@@ -75,7 +75,7 @@ def test_every_bare_code_has_a_class(code):
         ("CANCELLED", errors.DrainingError),
         ("INTERNAL", errors.InternalError),
         ("UNKNOWN", errors.InternalError),
-        ("UNAUTHENTICATED", errors.PermissionDeniedError),
+        ("UNAUTHENTICATED", errors.UnauthenticatedError),
         ("RESOURCE_EXHAUSTED", errors.InvalidFieldError),
     ],
 )

@@ -6,6 +6,7 @@
 //   ├── MalformedRequestError           fix the client
 //   ├── UnsupportedError                leave it out, or ask another server
 //   ├── PermissionDeniedError           fix the credentials
+//   │   └── UnauthenticatedError        send the credential that it names
 //   ├── SessionError                    what an orchestrator repairs by itself
 //   │   ├── SessionNotFoundError
 //   │   ├── PrefixNotHeldError
@@ -144,6 +145,15 @@ class PermissionDeniedError : public detail::ErrorClass<PermissionDeniedError, P
  public:
   static constexpr ErrorKind info{"PermissionDeniedError", "PERMISSION_DENIED", "PERMISSION_DENIED",
                                   "fix the credentials"};
+  using ErrorClass::ErrorClass;
+};
+
+/// A credential is missing or wrong: send the one that the message names.
+class UnauthenticatedError
+    : public detail::ErrorClass<UnauthenticatedError, PermissionDeniedError> {
+ public:
+  static constexpr ErrorKind info{"UnauthenticatedError", "UNAUTHENTICATED", "UNAUTHENTICATED",
+                                  "send the credential that it names"};
   using ErrorClass::ErrorClass;
 };
 

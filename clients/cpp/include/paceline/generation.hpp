@@ -31,12 +31,20 @@ struct Started {
   std::int64_t branches = 0;  ///< Tokens beside the likeliest ones that each drafter forward follows.
 };
 
-/// Final tokens and their text; `origins` and, if asked for, `logprobs` have one for each.
+/// A token, and the natural logarithm of its probability.
+struct TokenLogprob {
+  std::int64_t token_id = 0;
+  double logprob = 0;
+};
+
+/// Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
+/// `top_logprobs`: what was likeliest at its place, the likeliest first.
 struct Chunk {
   std::int64_t position = 0;
   std::vector<std::int64_t> token_ids;
   std::string text;
   std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
   std::vector<TokenOrigin> origins;
 };
 
@@ -63,6 +71,13 @@ struct Usage {
   std::int64_t completion_token_count = 0;
 };
 
+/// What one of the drafters' models ran.
+struct ModelForwards {
+  std::string model_name;
+  std::int64_t forward_count = 0;
+  std::int64_t forward_ns = 0;  ///< Time in these forwards.
+};
+
 /// What it took. Of a resumed generation: what its last part took.
 struct Statistics {
   std::int64_t target_forward_count = 0;
@@ -85,6 +100,7 @@ struct Statistics {
   std::int64_t branch_accepted_count = 0;    ///< Those of them that became output.
   std::int64_t max_gram_drafted_token_count = 0;   ///< Draft tokens that Max-Gram found.
   std::int64_t max_gram_accepted_token_count = 0;  ///< Those of them that became output.
+  std::vector<ModelForwards> drafter_models;  ///< By model, of a stack the largest first.
 };
 
 /// The end of a generation; `timeline` is there if asked for.

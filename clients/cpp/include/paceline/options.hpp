@@ -84,9 +84,11 @@ struct GenerateOptions {
   std::optional<std::int64_t> branches;
   std::optional<DrafterKind> drafter;  ///< Who drafts. Default: servers, Max-Gram without one.
   std::optional<VerificationRule> rule;        ///< What the output promises. Default Exact.
-  std::optional<DispatchPolicy> dispatch;      ///< When blocks are sent. Default WorkConserving.
+  /// When blocks are sent, and whether SI drafts ahead. Default WorkConserving.
+  std::optional<DispatchPolicy> dispatch;
   bool ignore_eos = false;                     ///< Go on after an end-of-text token.
   bool logprobs = false;                       ///< Return each token's log probability.
+  std::optional<std::int64_t> top_logprobs;    ///< So many of the likeliest at each place; to 20.
   std::optional<bool> add_special_tokens;      ///< To a text prompt. Default true.
   std::optional<bool> parse_special_tokens;    ///< Written in a text prompt. Default false.
   bool include_timeline = false;               ///< Put everything into `finished.timeline`.

@@ -31,11 +31,17 @@ type report struct {
 }
 
 type chunkReport struct {
-	Position int       `json:"position"`
-	TokenIDs []uint32  `json:"token_ids"`
-	Text     string    `json:"text"`
-	Logprobs []float64 `json:"logprobs"`
-	Origins  []string  `json:"origins"`
+	Position    int               `json:"position"`
+	TokenIDs    []uint32          `json:"token_ids"`
+	Text        string            `json:"text"`
+	Logprobs    []float64         `json:"logprobs"`
+	TopLogprobs [][]logprobReport `json:"top_logprobs"`
+	Origins     []string          `json:"origins"`
+}
+
+type logprobReport struct {
+	TokenID uint32  `json:"token_id"`
+	Logprob float64 `json:"logprob"`
 }
 
 type eventReport struct {
@@ -101,6 +107,13 @@ type statisticsReport struct {
 	BranchAcceptedCount       int            `json:"branch_accepted_count"`
 	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
 	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
+	DrafterModels             []modelReport  `json:"drafter_models"`
+}
+
+type modelReport struct {
+	ModelName    string `json:"model_name"`
+	ForwardCount int    `json:"forward_count"`
+	ForwardNs    int64  `json:"forward_ns"`
 }
 
 type errorReport struct {
@@ -176,12 +189,21 @@ func reportChunk(chunk paceline.Chunk) chunkReport {
 	for _, origin := range chunk.Origins {
 		origins = append(origins, enum(origin))
 	}
+	places := [][]logprobReport{}
+	for _, likeliest := range chunk.TopLogprobs {
+		place := []logprobReport{}
+		for _, each := range likeliest {
+			place = append(place, logprobReport(each))
+		}
+		places = append(places, place)
+	}
 	return chunkReport{
-		Position: chunk.Position,
-		TokenIDs: append([]uint32{}, chunk.TokenIDs...),
-		Text:     chunk.Text,
-		Logprobs: append([]float64{}, chunk.Logprobs...),
-		Origins:  origins,
+		Position:    chunk.Position,
+		TokenIDs:    append([]uint32{}, chunk.TokenIDs...),
+		Text:        chunk.Text,
+		Logprobs:    append([]float64{}, chunk.Logprobs...),
+		TopLogprobs: places,
+		Origins:     origins,
 	}
 }
 
@@ -236,6 +258,10 @@ func reportFinished(finished *paceline.Finished) *finishedReport {
 }
 
 func reportStatistics(statistics paceline.Statistics) statisticsReport {
+	models := make([]modelReport, len(statistics.DrafterModels))
+	for index, model := range statistics.DrafterModels {
+		models[index] = modelReport{model.ModelName, model.ForwardCount, model.Forward.Nanoseconds()}
+	}
 	return statisticsReport{
 		TargetForwardCount:        statistics.TargetForwardCount,
 		DrafterForwardCount:       statistics.DrafterForwardCount,
@@ -256,6 +282,7 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		BranchAcceptedCount:       statistics.BranchAcceptedCount,
 		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
 		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
+		DrafterModels:             models,
 	}
 }
 

@@ -236,6 +236,8 @@ func readOption(name string, value json.RawMessage) (paceline.GenerateOption, er
 		return readValue(value, paceline.WithIgnoreEOS)
 	case "logprobs":
 		return readValue(value, paceline.WithLogprobs)
+	case "top_logprobs":
+		return readValue(value, paceline.WithTopLogprobs)
 	case "add_special_tokens":
 		return readValue(value, paceline.WithAddSpecialTokens)
 	case "parse_special_tokens":

@@ -55,7 +55,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     the caller's already. Retry after RetryInfo, or elsewhere.
     """
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 12
-    """RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo."""
+    """RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
+    after RetryInfo.
+    """
     ERROR_REASON_LOADING: _ErrorReason.ValueType  # 13
     """UNAVAILABLE. The server is still loading. Retry after RetryInfo, or elsewhere."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 14
@@ -76,6 +78,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL. A bug; the server's log has it under the request id. Report it."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 22
     """PERMISSION_DENIED. The peer's certificate does not allow this method. Fix the credentials."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 23
+    """UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the `reason` of the google.rpc.ErrorInfo in the status details, without the
@@ -116,7 +120,9 @@ ERROR_REASON_CACHE_EXHAUSTED: ErrorReason.ValueType  # 11
 the caller's already. Retry after RetryInfo, or elsewhere.
 """
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 12
-"""RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo."""
+"""RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
+after RetryInfo.
+"""
 ERROR_REASON_LOADING: ErrorReason.ValueType  # 13
 """UNAVAILABLE. The server is still loading. Retry after RetryInfo, or elsewhere."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 14
@@ -137,4 +143,6 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 21
 """INTERNAL. A bug; the server's log has it under the request id. Report it."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 22
 """PERMISSION_DENIED. The peer's certificate does not allow this method. Fix the credentials."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 23
+"""UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -104,23 +104,29 @@ class _DispatchPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispat
     DISPATCH_POLICY_UNSPECIFIED: _DispatchPolicy.ValueType  # 0
     """Not set; a request that leaves it so gets WORK_CONSERVING."""
     DISPATCH_POLICY_WORK_CONSERVING: _DispatchPolicy.ValueType  # 1
-    """A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-    the first open position needs it.
+    """DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+    earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+    target verifies, where no other request has work for it.
     """
     DISPATCH_POLICY_BLOCKS: _DispatchPolicy.ValueType  # 2
-    """Exactly lookahead tokens for each verification, as in the DSI paper."""
+    """Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+    in the papers.
+    """
 
 class DispatchPolicy(_DispatchPolicy, metaclass=_DispatchPolicyEnumTypeWrapper):
-    """When a block of draft tokens goes to a target."""
+    """When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile."""
 
 DISPATCH_POLICY_UNSPECIFIED: DispatchPolicy.ValueType  # 0
 """Not set; a request that leaves it so gets WORK_CONSERVING."""
 DISPATCH_POLICY_WORK_CONSERVING: DispatchPolicy.ValueType  # 1
-"""A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-the first open position needs it.
+"""DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+target verifies, where no other request has work for it.
 """
 DISPATCH_POLICY_BLOCKS: DispatchPolicy.ValueType  # 2
-"""Exactly lookahead tokens for each verification, as in the DSI paper."""
+"""Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+in the papers.
+"""
 Global___DispatchPolicy: _TypeAlias = DispatchPolicy  # noqa: Y015
 
 class _TokenOrigin:
@@ -312,6 +318,7 @@ class GenerateRequest(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """As text, at most 256 KiB of UTF-8."""
     add_special_tokens: _builtins.bool
@@ -347,7 +354,7 @@ class GenerateRequest(_message.Message):
     verification_rule: _sampling_pb2.VerificationRule.ValueType
     """How draft tokens are accepted. Default EXACT."""
     dispatch_policy: Global___DispatchPolicy.ValueType
-    """When blocks are sent to targets. Default WORK_CONSERVING."""
+    """When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING."""
     include_timeline: _builtins.bool
     """Put every draft and verification into the last message."""
     stream_timeline: _builtins.bool
@@ -368,6 +375,10 @@ class GenerateRequest(_message.Message):
     """
     drafter: Global___DrafterKind.ValueType
     """Who drafts. Default: servers, and Max-Gram while there is none."""
+    top_logprobs: _builtins.int
+    """Return for each token what else was likely at its place: so many of the likeliest tokens, by the
+    softmax of `logprobs`. In [0, 20]; default 0: none.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""
@@ -414,10 +425,11 @@ class GenerateRequest(_message.Message):
         width: _builtins.int | None = ...,
         branches: _builtins.int | None = ...,
         drafter: Global___DrafterKind.ValueType = ...,
+        top_logprobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -579,6 +591,7 @@ class GenerationChunk(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first of token_ids, the prompt counted."""
     text: _builtins.str
@@ -599,6 +612,10 @@ class GenerationChunk(_message.Message):
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
         """One for each token."""
 
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
+        """If asked for: one for each token."""
+
     def __init__(
         self,
         *,
@@ -607,10 +624,11 @@ class GenerationChunk(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
+        top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from paceline.v1 import proposal_pb2 as _proposal_pb2
+from paceline.v1 import sampling_pb2 as _sampling_pb2
 from paceline.v1 import session_service_pb2 as _session_service_pb2
 import builtins as _builtins
 import sys
@@ -33,6 +34,7 @@ class VerifyRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ANTICIPATE_FIELD_NUMBER: _builtins.int
     PROPOSE_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     speculation_depth: _builtins.int
     """How far this verification runs ahead: 0 decides the request's first open position, 1 is assumed
     to follow on that, and so on. At most 65535.
@@ -51,6 +53,10 @@ class VerifyRequest(_message.Message):
     (GetModelInfoResponse.self_draft_depth). Elsewhere, and under REJECTION, it has no effect. Such a
     target need not judge what it holds unlikely of its own last proposal when that is sent back:
     next_token_id may be among that.
+    """
+    top_logprobs: _builtins.int
+    """Return so many of the likeliest tokens at the place of each decided token. In [0, 20]; default
+    0: none. It changes no verdict.
     """
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
@@ -72,10 +78,11 @@ class VerifyRequest(_message.Message):
         logprobs: _builtins.bool = ...,
         anticipate: _builtins.bool = ...,
         propose: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "propose", b"propose", "speculation_depth", b"speculation_depth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anticipate", b"anticipate", "call", b"call", "logprobs", b"logprobs", "proposal", b"proposal", "propose", b"propose", "speculation_depth", b"speculation_depth", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,6 +102,7 @@ class VerifyResponse(_message.Message):
     HELD_LENGTH_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The call's sequence."""
     prefix_length: _builtins.int
@@ -125,6 +133,12 @@ class VerifyResponse(_message.Message):
         where the target does not draft for itself. Like a drafter's it is a guess: judge it.
         """
 
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
+        """If asked for: what was likeliest at the place of each accepted token, and last of the next token;
+        fewer where the vocabulary has fewer that are possible.
+        """
+
     def __init__(
         self,
         *,
@@ -136,10 +150,11 @@ class VerifyResponse(_message.Message):
         held_length: _builtins.int = ...,
         timing: _session_service_pb2.CallTiming | None = ...,
         proposal: _proposal_pb2.Proposal | None = ...,
+        top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "proposal", b"proposal", "sequence", b"sequence", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "held_length", b"held_length", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "prefix_length", b"prefix_length", "proposal", b"proposal", "sequence", b"sequence", "timing", b"timing", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,10 +171,13 @@ class DecodeRequest(_message.Message):
     END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     MESSAGE_INTERVAL_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Decode at most this many tokens. In [1, 1024], and within limit_length."""
     logprobs: _builtins.bool
     """Return the log probability of each token."""
+    top_logprobs: _builtins.int
+    """As in VerifyRequest."""
     @_builtins.property
     def call(self) -> _session_service_pb2.SessionCall:
         """The session and its prefix."""
@@ -182,10 +200,11 @@ class DecodeRequest(_message.Message):
         end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _builtins.bool = ...,
         message_interval: _duration_pb2.Duration | None = ...,
+        top_logprobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "message_interval", b"message_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "end_token_ids", b"end_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "message_interval", b"message_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "end_token_ids", b"end_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "message_interval", b"message_interval", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,6 +221,7 @@ class DecodeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The call's sequence."""
     start_length: _builtins.int
@@ -218,6 +238,10 @@ class DecodeResponse(_message.Message):
     def timing(self) -> _session_service_pb2.CallTiming:
         """Since the message before."""
 
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
+        """If asked for, one for each token: see VerifyResponse."""
+
     def __init__(
         self,
         *,
@@ -226,10 +250,11 @@ class DecodeResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         timing: _session_service_pb2.CallTiming | None = ...,
+        top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sequence", b"sequence", "start_length", b"start_length", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sequence", b"sequence", "start_length", b"start_length", "timing", b"timing", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,7 +52,10 @@ export enum ErrorReason {
    * the caller's already. Retry after RetryInfo, or elsewhere.
    */
   ERROR_REASON_CACHE_EXHAUSTED = 11,
-  /** ERROR_REASON_OVERLOADED - RESOURCE_EXHAUSTED. Too many requests at once. Retry after RetryInfo. */
+  /**
+   * ERROR_REASON_OVERLOADED - RESOURCE_EXHAUSTED. Too many requests at once, or a limit of the caller's key is reached. Retry
+   * after RetryInfo.
+   */
   ERROR_REASON_OVERLOADED = 12,
   /** ERROR_REASON_LOADING - UNAVAILABLE. The server is still loading. Retry after RetryInfo, or elsewhere. */
   ERROR_REASON_LOADING = 13,
@@ -74,4 +77,6 @@ export enum ErrorReason {
   ERROR_REASON_INTERNAL = 21,
   /** ERROR_REASON_PERMISSION_DENIED - PERMISSION_DENIED. The peer's certificate does not allow this method. Fix the credentials. */
   ERROR_REASON_PERMISSION_DENIED = 22,
+  /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED. A credential is missing or wrong; the message names it. Send it. */
+  ERROR_REASON_UNAUTHENTICATED = 23,
 }

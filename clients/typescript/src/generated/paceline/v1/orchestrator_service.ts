@@ -21,7 +21,7 @@ import {
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
 import { ChatTemplate, ModelRole } from "./model_service.js";
-import { SamplingParameters, VerificationRule } from "./sampling.js";
+import { LikeliestTokens, SamplingParameters, VerificationRule } from "./sampling.js";
 
 export const protobufPackage = "paceline.v1";
 
@@ -62,16 +62,20 @@ export enum DrafterKind {
   DRAFTER_KIND_SERVER_AND_MAX_GRAM = 3,
 }
 
-/** When a block of draft tokens goes to a target. */
+/** When a block of draft tokens goes to a target, and whether SI's drafter works meanwhile. */
 export enum DispatchPolicy {
   /** DISPATCH_POLICY_UNSPECIFIED - Not set; a request that leaves it so gets WORK_CONSERVING. */
   DISPATCH_POLICY_UNSPECIFIED = 0,
   /**
-   * DISPATCH_POLICY_WORK_CONSERVING - A free target takes all waiting draft tokens, once there are lookahead of them or earlier where
-   * the first open position needs it.
+   * DISPATCH_POLICY_WORK_CONSERVING - DISTRIBUTED: a free target takes all waiting draft tokens, once there are lookahead of them or
+   * earlier where the first open position needs it. SPECULATIVE: the drafter drafts ahead while the
+   * target verifies, where no other request has work for it.
    */
   DISPATCH_POLICY_WORK_CONSERVING = 1,
-  /** DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, as in the DSI paper. */
+  /**
+   * DISPATCH_POLICY_BLOCKS - Exactly lookahead tokens for each verification, and with SPECULATIVE none drafted meanwhile: as
+   * in the papers.
+   */
   DISPATCH_POLICY_BLOCKS = 2,
 }
 
@@ -212,7 +216,7 @@ export interface GenerateRequest {
     | undefined;
   /** How draft tokens are accepted. Default EXACT. */
   verificationRule: VerificationRule;
-  /** When blocks are sent to targets. Default WORK_CONSERVING. */
+  /** When blocks are sent to targets, and whether SI drafts ahead. Default WORK_CONSERVING. */
   dispatchPolicy: DispatchPolicy;
   /**
    * Tokens of this generation that were received already: go on after them. They count towards
@@ -246,6 +250,11 @@ export interface GenerateRequest {
     | undefined;
   /** Who drafts. Default: servers, and Max-Gram while there is none. */
   drafter: DrafterKind;
+  /**
+   * Return for each token what else was likely at its place: so many of the likeliest tokens, by the
+   * softmax of `logprobs`. In [0, 20]; default 0: none.
+   */
+  topLogprobs: number;
 }
 
 /** One message of the stream. */
@@ -311,6 +320,8 @@ export interface GenerationChunk {
   logprobs: number[];
   /** One for each token. */
   origins: TokenOrigin[];
+  /** If asked for: one for each token. */
+  topLogprobs: LikeliestTokens[];
 }
 
 /** The end of a generation. */
@@ -587,6 +598,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     width: undefined,
     branches: undefined,
     drafter: 0,
+    topLogprobs: 0,
   };
 }
 
@@ -666,6 +678,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.drafter !== 0) {
       writer.uint32(184).int32(message.drafter);
+    }
+    if (message.topLogprobs !== 0) {
+      writer.uint32(192).uint32(message.topLogprobs);
     }
     return writer;
   },
@@ -877,6 +892,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.drafter = reader.int32() as any;
             continue;
           }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.topLogprobs = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -931,6 +954,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     message.width = object.width ?? undefined;
     message.branches = object.branches ?? undefined;
     message.drafter = object.drafter ?? 0;
+    message.topLogprobs = object.topLogprobs ?? 0;
     return message;
   },
 };
@@ -1238,7 +1262,7 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
 };
 
 function createBaseGenerationChunk(): GenerationChunk {
-  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [] };
+  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [], topLogprobs: [] };
 }
 
 export const GenerationChunk: MessageFns<GenerationChunk> = {
@@ -1269,6 +1293,9 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
         writer.int32(v);
       }
       writer.join();
+    }
+    for (const v of message.topLogprobs) {
+      LikeliestTokens.encode(v!, writer.uint32(50).fork()).join();
     }
     return writer;
   },
@@ -1356,6 +1383,14 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
 
             break;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.topLogprobs.push(LikeliestTokens.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1378,6 +1413,7 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     message.text = object.text ?? "";
     message.logprobs = object.logprobs?.map((e) => e) || [];
     message.origins = object.origins?.map((e) => e) || [];
+    message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
     return message;
   },
 };

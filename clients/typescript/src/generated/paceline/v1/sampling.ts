@@ -61,6 +61,14 @@ export interface SamplingParameters {
   minP?: number | undefined;
 }
 
+/** The likeliest tokens at one place, by the target's plain softmax (temperature 1, no filters). */
+export interface LikeliestTokens {
+  /** The tokens, the likeliest first, ties by the smaller id. */
+  tokenIds: number[];
+  /** The natural logarithm of the probability of each. */
+  logprobs: number[];
+}
+
 /**
  * A probability distribution over the vocabulary with a short list of possible tokens.
  *
@@ -161,6 +169,101 @@ export const SamplingParameters: MessageFns<SamplingParameters> = {
     message.topK = object.topK ?? undefined;
     message.topP = object.topP ?? undefined;
     message.minP = object.minP ?? undefined;
+    return message;
+  },
+};
+
+function createBaseLikeliestTokens(): LikeliestTokens {
+  return { tokenIds: [], logprobs: [] };
+}
+
+export const LikeliestTokens: MessageFns<LikeliestTokens> = {
+  encode(message: LikeliestTokens, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.logprobs.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.logprobs) {
+        writer.double(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LikeliestTokens {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLikeliestTokens();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag === 17) {
+              message.logprobs.push(reader.double());
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.logprobs.push(reader.double());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<LikeliestTokens>): LikeliestTokens {
+    return LikeliestTokens.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LikeliestTokens>): LikeliestTokens {
+    const message = createBaseLikeliestTokens();
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.logprobs = object.logprobs?.map((e) => e) || [];
     return message;
   },
 };

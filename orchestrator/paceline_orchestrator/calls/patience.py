@@ -1,0 +1,69 @@
+"""How long one session waits for its answers, and what it asks its server when one is late."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+from paceline_orchestrator.calls.call import Sent
+from paceline_orchestrator.calls.deadline import patience_seconds
+from paceline_orchestrator.calls.rpcs import renew_session
+
+if TYPE_CHECKING:
+    from paceline_orchestrator.calls.rpcs import PrefixCall
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.silence import Waiting
+
+__all__ = ["Patience"]
+
+_ASKING_SECONDS = 1.0
+
+
+class Patience:
+    """Waits for the answers of one session's calls, and has a late one asked for.
+
+    Args:
+        server: Who answers.
+    """
+
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+        self._waiting: Waiting | None = None  # for the answer to the newest call
+
+    def begin(self, call: PrefixCall, rpc: Any, *, seconds: float) -> Sent:
+        """Begin to wait for the answer to a call that was sent just now, instead of older ones."""
+        self._waiting = self._server.silence.begin(
+            rpc,
+            patience_seconds=seconds,
+            is_in_sight=partial(self._is_in_sight, call),
+            instead_of=self._waiting,
+        )
+        return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())
+
+    def heard(self, sent: Sent, *, seconds: float | None = None) -> None:
+        """Note an answer; seconds is how long the next one of a stream may take."""
+        self._server.silence.heard(sent.waiting, patience_seconds=seconds)
+
+    def seconds(
+        self, call: PrefixCall | None = None, *, block_length: int = 0, steps: int = 1
+    ) -> float:
+        """Say how long an answer may take: to a call, or the next one of a stream."""
+        latency = self._server.latency
+        is_cold = call is not None and call.base_length == 0
+        if is_cold and not latency.is_known:
+            return patience_seconds(None)
+        rows = (len(call.token_ids) if call is not None else 1) + block_length
+        forward_ns = latency.expected_ns(rows) + (steps - 1) * latency.expected_ns(1)
+        return patience_seconds(forward_ns, is_cold=is_cold)
+
+    async def _is_in_sight(self, call: PrefixCall) -> bool:
+        """Ask the server whether it has a call, or a newer one, and goes on with its work."""
+        try:
+            live = await renew_session(
+                self._server, call.session_id, timeout_seconds=_ASKING_SECONDS
+            )
+        except PacelineError:
+            return False
+        return live >= call.sequence

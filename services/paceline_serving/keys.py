@@ -1,0 +1,197 @@
+"""Who may call: a file of hashed keys with names and limits, read again when it changes.
+
+    - name: alice
+      sha256: 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
+      requests_at_once: 8
+      tokens_per_minute: 60000
+
+HTTP and gRPC have the same lock: a header there, metadata here, `authorization: Bearer KEY`. A key
+is a long random word, so a plain hash keeps it secret. Neither keys nor hashes are logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from paceline.errors import OverloadedError, UnauthenticatedError
+from paceline_serving.followed_file import FollowedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["HEADER", "Caller", "Key", "Keys", "authorization_of", "current_caller", "follow_key"]
+
+HEADER = "authorization"
+
+_SCHEME = "Bearer"
+_WORD = re.compile(r"[!-~]+")
+_caller: ContextVar[Caller | None] = ContextVar("paceline_caller", default=None)
+
+
+class Key(BaseModel):
+    """One entry of the file; what is left out is not limited."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    requests_at_once: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+
+
+class Caller:
+    """Who has a key, and what of its limits is used.
+
+    Args:
+        key: Its entry.
+        clock: A monotonic clock, in seconds.
+
+    Attributes:
+        key: Its entry, as the file says now.
+    """
+
+    def __init__(self, key: Key, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.key = key
+        self._clock = clock
+        self._running = 0
+        self._spent = 0.0  # tokens that the minute has not given back yet
+        self._seen = clock()
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in.
+
+        Raises:
+            OverloadedError: The key's limit is reached; says when to come back.
+        """
+        most = self.key.requests_at_once
+        if most is not None and self._running >= most:
+            raise OverloadedError(
+                f"{self._running} requests of this key are running", retry_after_seconds=1.0
+            )
+        self._give_back()
+        rate = self.key.tokens_per_minute
+        if rate is not None and self._spent >= rate:
+            raise OverloadedError(
+                f"this key's {rate} tokens per minute are spent",
+                retry_after_seconds=(self._spent - rate + 1) * 60 / rate,
+            )
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def charge(self, token_count: int) -> None:
+        """Count tokens of a prompt or of a text; what runs goes on beyond the limit."""
+        self._give_back()
+        self._spent += token_count
+
+    def _give_back(self) -> None:
+        now = self._clock()
+        rate = self.key.tokens_per_minute or 0
+        self._spent = max(0.0, self._spent - (now - self._seen) * rate / 60)
+        self._seen = now
+
+
+class Keys:
+    """All keys of a file.
+
+    Raises:
+        ValueError: The file cannot be read, or is no list of keys.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = FollowedFile(path, _parse)
+        self._entries: list[Key] = []
+        self._callers: dict[str, Caller] = {}
+        self._refresh()
+
+    def find(self, authorization: str) -> Caller:
+        """Return whose key it is, in a time that does not tell how near a wrong one came.
+
+        Raises:
+            UnauthenticatedError: It is nobody's.
+        """
+        self._refresh()
+        scheme, _, word = authorization.partition(" ")
+        digest = hashlib.sha256(word.strip().encode()).hexdigest()
+        found = None
+        for caller in self._callers.values():
+            if hmac.compare_digest(caller.key.sha256, digest):
+                found = caller
+        if scheme.lower() != _SCHEME.lower() or found is None:
+            words = "the API key is wrong" if authorization else "an API key is missing"
+            raise UnauthenticatedError(f"{words}: send it as `{HEADER}: {_SCHEME} KEY`")
+        return found
+
+    def enter(self, authorization: str) -> None:
+        """Make who has this key the current caller, for the rest of a call.
+
+        Raises:
+            UnauthenticatedError: It is nobody's.
+        """
+        _caller.set(self.find(authorization))
+
+    def _refresh(self) -> None:
+        """Take what the file says now; who stays keeps what is used of its limits."""
+        entries = self._file.content()
+        if entries is self._entries:
+            return
+        before, self._entries, self._callers = self._callers, entries, {}
+        for key in entries:
+            caller = before.get(key.name) or Caller(key)
+            caller.key = key
+            self._callers[key.name] = caller
+
+
+def current_caller() -> Caller | None:
+    """Return whose call is being served; None where no keys are asked for."""
+    return _caller.get()
+
+
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return what a call's metadata, or headers in small letters, say of who calls."""
+    found = dict(metadata or ()).get(HEADER, "")
+    return found if isinstance(found, str) else ""
+
+
+def follow_key(path: Path) -> Callable[[], str]:
+    """Return what tells the key in a file: one line, with which this process calls others.
+
+    Raises:
+        ValueError: It cannot be read, or holds no key.
+    """
+    return FollowedFile(path, _parse_key).content
+
+
+def _parse(text: str) -> list[Key]:
+    try:
+        keys = TypeAdapter(list[Key]).validate_python(yaml.safe_load(text))
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{place}: {problem['msg']}") from None
+    except yaml.YAMLError:
+        raise ValueError("not readable as YAML") from None
+    names = [key.name for key in keys]
+    if len(set(names)) < len(names):
+        raise ValueError("two keys have the same name")
+    return keys
+
+
+def _parse_key(text: str) -> str:
+    word = text.strip()
+    if not _WORD.fullmatch(word):
+        raise ValueError("must hold one key: printable ASCII without spaces")
+    return word

@@ -1,0 +1,52 @@
+"""Log probabilities, in the forms that OpenAI's clients read: whole and streamed."""
+
+from __future__ import annotations
+
+from support.gateway import gateway_over
+
+# Token p has -p, and the next ones by number are ever less likely (support.fake_orchestrator).
+TOLD = [
+    ("token_id:3", -3.0, [("token_id:4", -4.0), ("token_id:5", -5.0)]),
+    ("token_id:4", -4.0, [("token_id:5", -5.0), ("token_id:6", -6.0)]),
+]
+CHAT = [{"role": "user", "content": "say"}]
+
+
+def told_by(content):
+    return [
+        (it.token, it.logprob, [(other.token, other.logprob) for other in it.top_logprobs])
+        for it in content
+    ]
+
+
+async def test_chat_tells_what_else_was_likely():
+    async with gateway_over() as gateway:
+        asked = {"model": "fake", "messages": CHAT, "max_tokens": 2, "logprobs": True}
+        create = gateway.client.chat.completions.create
+        whole = await create(**asked, top_logprobs=2)
+        assert told_by(whole.choices[0].logprobs.content) == TOLD
+        streamed = []
+        async for chunk in await create(**asked, top_logprobs=2, stream=True):
+            for choice in chunk.choices:
+                streamed += told_by(choice.logprobs.content) if choice.logprobs else []
+        assert streamed == TOLD
+        alone = await create(**asked)
+        assert told_by(alone.choices[0].logprobs.content) == [(*it[:2], []) for it in TOLD]
+        assert [request.top_logprobs for request in gateway.requests] == [2, 2, 0]
+
+
+async def test_completions_tell_what_else_was_likely_and_the_chosen_token_among_it():
+    async with gateway_over() as gateway:
+        create = gateway.client.completions.create
+        asked = {"model": "fake", "prompt": "say", "max_tokens": 2}
+        told = (await create(**asked, logprobs=2)).choices[0].logprobs
+        assert told.tokens == [token for token, _, _ in TOLD]
+        assert told.token_logprobs == [logprob for _, logprob, _ in TOLD]
+        assert told.top_logprobs == [{name: own, **dict(more)} for name, own, more in TOLD]
+        streamed = []
+        async for chunk in await create(**asked, logprobs=2, stream=True):
+            for choice in chunk.choices:
+                streamed += choice.logprobs.top_logprobs if choice.logprobs else []
+        assert streamed == told.top_logprobs
+        alone = (await create(**asked, logprobs=0)).choices[0].logprobs
+        assert (alone.token_logprobs, alone.top_logprobs) == (told.token_logprobs, None)

@@ -1,0 +1,34 @@
+"""Whom a request waits for before it begins."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paceline_orchestrator.calls.assembly import Assembly
+from support.virtual_system import now
+from support.virtual_time import virtually
+
+
+def looks_later(assembly, seconds, **found):
+    asyncio.get_running_loop().call_later(seconds, lambda: assembly.look(**found))
+
+
+@virtually
+async def test_after_the_first_target_the_others_have_a_moment():
+    assembly, began = Assembly(), now()
+    assembly.look(has_target=False, is_whole=False)
+    looks_later(assembly, 1, has_target=True, is_whole=False)
+    looks_later(assembly, 1.04, has_target=True, is_whole=False)
+    await assembly.ended()
+    assert now() - began == pytest.approx(1.05)
+
+
+@virtually
+async def test_once_everyone_is_there_nobody_waits():
+    assembly, began = Assembly(), now()
+    assembly.look(has_target=True, is_whole=False)
+    looks_later(assembly, 0.01, has_target=True, is_whole=True)
+    await assembly.ended()
+    assert now() - began == pytest.approx(0.01)
