@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
     from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.rpcs import SessionSpec
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts

@@ -339,7 +339,7 @@ class Driver:
         self._tell_capacity()
         self._refill()
         if pause is not None:
-            self._call_later(pause, self._refill)
+            self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def _refill(self) -> None:
         """Find servers that are ready for empty seats."""
@@ -380,11 +380,6 @@ class Driver:
         self._failure = self._failure or failure
         self._assembly.end()
         self._turned.set()
-
-    def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
-        timer = asyncio.get_running_loop().call_later(seconds, action)
-        self._timers.append(timer)
-        return timer
 
 
 def _failed(call: StartCall) -> Event:
