@@ -47,7 +47,6 @@ class Crew:
         target_count: Seats for targets.
         drafter_count: Seats for drafters.
         keeper: Opens and closes sessions.
-        deadline: The request's.
         note_fallback: Told of everything that did not go as planned, by its kind.
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.

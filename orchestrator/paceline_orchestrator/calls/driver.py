@@ -83,7 +83,6 @@ class Driver:
         crew: Who works; its sessions are closed in the end.
         pool: Says when servers are back.
         recorder: Told of everything.
-        deadline: The request's.
         prompt_length: Tokens that are final from the start.
         logprobs: Whether verdicts shall carry them.
         top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.

@@ -79,7 +79,6 @@ class DraftOptions:
     """How far to draft, and how broadly; see DraftRequest.
 
     Attributes:
-        max_tokens: The window.
         chunk_tokens: How many of its tokens may travel together.
         width: How many tokens to find at a place.
         branch_count: How many tokens beside the chain's a forward may follow.
@@ -96,7 +95,6 @@ class DecodeOptions:
     """How far to decode; see DecodeRequest.
 
     Attributes:
-        max_tokens: The window.
         end_ids: No token comes after one of these.
         top_logprobs: How many of the likeliest tokens it shall tell at each place.
         interval_seconds: At least so much time passes between two messages.

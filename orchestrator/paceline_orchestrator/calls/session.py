@@ -66,7 +66,6 @@ class RemoteSession:
         server: Where it is.
         spec: What it is for.
         keeper: Opens and closes it.
-        deadline: The request's.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
     """
 
