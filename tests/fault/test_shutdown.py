@@ -20,8 +20,9 @@ from support.streams import PROMPT, disturbed, mishaps
 from support.system import simulated_system
 from support.waiting import eventually
 
-TOKENS, STREAMS = 400, 4
+TOKENS, STREAMS, SERVED_STREAMS = 400, 4, 8
 LATE_REQUESTS, LATE_SECONDS = 20, 60
+DISTURBED_TOKENS = 160  # the server's end comes after five; the more, the more slowness, too
 LONG = 1200  # six seconds at least
 # A fallback that a server's end causes comes each time; one by slowness, on a busy machine, not.
 ATTEMPTS = 8
@@ -38,7 +39,7 @@ def test_running_streams_end_well_and_the_process_too(role, whole, text):
     victim = servers[role][0]
     for _ in range(ATTEMPTS):
         streams = streams_while(whole, victim.terminate)
-        assert [done.token_ids for done in streams] == [text] * STREAMS
+        assert [done.token_ids for done in streams] == [text[:DISTURBED_TOKENS]] * STREAMS
         assert victim.wait() == 0
         assert not mishaps(*streams)
         if not any(done.finished.statistics.fallbacks for done in streams):
@@ -54,7 +55,7 @@ def streams_while(whole, action):
     def stream(_):
         with whole.client() as client:
             generation = client.generate(
-                PROMPT, strategy="distributed", targets=2, lookahead=4, max_tokens=TOKENS
+                PROMPT, strategy="distributed", targets=2, lookahead=4, max_tokens=DISTURBED_TOKENS
             )
             return disturbed(generation, under_way.wait, after=5)
 
@@ -94,7 +95,7 @@ def test_while_an_orchestrator_drains_its_clients_find_another_and_no_request_fa
         ):
             stub = OrchestratorServiceStub(plain)
             stub.GetSystemInfo(GetSystemInfoRequest(), timeout=60)  # so that it is connected
-            under_way, drained = Barrier(STREAMS + 1, timeout=BEGUN_WITHIN_SECONDS), Event()
+            under_way, drained = Barrier(SERVED_STREAMS + 1, timeout=BEGUN_WITHIN_SECONDS), Event()
 
             def stream(_):
                 options = {"strategy": "autoregressive", "max_tokens": LONG}
@@ -103,8 +104,8 @@ def test_while_an_orchestrator_drains_its_clients_find_another_and_no_request_fa
                         generation, lambda: (under_way.wait(), drained.wait(60)), after=5
                     )
 
-            with ThreadPoolExecutor(STREAMS) as threads:
-                streams = [threads.submit(stream, index) for index in range(STREAMS)]
+            with ThreadPoolExecutor(SERVED_STREAMS) as threads:
+                streams = [threads.submit(stream, index) for index in range(SERVED_STREAMS)]
                 under_way.wait()
                 service.upstream = staying.address
                 leaving.terminate()
