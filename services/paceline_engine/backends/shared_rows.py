@@ -177,6 +177,8 @@ class SharedRows:
 
     def _own_rows(self, states: Tensor) -> Sequence[Tensor]:
         """Take each part's rows out of all: (heads, T, D)."""
+        if len(self._parts) == 1:
+            return (states,)
         return torch.split(states, [part.count for part in self._parts], 1)
 
     @cached_property
