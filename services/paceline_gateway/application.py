@@ -34,9 +34,8 @@ def application(gateway: Gateway) -> Starlette:
         return PlainTextResponse("alive\n")
 
     async def ready(_request: Request) -> Response:
-        is_ready = gateway.is_ready
-        words = "ready\n" if is_ready else "no orchestrator serves, or this gateway is draining\n"
-        return PlainTextResponse(words, status_code=200 if is_ready else 503)
+        why_not = gateway.why_not_ready
+        return PlainTextResponse(f"{why_not or 'ready'}\n", status_code=503 if why_not else 200)
 
     def post(path: str, handle: Any, prompt: str) -> Route:
         return Route(path, Endpoint(gateway, path, handle, prompt=prompt), methods=["POST"])

@@ -24,7 +24,7 @@ class Connection:
 
     Args:
         headers: What every answer carries.
-        stall_seconds: How long the client may send or read nothing.
+        stall_seconds: How long its body may take, and how long it may read nothing.
 
     Attributes:
         status: The status that was sent; 0 before.
@@ -54,19 +54,22 @@ class Connection:
         return str(self._scope["path"])
 
     async def body(self, limit_bytes: int) -> bytes:
-        """Read the whole body.
+        """Read the whole body, which has no more time than a stall: who drips holds a place.
 
         Raises:
             RequestError: It is too large, or came too slowly.
             ClientCancelledError: The client left.
         """
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                return await self._whole_body(limit_bytes)
+        except TimeoutError:
+            raise RequestError("the body did not come", status=408, code="timeout") from None
+
+    async def _whole_body(self, limit_bytes: int) -> bytes:
         content = bytearray()
         while True:
-            try:
-                async with asyncio.timeout(self._stall_seconds):
-                    message = await self._receive()
-            except TimeoutError:
-                raise RequestError("the body did not come", status=408, code="timeout") from None
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientCancelledError("the client went away")
             content += message.get("body", b"")

@@ -3,7 +3,7 @@
     400  fix the request            404  another model, another path     413  a smaller body
     401  another key                408  send faster                     429  wait: the key's limit
     503  wait: overloaded, loading, shutting down                        504  ask for less
-    500  report it
+    502  tell the operator: orchestrators refuse the gateway itself      500  report it
 
 Its clients try again by themselves after 408, 429 and 5xx, when Retry-After says.
 """
@@ -116,6 +116,8 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     Args:
         prompt: What the prompt is called in this request, such as "messages".
     """
+    if isinstance(error, errors.PermissionDeniedError):
+        return _not_let_in()
     for error_class, status, kind, code in _KINDS:
         if isinstance(error, error_class):
             retry = error.retry_after_seconds
@@ -134,6 +136,17 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
         status=500,
         kind="server_error",
         code="internal",
+    )
+
+
+def _not_let_in() -> RequestError:
+    """Say that it is the gateway that orchestrators refuse, and not who asked it."""
+    return RequestError(
+        "this gateway's own key or certificate is refused by its orchestrators; its operator has"
+        " to mend that, and its log has what they say",
+        status=502,
+        kind="server_error",
+        code="gateway_refused",
     )
 
 

@@ -13,6 +13,7 @@ from paceline.errors import (
     DrainingError,
     OverloadedError,
     PacelineError,
+    PermissionDeniedError,
     UnauthenticatedError,
 )
 from paceline_gateway.chat_template import ChatTemplates
@@ -81,9 +82,15 @@ class Gateway:
         self.is_leaving = False
 
     @property
-    def is_ready(self) -> bool:
-        """Whether balancers shall send work here."""
-        return self.orchestrators.any_serves and not self.is_leaving
+    def why_not_ready(self) -> str | None:
+        """Why balancers shall send no work here; None if they shall."""
+        if self.is_leaving:
+            return "this gateway is shutting down"
+        if self.orchestrators.any_serves:
+            return None
+        if self.orchestrators.any_refuses:
+            return "orchestrators refuse this gateway's own key or certificate"
+        return "no orchestrator serves"
 
     def drain(self) -> None:
         """Accept no more requests."""
@@ -272,6 +279,8 @@ class Endpoint:
         except (RequestError, ClientCancelledError):
             raise
         except PacelineError as error:
+            if isinstance(error, PermissionDeniedError):
+                self._gateway.orchestrators.doubt()
             refusal = of_paceline(error, prompt=self._prompt)
             if refusal.status == 500:
                 _log.error("a generation failed: %s", error.message)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
-
-import grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline import AsyncClient
 from paceline.channel import open_async_channel
 from paceline.errors import DeadlineError, NoTargetError, OverloadedError, TryAgainError
 from paceline_gateway.shared_answer import SharedAnswer
+from paceline_gateway.watch import Watch
 from paceline_serving import tracing
 
 if TYPE_CHECKING:
@@ -21,19 +18,14 @@ if TYPE_CHECKING:
 
     from paceline import ChatTemplate, SystemInfo, Tls
     from paceline.call_metadata import Token
-    from paceline.connection import AsyncConnection
-    from paceline.endpoints import Endpoint
 
 __all__ = ["Orchestrators"]
 
 _T = TypeVar("_T")
 
-_log = logging.getLogger(__name__)
-
 _ASK_SECONDS = 10.0
 # Who restarts may be back by then; an HTTP client waits for a second at least.
 _ASK_AGAIN_SECONDS = 0.2
-_RECONNECT_SECONDS = 0.2
 # How old an answer about the model may be: a rollout takes longer than that.
 _FRESH_SECONDS = 2.0
 
@@ -65,16 +57,25 @@ class Orchestrators:
         insecure: bool,
         token: Token | None = None,
     ) -> None:
-        self.client = AsyncClient(
-            addresses,
+        self._open = partial(
+            AsyncClient,
             tls=tls,
             insecure=insecure,
             metadata=lambda: dict(tracing.outgoing_metadata()),
             token=token,
         )
-        self._tls = tls
-        self._insecure = insecure
-        self._watches: list[asyncio.Task[None]] = []
+        self.client = self._open(addresses)
+        connect = partial(open_async_channel, tls=tls, insecure=insecure)
+        self._watches = [
+            Watch(
+                each,
+                connect=partial(connect, each.address),
+                knock=partial(self._knock, each.address),
+                changed=self._tell,
+            )
+            for each in self.client.endpoints
+        ]
+        self._watching: list[asyncio.Task[None]] = []
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
         self._info = SharedAnswer(self._ask_info, tasks=self._tasks, fresh_seconds=_FRESH_SECONDS)
@@ -89,13 +90,13 @@ class Orchestrators:
             # What an orchestrator leaves unfinished goes on there, too, once it was restarted: an
             # HTTP client could only begin anew.
             each.leads_to_one = False
-            watch = self._tasks.create_task(self._watch(each), name=f"watch {each.address}")
-            self._watches.append(watch)
+        for watch in self._watches:
+            self._watching.append(self._tasks.create_task(watch.follow(), name="watch"))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        for watch in self._watches:
-            watch.cancel()
+        for task in self._watching:
+            task.cancel()
         self._info.close()
         self._template.close()
         await self._tasks.__aexit__(None, None, None)
@@ -105,6 +106,16 @@ class Orchestrators:
     def any_serves(self) -> bool:
         """Whether there is one that takes work."""
         return self._serving.is_set()
+
+    @property
+    def any_refuses(self) -> bool:
+        """Whether there is one that refuses this gateway's own key or certificate."""
+        return any(watch.refusal is not None for watch in self._watches)
+
+    def doubt(self) -> None:
+        """Ask them again whether they let this gateway in: one has refused a request."""
+        for watch in self._watches:
+            watch.doubt()
 
     async def until_one_serves(self) -> None:
         """Wait for the first."""
@@ -137,31 +148,16 @@ class Orchestrators:
     async def _ask_template(self) -> ChatTemplate:
         return await _asked_twice(lambda: self.client.chat_template(timeout=_ASK_SECONDS))
 
-    async def _watch(self, endpoint: Endpoint[AsyncConnection]) -> None:
-        """Follow what an orchestrator says of itself, for ever."""
-        while True:
-            try:
-                async with open_async_channel(
-                    endpoint.address, tls=self._tls, insecure=self._insecure
-                ) as channel:
-                    health = HealthStub(channel)
-                    stream = health.Watch(HealthCheckRequest(), wait_for_ready=True)
-                    async for state in stream:
-                        self._set(endpoint, state.status == HealthCheckResponse.SERVING)
-            except grpc.RpcError:
-                pass
-            self._set(endpoint, False)
-            await asyncio.sleep(_RECONNECT_SECONDS)
+    async def _knock(self, address: str) -> None:
+        """Ask one orchestrator what it tells only to whom it lets in.
 
-    def _set(self, endpoint: Endpoint[AsyncConnection], serves: bool) -> None:
-        if serves == endpoint.serves:
-            return
-        endpoint.serves = serves
-        _log.info(
-            "an orchestrator %s",
-            "serves" if serves else "does not serve",
-            extra={"orchestrator": endpoint.address},
-        )
+        Raises:
+            PacelineError: It does not let this gateway in, or could not answer.
+        """
+        async with self._open([address]) as client:
+            await client.info(timeout=_ASK_SECONDS)
+
+    def _tell(self) -> None:
         if any(each.serves for each in self.client.endpoints):
             self._serving.set()
         else:

@@ -109,7 +109,11 @@ class RequestLimitSettings(Settings):
         1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body"
     )
     slow_reader_seconds: float = Field(
-        30, gt=0, le=3600, description="seconds a client may send or read nothing, when it has to"
+        30,
+        gt=0,
+        le=3600,
+        description="seconds a client may take for a request's head and for its body, and may read"
+        " nothing of an answer",
     )
 
 

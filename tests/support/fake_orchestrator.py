@@ -55,6 +55,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)  # of each call
     info_hangs: bool = False
     info_errors: list[PacelineError] = field(default_factory=list)  # one for each question
+    refusal: PacelineError | None = None  # of every call, while it is set
     chat_template: ChatTemplate | None = None
     info_asked: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
@@ -64,6 +65,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         self.peers.append(context.peer())
         self.metadata.append(dict(context.invocation_metadata()))
         self.seconds.append(context.time_remaining())
+        await self._refuse(context)
         leg = self.script.pop(0) if self.script else Leg()
         try:
             async for response in self._answer(request, leg):
@@ -97,6 +99,7 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
     async def GetSystemInfo(self, request, context):  # noqa: N802
         self.metadata.append(dict(context.invocation_metadata()))
         self.info_asked.set()
+        await self._refuse(context)
         if self.info_hangs:
             await asyncio.Event().wait()
         if self.info_errors:
@@ -105,12 +108,17 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
         return pb.GetSystemInfoResponse(version="1", model_name="fake", servers=servers)
 
     async def GetSystemChatTemplate(self, request, context):  # noqa: N802
+        await self._refuse(context)
         if self.chat_template is None:
             error = UnsupportedError("this model has no chat template: it continues text")
             await _abort(context, error)
         return pb.GetSystemChatTemplateResponse(
             model_fingerprint="model-a", chat_template=self.chat_template
         )
+
+    async def _refuse(self, context):
+        if self.refusal is not None:
+            await _abort(context, self.refusal)
 
 
 @asynccontextmanager

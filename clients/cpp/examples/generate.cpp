@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <paceline/paceline.hpp>
 #include <string>
@@ -34,6 +35,7 @@ Streams the continuation to standard output; the last line, on standard error, s
   --stop TEXT              end before this text; can be given again
   --ca FILE                connect with TLS and trust this authority
   --certificate FILE --key FILE      the client's own certificate
+  --api-key-file FILE      the API key, where the orchestrator asks for one
   --insecure               allow plaintext to another machine
   --timeout SECONDS        give up after this time (120)
   --resume-attempts N      how often to go on by itself after a broken connection (2)
@@ -80,6 +82,19 @@ paceline::Strategy strategy(const std::string& text) {
   return value;
 }
 
+// The one key that a file holds. What else is in it is not shown.
+std::string key_in(const std::string& name) {
+  std::ifstream file(name);
+  if (!file) throw UsageError{"--api-key-file: " + name + ": cannot be read"};
+  std::string key;
+  std::string more;
+  if (!(file >> key) || file >> more) {
+    throw UsageError{"--api-key-file: " + name +
+                     ": must hold one key: printable ASCII without spaces"};
+  }
+  return key;
+}
+
 paceline::Tls& tls(Arguments& arguments) {
   if (!arguments.client.tls) arguments.client.tls.emplace();
   return *arguments.client.tls;
@@ -95,6 +110,9 @@ void set(Arguments& arguments, const std::string& flag, const std::string& value
   if (flag == "ca") tls(arguments).ca_file = value;
   if (flag == "certificate") tls(arguments).certificate_file = value;
   if (flag == "key") tls(arguments).key_file = value;
+  if (flag == "api-key-file") {
+    arguments.client.token = [key = key_in(value)] { return key; };
+  }
   if (flag == "insecure") arguments.client.insecure = true;
   if (flag == "timeout") arguments.client.timeout = paceline::Seconds(number(flag, value));
   if (flag == "resume-attempts") {
@@ -114,6 +132,7 @@ Arguments parse(int argc, char** argv) {
       {"ca", required_argument, nullptr, 0},
       {"certificate", required_argument, nullptr, 0},
       {"key", required_argument, nullptr, 0},
+      {"api-key-file", required_argument, nullptr, 0},
       {"insecure", no_argument, nullptr, 0},
       {"timeout", required_argument, nullptr, 0},
       {"resume-attempts", required_argument, nullptr, 0},
@@ -211,9 +230,11 @@ void generate(const Arguments& arguments) {
 
 int fail(const paceline::PacelineError& error) {
   const auto& kind = error.kind();
+  const bool needs_key = dynamic_cast<const paceline::UnauthenticatedError*>(&error) != nullptr;
+  const auto advice = needs_key ? "--api-key-file names the file with your key" : kind.advice;
   const auto reason = kind.reason.empty() ? kind.code : kind.reason;
   std::cerr << "paceline-generate: " << error.what() << " (" << reason << ")\n"
-            << "what to do: " << kind.advice << '\n';
+            << "what to do: " << advice << '\n';
   return kFailed;
 }
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.errors import PacelineError
+
 __all__ = ["main"]
 
 _COMMANDS = {
@@ -58,6 +60,7 @@ _NO_CONNECTION = (
 _NO_METHOD = "Method not found!"  # gRPC's own words
 _OTHER_KIND = "the server there is of another kind; `paceline info` with that --address names it"
 _NO_TIME = "--timeout-seconds allows more time"
+_NO_KEY = "--api-key-file names the file with your key"
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _TERMINATED = 143  # 128 + SIGTERM
@@ -83,18 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: Sequence[str]) -> int:
     import asyncio
 
-    from paceline.errors import ConnectionLostError, DeadlineError, PacelineError
+    from paceline.errors import PacelineError
 
     try:
         command = import_module(f"paceline_cli.{name.replace('-', '_')}")
         code: int = command.main(arguments)
         sys.stdout.flush()
-    except ConnectionLostError as error:
-        return _fail(f"no connection: {error.message}\n{_NO_CONNECTION}")
-    except DeadlineError as error:
-        return _fail(f"{error.message}\n{_NO_TIME}")
     except PacelineError as error:
-        return _fail(_OTHER_KIND if error.message == _NO_METHOD else error.message)
+        return _fail(_words(error))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except asyncio.CancelledError:
@@ -112,6 +111,19 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         extra = "server" if package in _MODEL_PACKAGES else _EXTRAS.get(name, "cli")
         return _fail(f"{package} is not installed: pip install 'paceline[{extra}]'")
     return code
+
+
+def _words(error: PacelineError) -> str:
+    """Say what went wrong, and which option helps."""
+    from paceline.errors import ConnectionLostError, DeadlineError, UnauthenticatedError
+
+    if isinstance(error, ConnectionLostError):
+        return f"no connection: {error.message}\n{_NO_CONNECTION}"
+    if isinstance(error, DeadlineError):
+        return f"{error.message}\n{_NO_TIME}"
+    if isinstance(error, UnauthenticatedError):
+        return f"{error.message}\n{_NO_KEY}"
+    return _OTHER_KIND if error.message == _NO_METHOD else error.message
 
 
 def _nearest(name: str) -> str:

@@ -86,6 +86,17 @@ class UpSettings(LocalModelSettings):
             raise ValueError("--prune-below goes with --adapter")
         return self
 
+    @model_validator(mode="after")
+    def _gives_its_gateway_a_key(self) -> Self:
+        asked = any(_names(each, "api-keys") for each in self.orchestrator_option)
+        shown = any(_names(each, "orchestrator-key-file") for each in self.gateway_option)
+        if self.http and asked and not shown:
+            raise ValueError(
+                "the orchestrator asks for keys, so --http needs --gateway-option"
+                " orchestrator-key-file=FILE, with one of them"
+            )
+        return self
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
@@ -183,6 +194,10 @@ def _config(settings: UpSettings) -> LocalSystemConfig:
             *flags(settings.gateway_option),
         ),
     )
+
+
+def _names(given: str, name: str) -> bool:
+    return given.removeprefix("--").partition("=")[0] == name
 
 
 def _adapter_arguments(settings: UpSettings) -> Iterator[str]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env node
 /** `paceline-generate`: continue a prompt, and stream the text. */
 
+import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { STRATEGIES } from "./generation.js";
 import {
@@ -36,6 +37,7 @@ what it took. Ctrl-C cancels the work on all servers.
   --ca FILE               PEM file with the certificates to trust; turns TLS on
   --certificate FILE      PEM file: this client's, for mTLS
   --key FILE              PEM file with its private key
+  --api-key-file FILE     file with the API key, where the orchestrator asks for one
   --insecure              allow plaintext to another machine
   --timeout SECONDS       give up after so long (120)
   --resume-attempts N     how often to go on by itself after a broken connection (2)
@@ -51,6 +53,7 @@ const OPTIONS = {
   ca: { type: "string" },
   certificate: { type: "string" },
   key: { type: "string" },
+  "api-key-file": { type: "string" },
   insecure: { type: "boolean", default: false },
   timeout: { type: "string" },
   "resume-attempts": { type: "string", default: "2" },
@@ -70,7 +73,7 @@ const ADVICE = [
   ],
   [TryAgainError, "try again in a moment"],
   [DeadlineError, "--timeout allows more time"],
-  [UnauthenticatedError, "this command sends none; a client has `token` for it"],
+  [UnauthenticatedError, "--api-key-file names the file with your key"],
   [PermissionDeniedError, "--certificate and --key say who you are"],
   [InvalidFieldError, "change what it names"],
   [UnsupportedError, "leave it out, or ask another server"],
@@ -148,7 +151,29 @@ function settingsOf(values: Values): ClientSettings {
   const { ca, certificate, key, insecure } = values;
   const plaintext = ca === undefined && certificate === undefined && key === undefined;
   const tls = { caFile: ca, certificateFile: certificate, keyFile: key };
-  return { tls: plaintext ? undefined : tls, insecure };
+  return { tls: plaintext ? undefined : tls, insecure, token: tokenOf(values["api-key-file"]) };
+}
+
+/** Read the one key that a file holds. What else is in it is not shown. */
+function tokenOf(file: string | undefined): (() => string) | undefined {
+  if (file === undefined) {
+    return undefined;
+  }
+  const key = textOf(file).trim();
+  if (!/^[!-~]+$/.test(key)) {
+    throw new UsageError(
+      `--api-key-file: ${file}: must hold one key: printable ASCII without spaces`,
+    );
+  }
+  return () => key;
+}
+
+function textOf(file: string): string {
+  try {
+    return readFileSync(file, "utf8");
+  } catch (error) {
+    throw new UsageError(`--api-key-file: ${(error as Error).message}`);
+  }
 }
 
 function optionsOf(values: Values): GenerateOptions & GenerateSettings {

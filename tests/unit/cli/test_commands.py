@@ -106,6 +106,10 @@ def test_the_key_of_a_file_is_shown_to_the_orchestrator(capsys, fake, tmp_path):
     code, _, err = run(capsys, "generate", "x", *where)
     assert code == 1
     assert "own.key: must hold one key" in err
+    fake.refusal = errors.UnauthenticatedError("an API key is missing")
+    code, _, err = run(capsys, "info", "--address", fake.address)
+    assert code == 1
+    assert err == "paceline: an API key is missing\n--api-key-file names the file with your key\n"
 
 
 def test_generate_sends_what_the_options_say(capsys, fake):
@@ -326,6 +330,17 @@ def test_up_says_below_what_its_targets_prune(capsys):
     with pytest.raises(SystemExit):
         main(["up", "--prune-below", "0.1"])
     assert "--prune-below goes with --adapter" in capsys.readouterr().err
+
+
+def test_up_wants_a_key_for_its_gateway_where_the_orchestrator_asks_for_one(capsys):
+    locked = ("--http", "127.0.0.1:0", "--orchestrator-option", "api-keys=keys.yaml")
+    with pytest.raises(SystemExit):
+        main(["up", *locked])
+    assert "--gateway-option orchestrator-key-file=FILE" in capsys.readouterr().err
+    own = "orchestrator-key-file=own.key"
+    shown = {"orchestrator_option": ("api-keys=keys.yaml",), "gateway_option": (own,)}
+    config = _config(UpSettings(backend="simulated", http="127.0.0.1:0", **shown))
+    assert f"--{own}" in config.gateway_arguments
 
 
 def test_serve_names_the_roles(capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import ClientCancelledError
 from paceline_gateway.connection import Connection
+from paceline_gateway.errors import RequestError
 
 
 def connection(*, receive=None, send=None, stall_seconds=5.0):
@@ -24,6 +25,17 @@ async def test_a_client_whose_buffers_stay_full_is_given_up():
     async with asyncio.timeout(90):
         with pytest.raises(ClientCancelledError, match="does not read"):
             await connection(stall_seconds=0.01).event("x")
+
+
+async def test_a_body_that_drips_is_not_waited_for():
+    async def drips():
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"", "more_body": True}
+
+    async with asyncio.timeout(30):
+        with pytest.raises(RequestError) as refused:
+            await connection(receive=drips, stall_seconds=0.05).body(100)
+    assert refused.value.status == 408
 
 
 async def test_work_ends_with_its_client_and_knows_it():

@@ -38,7 +38,7 @@ def scripted(*legs: Leg) -> FakeOrchestrator:
         (errors.NoTargetError("none", retry_after_seconds=0.05), 503, None, "unavailable"),
         (errors.DeadlineError("over"), 504, None, "timeout"),
         (errors.InternalError("secret"), 500, None, "internal"),
-        (errors.PermissionDeniedError("secret"), 500, None, "internal"),
+        (errors.PermissionDeniedError("secret"), 502, None, "gateway_refused"),
     ],
 )
 async def test_an_orchestrators_error_is_said_in_openais_form(error, status, param, code):
@@ -57,8 +57,9 @@ async def test_an_orchestrators_error_is_said_in_openais_form(error, status, par
 
 async def test_orchestrators_that_do_not_say_what_their_model_is_are_overloaded():
     # 504 would tell the client to ask for less.
-    fake = FakeOrchestrator(info_errors=[errors.DeadlineError("over")])
+    fake = FakeOrchestrator()
     async with gateway_over(fake) as gateway:
+        fake.info_errors = [errors.DeadlineError("over")]
         response = await gateway.post("/v1/completions", prompt="p")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
     assert response.headers["retry-after"] == "1"
@@ -66,11 +67,13 @@ async def test_orchestrators_that_do_not_say_what_their_model_is_are_overloaded(
 
 async def test_an_orchestrator_that_is_away_for_a_moment_is_asked_once_more_what_its_model_is():
     gone = errors.ConnectionLostError("gone")
-    fake = FakeOrchestrator(info_errors=[gone])
+    fake = FakeOrchestrator()
     async with gateway_over(fake) as gateway:
+        fake.info_errors = [gone]
         assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
-    fake = FakeOrchestrator(info_errors=[gone, gone])
+    fake = FakeOrchestrator()
     async with gateway_over(fake) as gateway:
+        fake.info_errors = [gone, gone]
         response = await gateway.post("/v1/completions", prompt="p")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
 
@@ -244,7 +247,7 @@ async def test_readiness_follows_the_orchestrators_and_the_drain():
         assert (await gateway.http.get("/health/live")).status_code == 200
         assert (await gateway.http.get("/health/ready")).status_code == 200
         finishing = asyncio.create_task(gateway.process.finish())
-        await until(lambda: not gateway.process.gateway.is_ready, what="it leaves")
+        await until(lambda: gateway.process.gateway.why_not_ready, what="it leaves")
         assert (await gateway.http.get("/health/ready")).status_code == 503
         assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
         finishing.cancel()  # nobody waits for the delay's end

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from paceline.errors import UnauthenticatedError
 from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
-from support.fake_orchestrator import FakeOrchestrator, Leg
+from support.fake_orchestrator import FakeOrchestrator, Leg, serving
 from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry, rewrite
 from support.waiting import until
@@ -25,6 +25,12 @@ def path(tmp_path):
     file = tmp_path / "keys.yaml"
     file.write_text(entry())
     return file
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """Who is refused asks again at once."""
+    monkeypatch.setattr("paceline_gateway.watch._KNOCK_AGAIN_SECONDS", 0.01)
 
 
 async def test_only_who_has_a_key_may_call(path, caplog):
@@ -87,13 +93,58 @@ async def test_orchestrators_are_shown_the_gateways_own_key_and_not_the_clients(
         assert fake.metadata[-1]["authorization"] == "Bearer sk-the-next"
 
 
-async def test_a_wrong_key_of_the_gateways_own_is_no_fault_of_its_clients(path):
-    fake = FakeOrchestrator(script=[Leg(error=UnauthenticatedError("wrong"), refuses=True)])
+async def test_a_gateway_that_is_refused_says_so_to_its_users_and_is_not_ready(path, caplog):
+    fake = FakeOrchestrator()
     async with gateway_over(fake, api_keys=path) as gateway:
         client = gateway.client.with_options(api_key=SECRET)
-        with pytest.raises(openai.InternalServerError) as refused:
-            await client.completions.create(model="fake", prompt="p")
-        assert refused.value.status_code == 500
+        asked = {"model": "fake", "prompt": "p"}
+        await client.completions.create(**asked)  # its key is good, and then it is taken out
+        fake.refusal = UnauthenticatedError("the API key is wrong")
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError, match="this gateway's own") as refused:
+                await client.completions.create(**asked, stream=stream)
+            assert (refused.value.status_code, refused.value.code) == (502, "gateway_refused")
+        await until(lambda: gateway.process.gateway.why_not_ready, what="it is not ready")
+        ready = await gateway.http.get("/health/ready")
+        assert (ready.status_code, ready.text) == (
+            503,
+            "orchestrators refuse this gateway's own key or certificate\n",
+        )
+        fake.refusal = None
+        await until(lambda: not gateway.process.gateway.why_not_ready, what="it is ready again")
+        await client.completions.create(**asked)
+    (told,) = [it.message for it in caplog.records if "refuses this gateway" in it.message]
+    assert told.endswith(
+        "(--orchestrator-key-file, --orchestrator-tls-certificate): the API key is wrong"
+    )
+
+
+async def test_who_refuses_the_gateway_gets_no_work_while_another_lets_it_in():
+    fakes = [FakeOrchestrator(), FakeOrchestrator()]
+    async with gateway_over(*fakes) as gateway:
+        fakes[0].refusal = UnauthenticatedError("wrong")
+        gateway.process.orchestrators.doubt()
+        first, second = gateway.process.orchestrators.client.endpoints
+        await until(lambda: not first.serves, what="the first one's refusal is known")
+        for _ in range(4):
+            assert (await gateway.post("/v1/completions", prompt="p")).status_code == 200
+        assert second.serves
+        assert (await gateway.http.get("/health/ready")).status_code == 200
+    assert [len(fake.requests) for fake in fakes] == [0, 4]
+
+
+async def test_a_gateway_that_is_refused_from_the_start_is_not_announced_as_ready():
+    async with serving(FakeOrchestrator(refusal=UnauthenticatedError("wrong"))) as fake:
+        settings = GatewaySettings(orchestrators=(fake.address,), listen="127.0.0.1:0")
+        process = HttpProcess(settings, registry=CollectorRegistry())
+        beginning = asyncio.create_task(process.begin())
+        await until(lambda: process.orchestrators.any_refuses, what="it is refused")
+        assert process.gateway.why_not_ready
+        assert not beginning.done()
+        fake.refusal = None
+        await beginning
+        assert process.gateway.why_not_ready is None
+        await process.finish(drain=False)
 
 
 def test_a_file_without_a_key_is_named_at_the_start(tmp_path):

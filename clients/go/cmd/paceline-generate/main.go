@@ -69,6 +69,13 @@ func statisticsLine(stream *paceline.Stream) string {
 		100*statistics.AcceptanceRate, started.Seed, finished.FinishReason)
 }
 
+func advice(failure *paceline.Error) string {
+	if failure.Is(paceline.ErrUnauthenticated) {
+		return "--api-key-file names the file with your key"
+	}
+	return failure.Kind.Advice()
+}
+
 // report says what went wrong and what to do, and returns the exit code.
 func report(err error, output io.Writer) int {
 	var failure *paceline.Error
@@ -82,7 +89,7 @@ func report(err error, output io.Writer) int {
 		if name == "" {
 			name = string(failure.Kind)
 		}
-		fmt.Fprintf(output, "paceline-generate: %s\n%s: %s\n", failure.Message, name, failure.Kind.Advice())
+		fmt.Fprintf(output, "paceline-generate: %s\n%s: %s\n", failure.Message, name, advice(failure))
 	default:
 		fmt.Fprintf(output, "paceline-generate: %v\n", err)
 	}

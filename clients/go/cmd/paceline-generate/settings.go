@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -53,6 +55,11 @@ func (s *settings) connectionFlags(flags *flag.FlagSet) (addTLS func()) {
 	flags.StringVar(&files.CAFile, "ca", "", "whom to trust: a PEM `file`; with it the connection is TLS")
 	flags.StringVar(&files.CertificateFile, "certificate", "", "the client's own certificate: a PEM `file`")
 	flags.StringVar(&files.KeyFile, "key", "", "its private key: a PEM `file`")
+	flags.Func("api-key-file", "`file` with the API key, where the orchestrator asks for one", func(name string) error {
+		key, err := keyIn(name)
+		s.dial = append(s.dial, paceline.WithToken(func(context.Context) (string, error) { return key, nil }))
+		return err
+	})
 	insecure := flags.Bool("insecure", false, "allow plaintext to another machine")
 	s.number(flags, "timeout", "give up after so many `seconds` (120)", func(seconds float64) {
 		s.dial = append(s.dial, paceline.WithTimeout(time.Duration(seconds*float64(time.Second))))
@@ -65,6 +72,19 @@ func (s *settings) connectionFlags(flags *flag.FlagSet) (addTLS func()) {
 			s.dial = append(s.dial, paceline.WithInsecure())
 		}
 	}
+}
+
+// keyIn reads the one key that a file holds. What else is in it is not shown.
+func keyIn(name string) (string, error) {
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return "", err
+	}
+	key := strings.TrimSpace(string(content))
+	if key == "" || strings.IndexFunc(key, func(r rune) bool { return r < '!' || r > '~' }) >= 0 {
+		return "", errors.New("must hold one key: printable ASCII without spaces")
+	}
+	return key, nil
 }
 
 func (s *settings) generateFlags(flags *flag.FlagSet) {

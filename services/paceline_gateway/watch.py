@@ -1,0 +1,130 @@
+"""One orchestrator, watched: whether it serves, and whether it lets this gateway in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from paceline.errors import PacelineError, PermissionDeniedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from paceline.connection import AsyncConnection
+    from paceline.endpoints import Endpoint
+
+__all__ = ["Watch"]
+
+_log = logging.getLogger(__name__)
+
+_RECONNECT_SECONDS = 0.2
+# Nobody says that a key was mended: who is refused asks again.
+_KNOCK_AGAIN_SECONDS = 1.0
+
+
+class Watch:
+    """Tells the client which orchestrator to ask, and says once why one is not.
+
+    Health needs no key. So who serves is asked besides whether it lets this gateway in: when it
+    begins to serve, when a request was refused, and then until it does.
+
+    Args:
+        endpoint: Who is watched; its `serves` is set here.
+        connect: Opens a channel to it.
+        knock: Asks it what only those are told whom it lets in.
+        changed: Called when anything of this has changed.
+
+    Attributes:
+        refusal: What it says to this gateway's key or certificate, while it refuses.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint[AsyncConnection],
+        *,
+        connect: Callable[[], grpc.aio.Channel],
+        knock: Callable[[], Awaitable[object]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._connect = connect
+        self._knock = knock
+        self._changed = changed
+        self._is_healthy = False
+        self._lets_in = False
+        self._doubted = asyncio.Event()
+        self.refusal: str | None = None
+
+    async def follow(self) -> None:
+        """Watch it, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_health(), name=f"health of {self._endpoint.address}")
+            tasks.create_task(self._follow_door(), name=f"door of {self._endpoint.address}")
+
+    def doubt(self) -> None:
+        """Ask again whether it lets this gateway in: a request says that it does not."""
+        self._doubted.set()
+
+    async def _follow_health(self) -> None:
+        while True:
+            try:
+                async with self._connect() as channel:
+                    stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
+                    async for state in stream:
+                        self._hear(state.status == HealthCheckResponse.SERVING)
+            except grpc.RpcError:
+                pass
+            self._hear(False)
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _hear(self, is_healthy: bool) -> None:
+        """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""
+        if is_healthy and not self._is_healthy:
+            self._doubted.set()
+        self._is_healthy = is_healthy
+        self._lets_in &= is_healthy
+        self._tell()
+
+    async def _follow_door(self) -> None:
+        while True:
+            await self._doubted.wait()
+            self._doubted.clear()
+            refusal = await self._refusal_now()
+            if refusal is not None and refusal != self.refusal:
+                _log.error(
+                    "an orchestrator refuses this gateway's own key or certificate"
+                    " (--orchestrator-key-file, --orchestrator-tls-certificate): %s",
+                    refusal,
+                    extra={"orchestrator": self._endpoint.address},
+                )
+            self.refusal = refusal
+            self._lets_in = self._is_healthy and refusal is None
+            self._tell()
+            if refusal is not None:
+                await asyncio.sleep(_KNOCK_AGAIN_SECONDS)
+                self._doubted.set()
+
+    async def _refusal_now(self) -> str | None:
+        try:
+            await self._knock()
+        except PermissionDeniedError as error:
+            return error.message
+        except PacelineError:
+            return None  # no word about the key; whether it serves its health says
+        return None
+
+    def _tell(self) -> None:
+        serves = self._is_healthy and self._lets_in
+        if serves != self._endpoint.serves:
+            self._endpoint.serves = serves
+            _log.info(
+                "an orchestrator %s",
+                "serves" if serves else "does not serve",
+                extra={"orchestrator": self._endpoint.address},
+            )
+        self._changed()
