@@ -160,11 +160,12 @@ def _latency(card: dict[str, Any]) -> str:
 def _cost(card: dict[str, Any]) -> str:
     return _table(
         "Training",
-        ("stage", "layers", "steps", "M tokens", "minutes", "held-out loss"),
+        ("stage", "layers", "width", "steps", "M tokens", "minutes", "held-out loss"),
         [
             (
                 stage["name"],
                 str(stage["layers"]),
+                str(stage["width"]),
                 str(stage["steps"]),
                 f"{stage['tokens'] / 1e6:.1f}",
                 f"{stage['seconds'] / 60:.0f}",

@@ -29,7 +29,7 @@ from corpus import load_corpus
 from growth import CONTEXT
 from prompts import PROMPTS_FILE, load_prompts
 from python_text import distinct_share, tokenize_error
-from recipe import DRAFTER_FOLDER, TARGET_FOLDER, TRAINING_LOG
+from recipe import DRAFTER_FOLDER, TARGET_FOLDER, TINY_FOLDER, TRAINING_LOG
 from vocabulary import END_OF_TEXT_ID, token_stream
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ class SharedNoise:
 
 def load_family(folder: Path) -> Family:
     """Load the models as they are meant to be served: stored in 16 bits, computed in 32."""
-    target, drafter = (
+    target, drafter, tiny = (
         LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
-        for name in (TARGET_FOLDER, DRAFTER_FOLDER)
+        for name in (TARGET_FOLDER, DRAFTER_FOLDER, TINY_FOLDER)
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / TARGET_FOLDER, padding_side="left")
-    return Family(target, {"drafter": drafter}, tokenizer)
+    return Family(target, {"drafter": drafter, "tiny": tiny}, tokenizer)
 
 
 @torch.inference_mode()

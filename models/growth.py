@@ -10,26 +10,30 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocabulary import END_OF_TEXT_ID, PAD_ID, VOCABULARY_SIZE
 
-__all__ = ["CONTEXT", "build_model", "grow", "place"]
+__all__ = ["CONTEXT", "WIDTH", "build_model", "grow", "place"]
 
 CONTEXT = 1024
-_WIDTH = 192
+WIDTH = 192
 _HEADS = 3
-_FEED_FORWARD_WIDTH = 512
 _INITIAL_STD = 0.02
 _INHERITED_SHARE = 0.7  # Of a copied layer's weights; the rest is noise of the same size.
 
 
-def build_model(*, layers: int) -> LlamaForCausalLM:
-    """Build an untrained model; only the number of layers differs within the family."""
+def build_model(*, layers: int, width: int = WIDTH) -> LlamaForCausalLM:
+    """Build an untrained model of the family: three heads share the width, and MLPs have 8/3 of it.
+
+    Args:
+        layers: How deep it is.
+        width: A multiple of 6: heads rotate pairs.
+    """
     config = LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
-        hidden_size=_WIDTH,
-        intermediate_size=_FEED_FORWARD_WIDTH,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
         num_hidden_layers=layers,
         num_attention_heads=_HEADS,
         num_key_value_heads=_HEADS,
-        head_dim=_WIDTH // _HEADS,
+        head_dim=width // _HEADS,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         initializer_range=_INITIAL_STD,

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["DRAFTER_FOLDER", "STAGES", "TARGET_FOLDER", "TRAINING_LOG", "Recipe"]
+__all__ = ["DRAFTER_FOLDER", "STAGES", "TARGET_FOLDER", "TINY_FOLDER", "TRAINING_LOG", "Recipe"]
 
 TARGET_FOLDER = "python-target"
 DRAFTER_FOLDER = "python-drafter"
+TINY_FOLDER = "python-tiny"
 TRAINING_LOG = "training.json"
 
 STAGES = (
@@ -62,6 +63,28 @@ STAGES = (
         decay_share=0.7,
         with_tests=True,
     ),
+    Stage(
+        name="tiny-base",
+        layers=1,
+        width=96,
+        minutes=10,
+        matrix_rate=0.02,
+        embedding_rate=1e-2,
+        decay_share=0.35,
+        batch=2,
+        with_tests=True,
+    ),
+    Stage(
+        name="tiny",
+        layers=1,
+        width=96,
+        minutes=10,
+        matrix_rate=0.01,
+        embedding_rate=5e-3,
+        decay_share=0.7,
+        batch=2,
+        with_tests=True,
+    ),
 )
 
 
@@ -72,10 +95,11 @@ class Recipe:
         output: Where the model directories and the training log go.
         work: Where finished stages and checkpoints are kept.
         minutes: Wall clock of all stages together; each gets its share of `STAGES`.
-        stage_minutes: Budgets of single stages, in place of their share.
+        stage_minutes: Budgets of single stages, in place of their share; with 0 a model stays what
+            it starts from.
         threads: Numbers of CPU threads to choose from.
-        trained: A folder with a finished pair and its log, to train that pair's target and drafter
-            on instead of starting afresh.
+        trained: A folder with finished models and their log, to train the target and what drafts
+            for it on instead of starting afresh; but for the tiny one, which always does.
     """
 
     def __init__(
@@ -111,7 +135,7 @@ class Recipe:
         self._held_out = token_stream(self._corpus.held_out, tokenizer=self._tokenizer)
 
     def run(self) -> None:
-        """Train every stage that is not finished yet, and write the pair after each."""
+        """Train every stage that is not finished yet, and write what there is after each."""
         self._describe()
         if self._trained is not None:
             self._train_on(self._trained)
@@ -124,21 +148,27 @@ class Recipe:
         self._export(base, target=target)
         drafter = self._stage("drafter", seed=4, start=lambda: copy.deepcopy(base), teacher=target)
         self._export(drafter, target=target)
+        self._export(drafter, target=target, tiny=self._tiny(target, seed=5))
 
     def _train_on(self, trained: Path) -> None:
-        """Train a finished pair's target further, and teach its drafter anew."""
-        drafter = LlamaForCausalLM.from_pretrained(trained / DRAFTER_FOLDER, dtype=torch.float32)
-        target = self._stage(
-            "target",
-            seed=3 + len(self._earlier),
-            start=lambda: LlamaForCausalLM.from_pretrained(
-                trained / TARGET_FOLDER, dtype=torch.float32
-            ),
-        )
+        """Train a finished target further, and teach anew what drafts for it."""
+        seed = 3 + len(self._earlier)
+        target = self._stage("target", seed=seed, start=lambda: _load(trained / TARGET_FOLDER))
         drafter = self._stage(
-            "drafter", seed=4 + len(self._earlier), start=lambda: drafter, teacher=target
+            "drafter",
+            seed=seed + 1,
+            start=lambda: _load(trained / DRAFTER_FOLDER),
+            teacher=target,
         )
-        self._export(drafter, target=target)
+        self._export(drafter, target=target, tiny=self._tiny(target, seed=seed + 2))
+
+    def _tiny(self, target: LlamaForCausalLM, *, seed: int) -> LlamaForCausalLM | None:
+        """Train the smallest model afresh, if at all: on text, which is cheap, then as a pupil."""
+        name = "tiny-base"
+        if not self._stages["tiny"].minutes:
+            return None
+        base = self._stage(name, seed=seed, start=lambda: _untrained(self._stages[name], seed=seed))
+        return self._stage("tiny", seed=seed + 1, start=lambda: copy.deepcopy(base), teacher=target)
 
     def _describe(self) -> None:
         held_out = self._corpus.held_out
@@ -172,10 +202,12 @@ class Recipe:
     ) -> LlamaForCausalLM:
         """Train one stage, or load it when it is finished."""
         stage = self._stages[name]
+        if not stage.minutes:
+            return place(start(), self._device)
         folder = self._work / name
         weights, result = folder / "weights.pt", folder / "result.json"
         if result.exists():
-            model = build_model(layers=stage.layers)
+            model = build_model(layers=stage.layers, width=stage.width)
             model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
             print(f"{name}: finished before")
             return place(model, self._device)
@@ -211,9 +243,18 @@ class Recipe:
             raise RuntimeError(f"growing {name} changed the logits by {float(difference):.2g}")
         return grown
 
-    def _export(self, drafter: LlamaForCausalLM, *, target: LlamaForCausalLM) -> None:
-        """Write both model directories, and what the finished stages cost and reached."""
-        for name, model in ((DRAFTER_FOLDER, drafter), (TARGET_FOLDER, target)):
+    def _export(
+        self,
+        drafter: LlamaForCausalLM,
+        *,
+        target: LlamaForCausalLM,
+        tiny: LlamaForCausalLM | None = None,
+    ) -> None:
+        """Write the models' directories, and what the finished stages cost and reached."""
+        models = {DRAFTER_FOLDER: drafter, TARGET_FOLDER: target, TINY_FOLDER: tiny}
+        for name, model in models.items():
+            if model is None:
+                continue
             folder = self._output / name
             place(copy.deepcopy(model), "cpu", dtype=torch.bfloat16).save_pretrained(folder)
             (folder / "model.safetensors").chmod(0o644)  # Written readable by its owner alone.
@@ -233,13 +274,19 @@ class Recipe:
 
 
 def _earlier_stages(trained: Path | None) -> list[dict[str, object]]:
-    """Return what the log of a finished pair says of its stages."""
+    """Return what the log of finished models says of their stages."""
     if trained is None:
         return []
     stages: list[dict[str, object]] = json.loads((trained / TRAINING_LOG).read_text())["stages"]
     return stages
 
 
+def _load(folder: Path) -> LlamaForCausalLM:
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(model, LlamaForCausalLM)
+    return model
+
+
 def _untrained(stage: Stage, *, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return build_model(layers=stage.layers)
+    return build_model(layers=stage.layers, width=stage.width)

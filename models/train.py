@@ -1,11 +1,12 @@
-"""Train the bundled model pair: `make models`, or `python models/train.py --help`.
+"""Train the bundled models: `make models`, or `python models/train.py --help`.
 
-    base (2 layers) -> grow to 6 -> middle -> grow to 16 -> target -> distil -> drafter
+    base (2 layers) -> grow to 6 -> middle -> grow to 16 -> target -> distil -> drafter, tiny
 
 Depth costs latency, which is what a target is for here, while a small model learns faster: so most
 of the learning happens before the last growth, which changes no output. The drafter is the base
-again, taught by the target. After each stage the pair made so far is written to the output folder,
-so there is something to run from the first stage on. An interrupted run goes on where it was.
+again, taught by the target; so is the tiny one, a single narrow layer. After each stage what there
+is so far is written to the output folder, so there is something to run from the first stage on. An
+interrupted run goes on where it was.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="STAGE=MINUTES",
-        help="budgets of single stages, in place of their share of --minutes",
+        help="budgets of single stages, in place of their share of --minutes; 0: not trained",
     )
     parser.add_argument(
         "--threads",
@@ -89,7 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--go-on-from",
         type=Path,
         metavar="FOLDER",
-        help="train the pair in this folder further, instead of a new one",
+        help="train the models in this folder further, instead of new ones",
     )
     return parser.parse_args(arguments)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from growth import CONTEXT
+from growth import CONTEXT, WIDTH
 from optimizer import MuonWithAdamW
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Stage:
         embedding_rate: Peak learning rate of AdamW.
         decay_share: Last share of the budget, over which the rates fall linearly to zero.
         batch: Windows of `CONTEXT` tokens per step.
+        width: Of the model it trains.
         with_tests: Take half of the windows from the library's tests, where they are installed. The
             library alone is small enough to be learnt by heart.
     """
@@ -51,6 +52,7 @@ class Stage:
     embedding_rate: float
     decay_share: float
     batch: int = 4
+    width: int = WIDTH
     with_tests: bool = False
 
 

@@ -16,7 +16,6 @@ def gpu_count(label: str, target_count: int, *, drafter_count: int = 1) -> int:
     """Return the devices of one request.
 
     Args:
-        label: The method's.
         target_count: Targets in use.
         drafter_count: Drafters in use, if the method overlaps.
     """

@@ -42,7 +42,6 @@ class Setup:
     """Servers, and how they are used.
 
     Attributes:
-        strategy: The method.
         target: Latency of each target.
         drafter: Latency of the drafter; plain decoding has none.
         lookahead: Draft tokens in a verification.

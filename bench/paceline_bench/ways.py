@@ -33,7 +33,6 @@ class Way:
     Attributes:
         name: What tables call it.
         client: A client of a system that can.
-        strategy: The method.
         lookahead: Draft tokens in a verification, where there are some; None: the planner says.
         targets: How many it may use.
         drafter: Who drafts, if the request says so.

@@ -50,7 +50,6 @@ class OrchestratorApplication:
     """Serves OrchestratorService; see lifecycle.Application.
 
     Args:
-        settings: The operator's.
         process: Told whether there is a target.
         registry: Where metrics are kept.
         discovery: Where model servers are; None is as the settings say.

@@ -113,7 +113,6 @@ class Commitment:
         """Make one or more tokens final; what follows the end of the text is left out.
 
         Args:
-            token_ids: The tokens.
             accepted: For each whether it is an accepted draft token.
             logprobs: One for each, or none.
         """

@@ -248,7 +248,6 @@ class StartDecode:
         decode_id: Its name.
         target: The target that decodes.
         prefix: The tokens that are final, one or more.
-        max_tokens: The window.
         end_ids: No token comes after one of these.
     """
 

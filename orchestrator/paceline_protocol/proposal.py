@@ -19,7 +19,6 @@ class Proposal:
         A parent comes before its children.
 
     Attributes:
-        token_ids: The tokens.
         parents: Empty for a chain, in which each token follows on the one before. For a tree one
             for each token: 0 where it follows the prefix, i + 1 where it follows the i-th token.
         distributions: Under rejection sampling one for each token, opaque here: what it was drawn

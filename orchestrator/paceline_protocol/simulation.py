@@ -126,7 +126,6 @@ class SimulationResult:
     """What happened.
 
     Attributes:
-        token_ids: The output.
         token_times: When each of them became final.
         accepted: For each whether it was an accepted draft token.
         total_time: When the method finished.

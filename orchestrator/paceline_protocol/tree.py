@@ -34,7 +34,6 @@ class Node:
     """A token after a text.
 
     Attributes:
-        token_id: The token.
         parent: The text before it; None for the first root.
         length: Tokens of the whole text, this one included.
         drafter: The smallest index of the drafters that have it in their chain; None if none has.
@@ -147,7 +146,6 @@ class TokenTree:
 
         Args:
             tip: What it follows.
-            token_id: The token.
             drafter: Whose chain it is in.
             distribution: What it was drawn from.
             rate: How often a chain's token is right, in (0, 1].
@@ -171,7 +169,6 @@ class TokenTree:
 
         Args:
             parent: What it follows: a living node about which nothing is decided.
-            token_id: The token.
             drafter: Who found it.
             rank: Its place among its siblings, from 1 on.
             rate: How often a token of this rank is right, in (0, 1].

@@ -50,7 +50,6 @@ class HostCalls:
         """Build it.
 
         Args:
-            sessions: The host's.
             live: Of these sessions.
             meter: Knows how long a forward may take.
             counts: What calls are counted in.

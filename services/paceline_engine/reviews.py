@@ -56,7 +56,6 @@ def review_by(logits: Tensor, task: ReviewTask, *, spec: SessionSpec, position: 
 
     Args:
         logits: (T + 1, V), any float dtype; row t follows the chain's first t tokens.
-        task: The chain.
         position: Of its first token.
 
     Invariants:

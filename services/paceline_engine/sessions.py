@@ -46,7 +46,6 @@ class Session:
     fails, the session holds the first min(held, base_length) tokens.
 
     Attributes:
-        session_id: The handle.
         spec: What it was opened for.
         needed_length: The longest text that it was asked to hold.
         reserved_length: Tokens that memory is reserved for: as many, and if there was room a step

@@ -73,7 +73,6 @@ def _check_fields(raw: bytes, *, limit_bytes: int, block: int, distribution_byte
     """Check how many fields there are, and how long they are.
 
     Args:
-        raw: The request.
         limit_bytes: What all but its distributions may have.
         block: How many distributions it may have.
         distribution_bytes: What each may have.

@@ -20,7 +20,6 @@ class FollowedFile(Generic[_T]):
     """What a file says now; one that breaks later leaves it as it was, and the log says so.
 
     Args:
-        path: The file.
         parse: Reads its text. What it raises a ValueError with is logged: nothing secret.
 
     Raises:

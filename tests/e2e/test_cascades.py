@@ -18,12 +18,17 @@ MATRIX = "[[4,3,4],[0,2,6],[0,0,6]]"
 VERTICAL = "[[1,0,0],[0,3,6],[0,0,6]]"
 
 
-def stack(*, cascade: str, leniency: float = 1) -> ServerProcess:
-    """Return a drafter of which the largest model is the target's own."""
+OF_THE_TARGET = ("python-target", "python-drafter")
+BUNDLED = ("python-drafter", "python-tiny")
+
+
+def stack(models: tuple[str, str], *, cascade: str, leniency: float = 1) -> ServerProcess:
+    """Return a drafter with two models, and Max-Gram below them."""
+    largest, smaller = models
     return ServerProcess(
         "drafter",
-        f"--model={MODELS / 'python-target'}",
-        f"--then={MODELS / 'python-drafter'}",
+        f"--model={MODELS / largest}",
+        f"--then={MODELS / smaller}",
         "--then=max-gram",
         f"--cascade={cascade}",
         f"--leniency={leniency}",
@@ -34,18 +39,19 @@ def stack(*, cascade: str, leniency: float = 1) -> ServerProcess:
 @pytest.fixture(
     scope="module",
     params=[
-        (VERTICAL, 1),
-        pytest.param((MATRIX, 3), marks=pytest.mark.long),
-        pytest.param(("auto", 1), marks=pytest.mark.long),
+        (OF_THE_TARGET, VERTICAL, 1),
+        pytest.param((BUNDLED, MATRIX, 3), marks=pytest.mark.long),
+        pytest.param((BUNDLED, "auto", 1), marks=pytest.mark.long),
     ],
-    ids=lambda param: f"{param[0]}-{param[1]}".replace(",", ""),
+    ids=lambda param: f"{param[0][0]}-{param[1]}-{param[2]}".replace(",", ""),
 )
 def cascade(request):
-    matrix, leniency = request.param
+    models, matrix, leniency = request.param
     targets = [bundled_model("target", index) for index in range(2)]
-    system = System(drafters=[stack(cascade=matrix, leniency=leniency)], targets=targets)
+    drafter = stack(models, cascade=matrix, leniency=leniency)
+    system = System(drafters=[drafter], targets=targets)
     with system.running():
-        yield system, matrix
+        yield system, models, matrix
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -53,7 +59,7 @@ def cascade(request):
 def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
     cascade, strategy, temperature, prompts
 ):
-    system, matrix = cascade
+    system, models, matrix = cascade
     options = {"max_tokens": TOKENS, "temperature": temperature, "seed": 3, "ignore_eos": True}
     with system.client() as client:
         for prompt in prompts[:2]:
@@ -66,17 +72,17 @@ def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
             assert not mishaps(done)
             drafted = done.finished.statistics
             if strategy is Strategy.SPECULATIVE:
-                # In DSI such a drafter, no faster than the target, is overtaken again and again.
+                # In DSI a drafter that is no faster than the target is overtaken again and again.
                 assert drafted.accepted_token_count > 0
                 ran = {each.model_name: each.forward_count for each in drafted.drafter_models}
-                assert list(ran) == ["python-target", "python-drafter"]
+                assert list(ran) == [*models]
                 assert sum(ran.values()) == drafted.drafter_forward_count
             if matrix == VERTICAL:
                 assert not drafted.rejected_token_count, "it drafts what its largest model says"
 
 
 def test_each_model_of_the_stack_ran(cascade):
-    system, _ = cascade
+    system, *_ = cascade
     page = system.drafters[0].page("/metrics").splitlines()
     counts = [float(line.rsplit(" ")[-1]) for line in page if line.startswith(STAGE_FORWARDS)]
     assert len(counts) == 2

@@ -104,6 +104,7 @@ async def test_a_race_runs_to_its_end_and_its_link_repeats_it(served, tab):
     assert tab.problems == []
 
 
+@pytest.mark.long
 async def test_what_is_shown_again_is_what_was_shown(served, tab):
     _, process = served
     shown = (
@@ -165,6 +166,7 @@ async def test_errors_are_told_where_they_belong_and_the_others_run_on(tab, monk
     assert all("status of 400" in each for each in tab.problems)
 
 
+@pytest.mark.long
 async def test_a_text_that_differs_is_cried_out(tab):
     class Liar(FakeOrchestrator):
         async def _answer(self, request, leg):
@@ -179,6 +181,7 @@ async def test_a_text_that_differs_is_cried_out(tab):
     assert "A TEXT DIFFERS from that of non-SI: SI." in await tab.js(STATUS)
 
 
+@pytest.mark.long
 async def test_a_gateway_that_is_gone_is_told(tab):
     async with gateway_over() as gateway:
         await tab.open(gateway.url)
@@ -188,6 +191,7 @@ async def test_a_gateway_that_is_gone_is_told(tab):
     assert "the gateway cannot be reached" in await tab.js("document.body.innerText")
 
 
+@pytest.mark.long
 async def test_a_key_is_asked_for_and_used(tab, tmp_path):
     path = tmp_path / "keys.yaml"
     digest = hashlib.sha256(b"sesame").hexdigest()
@@ -220,6 +224,7 @@ async def test_a_narrow_screen_scrolls_down_only(served, tab, width):
     assert tab.problems == []
 
 
+@pytest.mark.long
 async def test_a_keyboard_and_a_screen_reader_find_everything(tab):
     async with gateway_over() as gateway:
         await tab.open(gateway.url)

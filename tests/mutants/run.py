@@ -8,6 +8,7 @@ Everything happens in copies of the tree, one for each job. What a list says of 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import shutil
@@ -22,7 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,8 +38,10 @@ ROOT = Path(__file__).parents[2]
 _TEST_SECONDS = 60
 _RUN_SECONDS = 300
 _FAILED, _PASSED = 1, 0  # what pytest ends with
-# Ends at once: after a test that failed with an open channel, gRPC's own end may wait for ever.
-_PYTEST = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
+_MODELS = "transformers.models.llama.modeling_llama"
+# Each run is forked from a process that has imported what takes seconds, and nothing of ours.
+_WARM = multiprocessing.get_context("forkserver")
+_WARM.set_forkserver_preload(["hypothesis", "pytest", "torch", _MODELS])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,21 +182,30 @@ def _run(tree: Path, arguments: Sequence[str], *, seconds: float, quiet: bool = 
     shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # what it remembers of other bugs
     flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     flags += ["-m", "not full and not long", f"--timeout={_TEST_SECONDS}"]
-    with subprocess.Popen(
-        [sys.executable, "-c", _PYTEST, *flags, *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_source_folders(tree))},
-        stdout=subprocess.DEVNULL if quiet else None,
-        stderr=subprocess.DEVNULL if quiet else None,
-        start_new_session=True,
-    ) as pytest:
-        try:
-            return pytest.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return _FAILED
-        finally:
-            if pytest.poll() is None:
-                os.killpg(pytest.pid, signal.SIGKILL)
+    flags += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    process = _WARM.Process(target=_pytest, args=(tree, [*flags, *arguments], quiet))
+    process.start()
+    process.join(seconds)
+    if process.exitcode is None:
+        os.killpg(cast("int", process.pid), signal.SIGKILL)
+        process.join()
+        return _FAILED
+    return process.exitcode
+
+
+def _pytest(tree: Path, arguments: list[str], quiet: bool) -> None:
+    os.setsid()
+    if quiet:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    os.chdir(tree)
+    folders = _source_folders(tree)
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    code = pytest.main(arguments)
+    sys.stdout.flush()
+    os._exit(code)  # at once: after a test that failed with an open channel, gRPC may wait for ever
 
 
 def _source_folders(tree: Path) -> list[str]:

@@ -60,11 +60,21 @@ def test_prompts_are_of_the_promised_length_and_from_held_out_files(training):
     assert all(60 <= len(tokenizer.encode(prompt["text"]).ids) <= 200 for prompt in prompts)
 
 
-def test_the_pair_shares_a_tokenizer_and_is_small():
-    folders = [MODELS / "python-target", MODELS / "python-drafter"]
+def test_the_models_share_a_tokenizer_and_are_small():
+    folders = [MODELS / name for name in ("python-target", "python-drafter", "python-tiny")]
     assert len({(folder / "tokenizer.json").read_bytes() for folder in folders}) == 1
     weights = [folder / "model.safetensors" for folder in folders]
-    assert sum(path.stat().st_size for path in weights) < SIZE_LIMIT_BYTES
+    sizes = [path.stat().st_size for path in weights]
+    assert sum(sizes) < SIZE_LIMIT_BYTES
+    assert sizes[2] < sizes[1] / 3
+
+
+def test_each_model_is_what_its_last_stage_trained(training):
+    last = {stage["name"]: stage for stage in training["stages"]}
+    for name in ("target", "drafter", "tiny"):
+        config = json.loads((MODELS / f"python-{name}" / "config.json").read_text())
+        shape = (config["num_hidden_layers"], config["hidden_size"])
+        assert shape == (last[name]["layers"], last[name]["width"])
 
 
 def test_growing_a_model_changes_no_logit():

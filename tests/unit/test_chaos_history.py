@@ -12,6 +12,8 @@ from support.chaos.workload import Order, Record, draw_order, oracle
 ORDER = Order(
     prompt=b"rider:",
     strategy="distributed",
+    width=1,
+    branches=0,
     max_tokens=4,
     temperature=0.8,
     seed=7,
@@ -93,10 +95,12 @@ def test_a_seed_draws_the_same_orders_again():
     first, again = (random.Random(3) for _ in range(2))
     drawn = [draw_order(first) for _ in range(50)]
     assert drawn == [draw_order(again) for _ in range(50)]
+    assert {order.width for order in drawn} == {1, 4}
     assert {order.strategy for order in drawn} == {
         "autoregressive",
         "speculative",
         "distributed",
+        "self_speculative",
         "auto",
     }
 

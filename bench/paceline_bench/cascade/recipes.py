@@ -1,8 +1,6 @@
 """The rows of Table 2 of the paper on cascades, in our terms: who drafts, with which parameters.
 
-Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462). Its table has two models below
-the target; the bundled models are one, so the rows of the second one are missing. Max-Gram alone is
-no row of it.
+Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462). Max-Gram alone is no row of it.
 
 Difference: the paper has Max-Gram propose ten tokens wherever it is asked. Here that is searched,
 too, and Max-Gram may draft for a model alone.
@@ -22,9 +20,22 @@ if TYPE_CHECKING:
 
     from paceline_engine.cascade import Matrix
 
-__all__ = ["DRAFTER", "DRAFTER_AND_TEXT", "GRIDS", "TEXT_ALONE", "Recipe"]
+__all__ = [
+    "ALL_STAGES",
+    "DRAFTER",
+    "DRAFTER_AND_TEXT",
+    "GRIDS",
+    "ONE_STAGE_MORE",
+    "TEXT_ALONE",
+    "TINY",
+    "TINY_AND_TEXT",
+    "Recipe",
+]
 
-DRAFTER, DRAFTER_AND_TEXT, TEXT_ALONE = "drafter", "drafter + Max-Gram", "Max-Gram"
+DRAFTER, TINY = "drafter", "tiny"
+DRAFTER_AND_TEXT, TINY_AND_TEXT = "drafter + Max-Gram", "tiny + Max-Gram"
+ALL_STAGES = "drafter + tiny + Max-Gram"
+TEXT_ALONE = "Max-Gram"
 
 _LOOKAHEADS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
@@ -74,12 +85,44 @@ class Recipe:
         return (*(f"--then={stage}" for stage in stages), f"--cascade=[{rows}]")
 
 
-GRIDS: Mapping[str, Sequence[Recipe]] = {
-    DRAFTER: [Recipe(count, (DRAFTER,), ((1,),)) for count in _LOOKAHEADS],
-    DRAFTER_AND_TEXT: [
-        Recipe(count + beyond, (DRAFTER,), ((count, beyond), (0, inner)))
+def _alone(model: str) -> list[Recipe]:
+    return [Recipe(count, (model,), ((1,),)) for count in _LOOKAHEADS]
+
+
+def _above_the_text(model: str) -> list[Recipe]:
+    return [
+        Recipe(count + beyond, (model,), ((count, beyond), (0, inner)))
         for count, beyond, inner in product((1, 2, 3, 4, 6, 8, 12), (0, 4, 10), (2, 4, 10))
-    ],
+    ]
+
+
+def _all_stages() -> list[Recipe]:
+    """Say what to try of three stages: fewer of each, since all go with all."""
+    return [
+        Recipe(
+            count + smaller + beyond,
+            (DRAFTER, TINY),
+            ((count, smaller, beyond), (0, *inner), (0, 0, below)),
+        )
+        for count, smaller, beyond, inner, below in product(
+            (1, 2, 4, 6), (0, 4), (4, 10), ((1, 0), (1, 4), (2, 0), (2, 4), (4, 0)), (0, 4)
+        )
+    ]
+
+
+GRIDS: Mapping[str, Sequence[Recipe]] = {
+    DRAFTER: _alone(DRAFTER),
+    TINY: _alone(TINY),
+    DRAFTER_AND_TEXT: _above_the_text(DRAFTER),
+    TINY_AND_TEXT: _above_the_text(TINY),
+    ALL_STAGES: _all_stages(),
     TEXT_ALONE: [Recipe(count) for count in _LOOKAHEADS],
 }
 """What is searched, by who drafts."""
+
+ONE_STAGE_MORE: Mapping[str, str] = {
+    DRAFTER_AND_TEXT: DRAFTER,
+    TINY_AND_TEXT: TINY,
+    ALL_STAGES: DRAFTER_AND_TEXT,
+}
+"""What has a stage more than what: the paper has it that none of them is worse."""

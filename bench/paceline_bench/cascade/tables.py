@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline_bench.cascade.recipes import DRAFTER, DRAFTER_AND_TEXT
+from paceline_bench.cascade.recipes import ONE_STAGE_MORE
 from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.pair.tables import contest_tables
 from paceline_bench.report import speed, table, times
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 _COSTS = {"measured": "measured costs", "parameters": "parameter counts"}
-_MISSING = (
-    "- rows of the paper that are missing: those with a second model below the target, which the"
-    " bundled pair has not"
-)
 
 
 def _share(value: float | None) -> str:
@@ -66,7 +62,7 @@ def report(content: Mapping[str, Any]) -> str:
         for kind in kinds
     ]
     searched = "The search, on other prompts:\n\n" + table(content["searched"], _SEARCHED)
-    lines = [*_costs(content["costs"]), *_orders(content["searched"]), _MISSING]
+    lines = [*_costs(content["costs"]), *_orders(content["searched"])]
     lines += [line for kind in kinds for line in _lookups(_of_kind(content["lookup"], kind), kind)]
     return "\n".join([*tables, *lookups, searched, *lines, ""])
 
@@ -85,15 +81,15 @@ def _costs(costs: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def _orders(searched: Sequence[Row]) -> Iterator[str]:
-    """Say whether the drafter is as good with Max-Gram below it as without: the paper's order."""
+    """Say of each stack whether it is as good as without a stage: the paper's order."""
     found = {(it["texts"], it["name"], it["cost"]): it["swi"] for it in searched}
     for (texts, name, cost), improvement in found.items():
-        if name == DRAFTER_AND_TEXT:
-            alone = found[texts, DRAFTER, cost]
-            holds = "at least as good as" if improvement >= alone else "WORSE than"
+        if (fewer := ONE_STAGE_MORE.get(name)) is not None:
+            without = found[texts, fewer, cost]
+            holds = "at least as good as" if improvement >= without else "WORSE than"
             yield (
-                f"- {texts}, by {_COSTS[cost]}: with Max-Gram below it the drafter is {holds}"
-                f" without, {improvement / alone:.2f}x"
+                f"- {texts}, by {_COSTS[cost]}: {name} is {holds} {fewer},"
+                f" {improvement / without:.2f}x"
             )
 
 

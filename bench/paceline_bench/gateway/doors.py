@@ -37,9 +37,7 @@ class Doors:
     """Where requests go.
 
     Attributes:
-        client: The orchestrator's.
         session: For HTTP.
-        url: The gateway's.
         model: What it calls the model.
         pids: The gateway's process, and the orchestrator's.
     """

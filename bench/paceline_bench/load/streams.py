@@ -106,7 +106,6 @@ class Served:
         strategy: What it was decoded with.
         sent_at: When it was sent, in seconds on this process's clock.
         arrivals: When each message with tokens came, and how many tokens it had.
-        token_ids: The output.
     """
 
     prompt: Prompt

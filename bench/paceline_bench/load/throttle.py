@@ -27,7 +27,6 @@ async def throttled(pids: Sequence[int], *, share: float) -> AsyncIterator[None]
     """Let processes run one after the other, each in a share of the time, during the block.
 
     Args:
-        pids: The processes.
         share: In (0, 1 / number of processes].
     """
     assert 0 < share * len(pids) <= 1

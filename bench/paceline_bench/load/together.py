@@ -73,7 +73,6 @@ class LibraryBatches:
         """Load it, from a directory.
 
         Args:
-            model: The directory.
             most_texts: There is memory for so many at once, of continuous batching.
             longest: The tokens of a text, the prompt's included.
         """

@@ -128,7 +128,6 @@ def contest_tables(every: Sequence[Row], more: Columns | None = None) -> str:
     """Lay out ways to decode (`results.way_rows`), a table for each group, beside the first one.
 
     Args:
-        every: The rows.
         more: Columns beside speeds.
     """
     bare, plain = every[0], {row["group"]: row for row in every if row["method"] == _PLAIN}

@@ -68,9 +68,7 @@ class Gain:
     """What trees gave one method on one node.
 
     Attributes:
-        name: The node's.
         drafter: The drafter's latency over the target's.
-        acceptance_rate: The drafter's.
         strategy: The method's label; with "ahead" if its drafter never rests.
         target_count: Targets it had.
         gpu_count: Devices in use.
@@ -136,7 +134,6 @@ def steady(
 
     Args:
         drafter: The drafter's latency over the target's.
-        acceptance_rate: The drafter's.
         target_count: Targets of DSI.
         target_row: What each further row adds to a target's forward, in parts of it.
         drafter_row: The same of the drafter's.

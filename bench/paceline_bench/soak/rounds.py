@@ -168,7 +168,6 @@ async def soak(
     """Run a soak; after the warm-up, and after each round, yield readings and wrong outputs so far.
 
     Args:
-        client: The orchestrator's.
         plan: What is asked for.
         watched: What is looked at; the readings have its order.
         expected: See `references`.

@@ -50,7 +50,6 @@ class Plan:
     """How a request was decoded.
 
     Attributes:
-        strategy: The method.
         lookahead: Draft tokens in a verification; 0 for plain decoding.
         target_count: Targets in use.
         broadcast_prefill: Whether all of them got the prompt at the start.
@@ -115,8 +114,6 @@ class BackendOracle:
         """Build it.
 
         Args:
-            acceptance_rate: The drafter's.
-            rank_decay: The drafter's.
             length: Tokens of the longest text, the prompt counted.
         """
         spec = SessionSpec(reserve_length=length)

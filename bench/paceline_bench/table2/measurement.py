@@ -85,7 +85,6 @@ class Measured:
     """One way to decode, on one row. Times are in ms, one for each prompt.
 
     Attributes:
-        way: The way.
         lookaheads: Those in use, ascending: several if the planner changed its mind.
         target_counts: How many targets were in use, likewise.
         times: Online.
@@ -147,7 +146,6 @@ class RowResult:
     """What was measured on one row.
 
     Attributes:
-        row: The row.
         echoes: The bare calls, by sleep in ns.
         plain: Non-SI.
         speculative: SI at its best lookahead.

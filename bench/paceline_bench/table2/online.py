@@ -48,7 +48,6 @@ class Way:
     """How to ask for a generation.
 
     Attributes:
-        strategy: The method.
         lookahead: None if the planner chooses.
         shape: How wide drafts are.
         drafts_ahead: Whether SI's drafter goes on while the target verifies. The paper's SI rests.
@@ -81,7 +80,6 @@ class Run:
 
     Attributes:
         prompt: What it continued.
-        token_ids: The output.
         plan: How it was decoded.
         elapsed_ns: On the client's clock, from sending the request to its last message. There is
             no tokenising in it: the prompt is token ids.

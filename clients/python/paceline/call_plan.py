@@ -101,7 +101,6 @@ class CallPlan:
         timeout_seconds: The time for all of it.
         resume_attempts: How often to go on after an error that may pass. None: until all
             orchestrators have been asked 30 times and sent no text, or 2 times before any.
-        budget: The client's.
         endpoint_count: How many there are to ask. Where one is left, nothing is waited for.
         clock: A monotonic clock, in seconds.
         chance: Draws from [0, 1).

@@ -16,7 +16,7 @@ _BENCHMARKS = {
     "pair": "your own drafter and target: latencies, acceptance, every strategy end to end",
     "load": "many streams at once on a fixed set of targets",
     "gateway": "what HTTP takes beyond gRPC, through a gateway",
-    "cascade": "a drafter with and without Max-Gram below it: the paper on cascades, its Table 2",
+    "cascade": "drafters alone and stacked, Max-Gram: the paper on cascades, its Table 2",
     "self": "targets that draft for themselves, beside plain decoding and SI",
     "soak": "very many requests, and what the processes keep of them",
 }

@@ -1,4 +1,4 @@
-"""`paceline bench cascade`: a drafter with and without Max-Gram below it, and Max-Gram alone."""
+"""`paceline bench cascade`: the bundled models that draft, alone and stacked, with Max-Gram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from paceline import AsyncClient
 from paceline.limits import MOST_TARGETS
 from paceline_bench.cascade.prose import prose_prompts
-from paceline_bench.cascade.recipes import DRAFTER, GRIDS, TEXT_ALONE
+from paceline_bench.cascade.recipes import DRAFTER, GRIDS, TEXT_ALONE, TINY
 from paceline_bench.cascade.search import KnownText, Search, measured_cost
 from paceline_bench.cascade.tables import report
 from paceline_bench.pair.contest import Rules, contest, contest_rounds
@@ -57,9 +57,9 @@ _NEAR_TIE = 1e-4
 
 
 class CascadeSettings(Settings):
-    """Draft for the bundled target with its drafter, with Max-Gram below that, and with Max-Gram.
+    """Draft for the bundled target with both smaller models, alone and stacked, and with Max-Gram.
 
-    Table 2 of the paper on Cascade Speculative Drafting, as far as two models go: on code and on
+    Table 2 of the paper on Cascade Speculative Drafting, on the bundled models: on code and on
     prose that no model has seen, each drafter at its best parameters, found on other prompts by
     halving. SWI is what forwards alone make of it. Everybody decodes the same texts in turn,
     greedily, each model with one thread: plainly, and with SI and DSI for each drafter. Then
@@ -110,7 +110,7 @@ class _Bench:
     def __init__(self, settings: CascadeSettings, models: BundledModels) -> None:
         self._settings = settings
         self._models = models
-        self._folders = {DRAFTER: models.drafter}
+        self._folders = {DRAFTER: models.drafter, TINY: models.tiny}
         self._target = _load(models.target)
         self._drafters = {name: _load(folder) for name, folder in self._folders.items()}
         assert self._target.tokenizer is not None

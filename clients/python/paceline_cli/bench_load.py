@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceline import AsyncClient, Strategy
+from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_bench.charts import save_figure
 from paceline_bench.load.chart import draw
 from paceline_bench.load.streams import (
@@ -173,8 +174,8 @@ class LoadSettings(_Real, _Simulated):
         ge=1,
         le=10_000,
     )
-    targets: int = _of_both("targets", "target processes", ge=1, le=64)
-    drafters: int = Field(1, ge=1, le=8, description="drafter processes")
+    targets: int = _of_both("targets", "target processes", ge=1, le=MOST_TARGETS)
+    drafters: int = Field(1, ge=1, le=MOST_DRAFTERS, description="drafter processes")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 

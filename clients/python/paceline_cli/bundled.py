@@ -12,7 +12,7 @@ __all__ = ["BundledModels", "find_models"]
 
 @dataclass(frozen=True, slots=True)
 class BundledModels:
-    """The folder with the bundled pair and the held-out prompts."""
+    """The folder with the bundled models and the held-out prompts."""
 
     folder: Path
 
@@ -25,6 +25,11 @@ class BundledModels:
     def drafter(self) -> Path:
         """The small one."""
         return self.folder / "python-drafter"
+
+    @property
+    def tiny(self) -> Path:
+        """A smaller one, to draft for the small one."""
+        return self.folder / "python-tiny"
 
     @property
     def prompts(self) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.errors import InternalError
-from paceline.limits import MOST_TARGETS
+from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_cli.bundled import find_models
 from paceline_cli.local_models import LocalModelSettings, flags
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
@@ -32,6 +32,7 @@ paceline up --targets 4 --listen 127.0.0.1:6000
 paceline up --target-model ~/big --drafter-model ~/small
 paceline up --backend simulated --targets 7 --target-option simulated-tpot-seconds=0.04
 paceline up --target-option device=cuda:0 --drafter-option device=cuda:1
+paceline up --drafter-option then=models/python-tiny --drafter-option then=max-gram
 paceline up --http 127.0.0.1:8000                  a gateway in front, for HTTP clients
 paceline up --log-directory logs                   keep the servers' logs
 """
@@ -45,7 +46,7 @@ class UpSettings(LocalModelSettings):
     """
 
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets to run")
-    drafters: int = Field(1, ge=0, le=8, description="drafters to run")
+    drafters: int = Field(1, ge=0, le=MOST_DRAFTERS, description="drafters to run")
     target_model: str | None = Field(
         None, description="directory or hub id of the large model; else the bundled one"
     )

@@ -10,8 +10,14 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_orchestrator.calls.exchange import (
+        Decoded,
+        Drafted,
+        Judged,
+        PrefixCall,
+        SessionSpec,
+    )
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
-    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, PrefixCall, SessionSpec
     from paceline_orchestrator.calls.window import Window
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal

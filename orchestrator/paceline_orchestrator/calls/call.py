@@ -17,11 +17,11 @@ from paceline_orchestrator.fleet.silence import SilenceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from paceline_orchestrator.calls.rpcs import PrefixCall
+    from paceline_orchestrator.calls.exchange import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
-__all__ = ["CallUnderWay", "Caller", "Sent"]
+__all__ = ["CallSession", "CallUnderWay", "Sent"]
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ class Sent:
     at_ns: int
 
 
-class Caller(Protocol):
+class CallSession(Protocol):
     """What a call needs of the session that it is a call of."""
 
     @property
@@ -80,7 +80,7 @@ class CallUnderWay(Generic[_T]):
 
     def __init__(
         self,
-        session: Caller,
+        session: CallSession,
         send: Callable[[str], Sent],
         read: Callable[[Sent], Awaitable[_T]],
         *,

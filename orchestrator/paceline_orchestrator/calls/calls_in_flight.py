@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
 from paceline.limits import MOST_CHUNK_TOKENS
+from paceline_orchestrator.calls.exchange import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_protocol.messages import (
     BlockVerified,
     DecodeEnded,
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_orchestrator.calls.call import CallUnderWay
+    from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.ledger import Ledger
     from paceline_orchestrator.calls.likeliest import LikeliestKept
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
-    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
 
@@ -177,21 +178,22 @@ class CallsInFlight:
     # --- starting -----------------------------------------------------------------------------
 
     def _start_verify(self, call: StartVerify, session: RemoteSession) -> _Running:
-        asked = call
-        if call.proposal.parents and len(call.proposal) > session.tree_token_limit:
-            asked = replace(call, proposal=Proposal(call.proposal.along(call.proposal.trunk)))
+        asked = _within(call, session.tree_token_limit)
         sent = session.verify(
             asked.prefix,
             asked.proposal,
-            depth=call.depth,
-            logprobs=self._logprobs,
-            top_logprobs=self._top_logprobs,
-            anticipate=call.anticipate,
-            propose=call.propose,
+            VerifyOptions(
+                depth=call.depth,
+                logprobs=self._logprobs,
+                top_logprobs=self._top_logprobs,
+                anticipate=call.anticipate,
+                propose=call.propose,
+            ),
             final_length=self._ledger.final_length,
         )
         task = self._tasks.create_task(
-            self._take_verdict(call, session, sent), name=f"verify {call.verify_id}"
+            self._take_verdict(call, session, sent, asked=asked.proposal),
+            name=f"verify {call.verify_id}",
         )
         return _Running(
             call, session, sent, task, self._recorder.verifying(session.server.name, asked)
@@ -209,10 +211,12 @@ class CallsInFlight:
 
         sent = session.draft(
             call.prefix,
-            max_tokens=call.max_tokens,
-            chunk_tokens=min(call.chunk_tokens, MOST_CHUNK_TOKENS),
-            width=call.width if session.tree_token_limit else 1,
-            branch_count=call.branch_count if session.tree_token_limit else 0,
+            DraftOptions(
+                max_tokens=call.max_tokens,
+                chunk_tokens=min(call.chunk_tokens, MOST_CHUNK_TOKENS),
+                width=call.width if session.tree_token_limit else 1,
+                branch_count=call.branch_count if session.tree_token_limit else 0,
+            ),
             final_length=self._ledger.final_length,
             report=report,
         )
@@ -243,12 +247,14 @@ class CallsInFlight:
 
         sent = session.decode(
             call.prefix,
-            max_tokens=call.max_tokens,
-            end_ids=call.end_ids,
-            logprobs=self._logprobs,
-            top_logprobs=self._top_logprobs,
-            interval_seconds=min(
-                _MESSAGE_SECONDS * self._pool.call_count, _LONGEST_INTERVAL_SECONDS
+            DecodeOptions(
+                max_tokens=call.max_tokens,
+                end_ids=call.end_ids,
+                logprobs=self._logprobs,
+                top_logprobs=self._top_logprobs,
+                interval_seconds=min(
+                    _MESSAGE_SECONDS * self._pool.call_count, _LONGEST_INTERVAL_SECONDS
+                ),
             ),
             report=report,
         )
@@ -261,7 +267,12 @@ class CallsInFlight:
     # --- ending -------------------------------------------------------------------------------
 
     async def _take_verdict(
-        self, call: StartVerify, session: RemoteSession, sent: CallUnderWay[Judged]
+        self,
+        call: StartVerify,
+        session: RemoteSession,
+        sent: CallUnderWay[Judged],
+        *,
+        asked: Proposal,
     ) -> None:
         try:
             judged = await sent
@@ -272,9 +283,9 @@ class CallsInFlight:
         if not self._retire(self._verifies, call.verify_id, sent=sent):
             return
         path = judged.accepted_path
-        if call.proposal.parents and len(call.proposal) > session.tree_token_limit:
-            path = call.proposal.trunk[: len(path)]  # its chain alone was judged
-        decided = (*call.proposal.along(path), judged.next_token)
+        decided = (*asked.along(path), judged.next_token)
+        if asked is not call.proposal:
+            path = call.proposal.trunk[: len(path)]
         self._ledger.note(len(call.prefix), decided)
         if self._likeliest is not None:
             self._likeliest.note(call.prefix, decided, likeliest=judged.top_logprobs)
@@ -366,3 +377,11 @@ class CallsInFlight:
         for running in self._stale:
             running.withdraw()
         self._stale.clear()
+
+
+def _within(call: StartVerify, tree_token_limit: int) -> StartVerify:
+    """Ask for the chain alone where a server does not judge so large a tree."""
+    proposal = call.proposal
+    if not proposal.parents or len(proposal) <= tree_token_limit:
+        return call
+    return replace(call, proposal=Proposal(proposal.along(proposal.trunk)))

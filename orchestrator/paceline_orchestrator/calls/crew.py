@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from paceline.errors import PacelineError
     from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.calls.keeper import SessionKeeper
-    from paceline_orchestrator.calls.rpcs import SessionSpec
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -47,7 +47,6 @@ class Crew:
         target_count: Seats for targets.
         drafter_count: Seats for drafters.
         keeper: Opens and closes sessions.
-        deadline: The request's.
         note_fallback: Told of everything that did not go as planned, by its kind.
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.

@@ -83,7 +83,6 @@ class Driver:
         crew: Who works; its sessions are closed in the end.
         pool: Says when servers are back.
         recorder: Told of everything.
-        deadline: The request's.
         prompt_length: Tokens that are final from the start.
         logprobs: Whether verdicts shall carry them.
         top_logprobs: How many of the likeliest tokens verdicts shall tell at each place.
@@ -339,7 +338,7 @@ class Driver:
         self._tell_capacity()
         self._refill()
         if pause is not None:
-            self._call_later(pause, self._refill)
+            self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def _refill(self) -> None:
         """Find servers that are ready for empty seats."""
@@ -380,11 +379,6 @@ class Driver:
         self._failure = self._failure or failure
         self._assembly.end()
         self._turned.set()
-
-    def _call_later(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
-        timer = asyncio.get_running_loop().call_later(seconds, action)
-        self._timers.append(timer)
-        return timer
 
 
 def _failed(call: StartCall) -> Event:

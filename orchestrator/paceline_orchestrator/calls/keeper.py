@@ -12,7 +12,7 @@ from paceline_orchestrator.calls.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.rpcs import SessionSpec
+    from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["Opening", "SessionKeeper"]

@@ -12,13 +12,11 @@ from paceline_orchestrator.calls.deadline import patience_seconds
 from paceline_orchestrator.calls.rpcs import renew_session
 
 if TYPE_CHECKING:
-    from paceline_orchestrator.calls.rpcs import PrefixCall
+    from paceline_orchestrator.calls.exchange import PrefixCall
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.silence import Waiting
 
 __all__ = ["Patience"]
-
-_ASKING_SECONDS = 1.0
 
 
 class Patience:
@@ -61,9 +59,7 @@ class Patience:
     async def _is_in_sight(self, call: PrefixCall) -> bool:
         """Ask the server whether it has a call, or a newer one, and goes on with its work."""
         try:
-            live = await renew_session(
-                self._server, call.session_id, timeout_seconds=_ASKING_SECONDS
-            )
+            live = await renew_session(self._server, call.session_id)
         except PacelineError:
             return False
         return live >= call.sequence

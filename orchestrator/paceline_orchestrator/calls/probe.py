@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.exchange import DraftOptions, SessionSpec
 from paceline_orchestrator.calls.keeper import SessionKeeper
-from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.proposal import Proposal
@@ -63,4 +63,6 @@ async def _compute_a_token(session: RemoteSession) -> None:
     if session.server.role is Role.TARGET:
         await session.verify(_TOKENS, Proposal(), final_length=len(_TOKENS))
     else:
-        await session.draft(_TOKENS, max_tokens=1, final_length=len(_TOKENS), report=lambda _: None)
+        await session.draft(
+            _TOKENS, DraftOptions(max_tokens=1), final_length=len(_TOKENS), report=lambda _: None
+        )

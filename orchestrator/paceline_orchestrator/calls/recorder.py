@@ -15,8 +15,8 @@ from paceline_orchestrator.calls.statistics import EventKind, Statistics, Timeli
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged
     from paceline_orchestrator.calls.statistics import Fallback
     from paceline_orchestrator.fleet.wire import Timing
     from paceline_protocol.commitment import DraftStatistics

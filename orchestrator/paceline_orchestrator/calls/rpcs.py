@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from paceline.v1.drafter_service_pb2 import DraftRequest
@@ -25,8 +24,9 @@ from paceline.v1.session_service_pb2 import (
 )
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
+from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
-from paceline_protocol.proposal import NOTHING, Proposal
+from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
@@ -36,18 +36,20 @@ if TYPE_CHECKING:
     from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
     from paceline.v1.sampling_pb2 import SamplingParameters
     from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
+    from paceline_orchestrator.calls.exchange import (
+        DecodeOptions,
+        DraftOptions,
+        PrefixCall,
+        SessionSpec,
+        VerifyOptions,
+    )
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.fleet.server import ModelServer
-    from paceline_orchestrator.fleet.wire import StreamCall, Timing
+    from paceline_orchestrator.fleet.wire import StreamCall
 
 __all__ = [
     "DecodeRpc",
-    "Decoded",
     "DraftRpc",
-    "Drafted",
-    "Judged",
-    "PrefixCall",
-    "SessionSpec",
     "VerifyRpc",
     "close_session",
     "one_hot",
@@ -61,6 +63,9 @@ __all__ = [
     "send_verify",
 ]
 
+# It takes no forward: a server that takes longer hangs.
+_RENEWING_SECONDS = 1.0
+
 _Message = TypeVar("_Message")
 
 DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
@@ -71,97 +76,6 @@ _RULES = {
     VerificationRule.EXACT: VERIFICATION_RULE_EXACT,
     VerificationRule.REJECTION: VERIFICATION_RULE_REJECTION,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSpec:
-    """What a session is opened for; limits and meaning as in session_service.proto.
-
-    Attributes:
-        sampling: As the client sent it: handed on unread. None is greedy.
-    """
-
-    fingerprint: str
-    reserve_length: int
-    limit_length: int | None = None
-    sampling: object | None = None
-    seed: int = 0
-    rule: VerificationRule = VerificationRule.EXACT
-    request_id: str = ""
-    share: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCall:
-    """Which session, and what it shall hold before the work; see SessionCall."""
-
-    session_id: str
-    sequence: int
-    base_length: int
-    base_digest: bytes
-    token_ids: Sequence[int]
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A target's verdict, and what it took.
-
-    Attributes:
-        sequence: The call that it says it answers.
-        prefix_length: The length of the prefix that it assumes.
-        elapsed_ns: Since the call was sent.
-        proposal: What it guesses to follow its next token.
-    """
-
-    sequence: int
-    prefix_length: int
-    accepted_path: tuple[int, ...]
-    next_token: int
-    logprobs: tuple[float, ...]
-    timing: Timing
-    elapsed_ns: int
-    proposal: Proposal = NOTHING
-    top_logprobs: tuple[LikeliestTokens, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Draft tokens, and what they took.
-
-    Attributes:
-        sequence: The call that they say they answer.
-        start_length: How many tokens precede them; of a tree, those of its chain.
-        proposal: With parents that refer to all that the call has found.
-        chain: Those of its tokens that are the chain's.
-        elapsed_ns: Since those before them came, or the call was sent.
-    """
-
-    sequence: int
-    start_length: int
-    proposal: Proposal
-    timing: Timing
-    elapsed_ns: int
-    chain: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """A target's next tokens, and what they took.
-
-    Attributes:
-        sequence: The call that they say they answer.
-        start_length: How many tokens precede them.
-        elapsed_ns: Since those before them came, or the call was sent.
-    """
-
-    sequence: int
-    start_length: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    timing: Timing
-    elapsed_ns: int
-    top_logprobs: tuple[LikeliestTokens, ...] = ()
 
 
 def one_hot(token_id: int) -> object:
@@ -190,7 +104,7 @@ async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_second
     return response.grant.session_id
 
 
-async def renew_session(server: ModelServer, session_id: str, *, timeout_seconds: float) -> int:
+async def renew_session(server: ModelServer, session_id: str) -> int:
     """Give a session another lease.
 
     Returns:
@@ -200,7 +114,7 @@ async def renew_session(server: ModelServer, session_id: str, *, timeout_seconds
         PacelineError: The session is lost, or the server does not answer.
     """
     request = RenewSessionRequest(session_id=session_id)
-    response = await answer(server.sessions.RenewSession(request, timeout=timeout_seconds))
+    response = await answer(server.sessions.RenewSession(request, timeout=_RENEWING_SECONDS))
     return response.live_sequence
 
 
@@ -218,13 +132,9 @@ def send_verify(
     server: ModelServer,
     call: PrefixCall,
     proposal: Proposal,
+    options: VerifyOptions,
     *,
-    depth: int,
-    logprobs: bool,
-    anticipate: bool,
     timeout_seconds: float,
-    propose: bool = False,
-    top_logprobs: int = 0,
 ) -> VerifyRpc:
     """Send a proposal to be judged."""
     request = VerifyRequest(
@@ -234,11 +144,11 @@ def send_verify(
             parents=proposal.parents,
             distributions=cast("Sequence[SparseDistribution]", proposal.distributions),
         ),
-        speculation_depth=depth,
-        logprobs=logprobs,
-        anticipate=anticipate,
-        propose=propose,
-        top_logprobs=top_logprobs,
+        speculation_depth=options.depth,
+        logprobs=options.logprobs,
+        anticipate=options.anticipate,
+        propose=options.propose,
+        top_logprobs=options.top_logprobs,
     )
     return server.target.Verify(request, timeout=timeout_seconds)
 
@@ -266,23 +176,19 @@ async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
 def send_decode(
     server: ModelServer,
     call: PrefixCall,
+    options: DecodeOptions,
     *,
-    max_tokens: int,
-    end_ids: Iterable[int],
-    logprobs: bool,
-    interval_seconds: float,
     timeout_seconds: float,
-    top_logprobs: int = 0,
 ) -> DecodeRpc:
     """Ask for the target's own tokens after a prefix."""
     request = DecodeRequest(
         call=_call_message(call),
-        max_tokens=max_tokens,
-        end_token_ids=end_ids,
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
+        max_tokens=options.max_tokens,
+        end_token_ids=options.end_ids,
+        logprobs=options.logprobs,
+        top_logprobs=options.top_logprobs,
     )
-    request.message_interval.FromNanoseconds(round(interval_seconds * 1e9))
+    request.message_interval.FromNanoseconds(round(options.interval_seconds * 1e9))
     return server.target.Decode(request, timeout=timeout_seconds)
 
 
@@ -308,20 +214,17 @@ async def read_decoded(rpc: DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decode
 def send_draft(
     server: ModelServer,
     call: PrefixCall,
+    options: DraftOptions,
     *,
-    max_tokens: int,
-    chunk_tokens: int,
     timeout_seconds: float,
-    width: int = 1,
-    branch_count: int = 0,
 ) -> DraftRpc:
     """Ask for the tokens that follow a prefix."""
     request = DraftRequest(
         call=_call_message(call),
-        max_tokens=max_tokens,
-        chunk_tokens=chunk_tokens,
-        width=width,
-        branch_count=branch_count,
+        max_tokens=options.max_tokens,
+        chunk_tokens=options.chunk_tokens,
+        width=options.width,
+        branch_count=options.branch_count,
     )
     return server.drafter.Draft(request, timeout=timeout_seconds)
 

@@ -17,7 +17,6 @@ class Seats:
     """The seats of one role.
 
     Attributes:
-        role: The role.
         sessions: By seat, the open session; None where nobody sits.
         arriving: By seat, the session that is being opened for it.
     """

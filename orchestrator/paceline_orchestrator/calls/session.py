@@ -16,10 +16,10 @@ from paceline.errors import (
 )
 from paceline_orchestrator.calls.answers import AnswerChecks
 from paceline_orchestrator.calls.call import CallUnderWay
+from paceline_orchestrator.calls.exchange import PrefixCall, VerifyOptions
 from paceline_orchestrator.calls.held_tokens import HeldTokens
 from paceline_orchestrator.calls.patience import Patience
 from paceline_orchestrator.calls.rpcs import (
-    PrefixCall,
     read_decoded,
     read_drafts,
     read_verdict,
@@ -32,20 +32,27 @@ from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.errors import SessionError
     from paceline_orchestrator.calls.call import Sent
     from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.exchange import (
+        Decoded,
+        DecodeOptions,
+        Drafted,
+        DraftOptions,
+        Judged,
+        SessionSpec,
+    )
     from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
-    from paceline_orchestrator.calls.rpcs import Decoded, Drafted, Judged, SessionSpec
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
-_RENEWING_SECONDS = 1.0
+_PLAINLY = VerifyOptions()
 
 
 class RemoteSession:
@@ -59,7 +66,6 @@ class RemoteSession:
         server: Where it is.
         spec: What it is for.
         keeper: Opens and closes it.
-        deadline: The request's.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
     """
 
@@ -129,18 +135,14 @@ class RemoteSession:
         if time.monotonic() - self._last_call_at >= idle_seconds:
             with suppress(PacelineError):
                 handle = await self.opened()
-                await renew_session(self.server, handle, timeout_seconds=_RENEWING_SECONDS)
+                await renew_session(self.server, handle)
 
     def verify(
         self,
         prefix: Sequence[int],
         proposal: Proposal,
+        options: VerifyOptions = _PLAINLY,
         *,
-        depth: int = 0,
-        logprobs: bool = False,
-        anticipate: bool = False,
-        propose: bool = False,
-        top_logprobs: int = 0,
         final_length: int,
     ) -> CallUnderWay[Judged]:
         """Judge a proposal after a prefix; see TargetService.Verify.
@@ -148,26 +150,14 @@ class RemoteSession:
         Args:
             prefix: The tokens assumed right.
             proposal: The tokens to judge.
-            depth: How far this runs ahead.
-            logprobs: Whether they are wanted.
-            anticipate: Whether the target shall go on by itself after the verdict.
-            propose: Whether it shall say what it guesses to follow, if it can.
-            top_logprobs: How many of the likeliest tokens it shall tell at each decided place.
+            options: How.
             final_length: How many tokens of the prefix can never change again.
         """
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
             rpc = send_verify(
-                self.server,
-                call,
-                proposal,
-                depth=depth,
-                logprobs=logprobs,
-                anticipate=anticipate,
-                propose=propose,
-                top_logprobs=top_logprobs,
-                timeout_seconds=self._call_seconds,
+                self.server, call, proposal, options, timeout_seconds=self._call_seconds
             )
             seconds = self._patience.seconds(call, block_length=len(proposal))
             return self._patience.begin(call, rpc, seconds=seconds)
@@ -176,9 +166,9 @@ class RemoteSession:
             judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
             self._patience.heard(sent)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
-            self._checks.verdict(judged, sent.call, proposal, logprobs=logprobs)
+            self._checks.verdict(judged, sent.call, proposal, logprobs=options.logprobs)
             self._checks.likeliest(
-                judged.top_logprobs, len(judged.accepted_path) + 1, most=top_logprobs
+                judged.top_logprobs, len(judged.accepted_path) + 1, most=options.top_logprobs
             )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
@@ -190,11 +180,8 @@ class RemoteSession:
     def draft(
         self,
         prefix: Sequence[int],
+        options: DraftOptions,
         *,
-        max_tokens: int,
-        chunk_tokens: int = 1,
-        width: int = 1,
-        branch_count: int = 0,
         final_length: int,
         report: Callable[[Drafted], None],
     ) -> CallUnderWay[None]:
@@ -202,37 +189,27 @@ class RemoteSession:
 
         Args:
             prefix: The tokens assumed right.
-            max_tokens: The window.
-            chunk_tokens: How many of its tokens may travel together.
-            width: How many tokens to find at a place.
-            branch_count: How many tokens beside the chain's a forward may follow.
+            options: How far, and how broadly.
             final_length: How many tokens of the prefix can never change again.
             report: Told of each message, while the call is awaited.
         """
-        window = Window(prefix, max_tokens, final_length=final_length, width=width)
+        window = Window(prefix, options.max_tokens, final_length=final_length, width=options.width)
+        steps = options.chunk_tokens
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_draft(
-                self.server,
-                call,
-                max_tokens=max_tokens,
-                chunk_tokens=chunk_tokens,
-                width=width,
-                branch_count=branch_count,
-                timeout_seconds=self._call_seconds,
-            )
-            seconds = self._patience.seconds(call, steps=chunk_tokens)
+            rpc = send_draft(self.server, call, options, timeout_seconds=self._call_seconds)
+            seconds = self._patience.seconds(call, steps=steps)
             return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> None:
             async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
                 async for drafted in messages:
-                    self._patience.heard(sent, seconds=self._patience.seconds(steps=chunk_tokens))
+                    self._patience.heard(sent, seconds=self._patience.seconds(steps=steps))
                     chain = self._checks.draft(drafted, window=window)
                     self._take(drafted, chain, sent=sent, window=window)
                     proposal = drafted.proposal
-                    if width == 1:  # the parents of a chain say nothing
+                    if options.width == 1:  # the parents of a chain say nothing
                         proposal = replace(proposal, parents=())
                     report(replace(drafted, proposal=proposal, chain=chain))
 
@@ -241,49 +218,32 @@ class RemoteSession:
     def decode(
         self,
         prefix: Sequence[int],
+        options: DecodeOptions,
         *,
-        max_tokens: int,
-        end_ids: Iterable[int],
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-        interval_seconds: float = 0.0,
         report: Callable[[Decoded], None],
     ) -> CallUnderWay[None]:
         """Decode after a prefix, and report tokens as they come; see TargetService.Decode.
 
         Args:
             prefix: The text, all of it final.
-            max_tokens: The window.
-            end_ids: No token comes after one of these.
-            logprobs: Whether they are wanted.
-            top_logprobs: How many of the likeliest tokens it shall tell at each place.
-            interval_seconds: At least so much time passes between two messages.
+            options: How far.
             report: Told of each message, while the call is awaited.
         """
-        window = Window(prefix, max_tokens, final_length=len(prefix))
+        window = Window(prefix, options.max_tokens, final_length=len(prefix))
 
         def send(handle: str) -> Sent:
             call = self._next_call(handle, prefix)
-            rpc = send_decode(
-                self.server,
-                call,
-                max_tokens=max_tokens,
-                end_ids=end_ids,
-                logprobs=logprobs,
-                interval_seconds=interval_seconds,
-                top_logprobs=top_logprobs,
-                timeout_seconds=self._call_seconds,
-            )
+            rpc = send_decode(self.server, call, options, timeout_seconds=self._call_seconds)
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:
             async with aclosing(read_decoded(sent.rpc, sent_ns=sent.at_ns)) as messages:
                 async for decoded in messages:
-                    seconds = self._patience.seconds() + interval_seconds
+                    seconds = self._patience.seconds() + options.interval_seconds
                     self._patience.heard(sent, seconds=seconds)
-                    self._checks.decoded(decoded, logprobs=logprobs)
+                    self._checks.decoded(decoded, logprobs=options.logprobs)
                     self._checks.likeliest(
-                        decoded.top_logprobs, len(decoded.token_ids), most=top_logprobs
+                        decoded.top_logprobs, len(decoded.token_ids), most=options.top_logprobs
                     )
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
-from paceline_orchestrator.calls.rpcs import SessionSpec
+from paceline_orchestrator.calls.exchange import SessionSpec
 from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.growth import Growth
 from paceline_protocol.methods import METHODS

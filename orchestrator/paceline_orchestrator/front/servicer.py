@@ -59,7 +59,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     Args:
         pool: The model servers.
         keeper: Opens and closes sessions.
-        codecs: The tokenizers.
         planning: Chooses how to decode.
         demand: Told which streams run.
         metrics: Where requests are counted.

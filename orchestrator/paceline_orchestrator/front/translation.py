@@ -149,7 +149,6 @@ def finished_message(
     """Say how a generation ended, and what it took.
 
     Args:
-        order: The generation's.
         reason: Why its method ended.
         stop_string: The one that was found, if one was: then it is the reason.
         lookahead: The one in use at the end.

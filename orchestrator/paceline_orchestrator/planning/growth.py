@@ -14,7 +14,6 @@ class Growth:
     """How far a plan can stretch, by Equation 1 with the latencies of now.
 
     Attributes:
-        lookahead: The plan's.
         is_fixed: Whether the client said so; else more targets take shorter blocks.
     """
 

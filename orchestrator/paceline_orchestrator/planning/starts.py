@@ -35,7 +35,6 @@ class Start:
     """The beginning of a request.
 
     Attributes:
-        setting: The servers.
         first: A target's first forward, the prompt's, in the setting's unit.
         lookahead: Draft tokens in a verification.
         acceptance_percent: How many of 100 draft tokens the target accepts.

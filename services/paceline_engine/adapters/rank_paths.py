@@ -22,7 +22,6 @@ __all__ = [
     "check_tree",
     "likeliest_tree",
     "propose",
-    "prune_by_count",
     "prune_by_threshold",
     "rank_counts",
 ]
@@ -130,18 +129,3 @@ def prune_by_threshold(
         if parent in kept and probability >= threshold:
             kept.add(index + 1)
     return tuple(sorted(index - 1 for index in kept if index))
-
-
-def prune_by_count(
-    parents: Sequence[int], probabilities: Sequence[float], *, count: int
-) -> tuple[int, ...]:
-    """Return the nodes to keep: the `count` likeliest by the product along their paths.
-
-    A parent is kept before its children, also where they are equally likely. Returns indices,
-    ascending; forwards of so many rows have the same shape for every text.
-    """
-    worths = [1.0]
-    for parent, probability in zip(parents, probabilities, strict=True):
-        worths.append(worths[parent] * probability)
-    order = sorted(range(len(parents)), key=lambda index: (-worths[index + 1], index))
-    return tuple(sorted(order[:count]))

@@ -66,7 +66,10 @@ class _Run:
                     simulated_model("drafter", it, seconds=0.001, simulated_acceptance_rate=0.8)
                     for it in range(_DRAFTERS)
                 ),
-                *(simulated_model("target", it, seconds=0.003) for it in range(_TARGETS)),
+                *(
+                    simulated_model("target", it, seconds=0.003, simulated_self_rates="0.6,0.4")
+                    for it in range(_TARGETS)
+                ),
             ]
             self.models = [await stack.enter_async_context(Link(server)) for server in models]
             system = System(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Order", "Record", "draw_order", "oracle", "stream"]
 
-_STRATEGIES = ("autoregressive", "speculative", "distributed", "auto")
+_STRATEGIES = ("autoregressive", "speculative", "distributed", "self_speculative", "auto")
+_SHAPES = ((1, 0), (4, 0), (4, 3))  # width and branches
 _LENGTHS = (20, 60, 150, 400)
 _PROMPTS = tuple(f"rider {index}:".encode() for index in range(20))
 _LEAVING_SHARE = 0.05
@@ -30,6 +31,8 @@ class Order:
 
     prompt: bytes
     strategy: str
+    width: int
+    branches: int
     max_tokens: int
     temperature: float
     seed: int
@@ -37,7 +40,7 @@ class Order:
 
     @property
     def options(self) -> dict[str, Any]:
-        fields = ("strategy", "max_tokens", "temperature", "seed")
+        fields = ("strategy", "width", "branches", "max_tokens", "temperature", "seed")
         return {field: getattr(self, field) for field in fields}
 
 
@@ -80,9 +83,12 @@ class Record:
 def draw_order(lots: random.Random) -> Order:
     length = lots.choice(_LENGTHS)
     leaves = lots.random() < _LEAVING_SHARE
+    width, branches = lots.choice(_SHAPES)
     return Order(
         prompt=lots.choice(_PROMPTS),
         strategy=lots.choice(_STRATEGIES),
+        width=width,
+        branches=branches,
         max_tokens=length,
         temperature=lots.choice((0.0, 0.8)),
         seed=lots.randrange(1 << 53),

@@ -11,7 +11,6 @@ from paceline_engine.adapters.rank_paths import (
     check_tree,
     likeliest_tree,
     propose,
-    prune_by_count,
     prune_by_threshold,
 )
 from paceline_engine.proposal import Proposal
@@ -118,16 +117,3 @@ def test_threshold_zero_prunes_nothing_and_above_one_everything(tree):
     parents, probabilities = tree
     assert prune_by_threshold(parents, probabilities, threshold=0) == tuple(range(len(parents)))
     assert prune_by_threshold(parents, probabilities, threshold=1.0001) == ()
-
-
-@given(parents_and_probabilities(), st.integers(0, 12))
-def test_a_number_of_nodes_is_kept_and_they_are_the_likeliest_with_their_parents(tree, count):
-    parents, probabilities = tree
-    kept = prune_by_count(parents, probabilities, count=count)
-    assert len(kept) == min(count, len(parents))
-    assert all(parents[index] == 0 or parents[index] - 1 in kept for index in kept)
-    worths = [1.0]
-    for parent, probability in zip(parents, probabilities, strict=True):
-        worths.append(worths[parent] * probability)
-    best = sorted(worths[1:], reverse=True)[: len(kept)]
-    assert sorted((worths[index + 1] for index in kept), reverse=True) == best

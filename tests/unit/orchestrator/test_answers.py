@@ -11,8 +11,8 @@ from paceline import errors
 from paceline.v1.drafter_service_pb2 import DraftResponse
 from paceline.v1.target_service_pb2 import DecodeResponse, VerifyResponse
 from paceline_orchestrator.calls.deadline import Deadline, patience_seconds
+from paceline_orchestrator.calls.exchange import DecodeOptions, DraftOptions, SessionSpec
 from paceline_orchestrator.calls.keeper import Opening
-from paceline_orchestrator.calls.rpcs import SessionSpec
 from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_protocol.proposal import Proposal
@@ -102,7 +102,7 @@ async def drafted(server, *, reported=None):
     told = [] if reported is None else reported
     await a_session(server).draft(
         TEXT,
-        max_tokens=4,
+        DraftOptions(max_tokens=4),
         final_length=4,
         report=lambda it: told.extend(it.proposal.token_ids),
     )
@@ -113,10 +113,8 @@ async def decoded(server, *, reported=None, **options):
     told = [] if reported is None else reported
     await a_session(server).decode(
         TEXT,
-        max_tokens=4,
-        end_ids=(),
+        DecodeOptions(max_tokens=4, **options),
         report=lambda it: told.extend(it.token_ids),
-        **options,
     )
     return told
 

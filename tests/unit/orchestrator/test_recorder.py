@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline_orchestrator.calls.exchange import Drafted, Judged
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.calls.recorder import Recorder
-from paceline_orchestrator.calls.rpcs import Drafted, Judged
 from paceline_orchestrator.calls.statistics import (
     EventKind,
     Fallback,

@@ -11,8 +11,13 @@ import pytest
 
 from paceline import errors
 from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.exchange import (
+    DraftOptions,
+    PrefixCall,
+    SessionSpec,
+    VerifyOptions,
+)
 from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
-from paceline_orchestrator.calls.rpcs import PrefixCall, SessionSpec
 from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
@@ -192,7 +197,9 @@ async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
                 enough.set()
 
         async def draft(prefix, count):
-            await session.draft(prefix, max_tokens=count, final_length=len(TEXT), report=report)
+            await session.draft(
+                prefix, DraftOptions(max_tokens=count), final_length=len(TEXT), report=report
+            )
 
         async with asyncio.TaskGroup() as tasks:
             drafting = tasks.create_task(draft(TEXT, 90))
@@ -209,10 +216,12 @@ async def test_a_drafter_keeps_what_it_streamed_when_it_is_stopped():
 async def test_a_drafter_that_falls_silent_is_noticed():
     fake = FakeModelServer("drafter")
     async with a_session(fake) as session:
-        await session.draft(TEXT, max_tokens=1, final_length=4, report=lambda _: None)
+        await session.draft(TEXT, DraftOptions(max_tokens=1), final_length=4, report=lambda _: None)
         fake.faults.append("hang")
         with pytest.raises(errors.DeadlineError):
-            await session.draft((*TEXT, 5), max_tokens=1, final_length=4, report=lambda _: None)
+            await session.draft(
+                (*TEXT, 5), DraftOptions(max_tokens=1), final_length=4, report=lambda _: None
+            )
         await fake.until(lambda it: len(it.cancelled) == 1)
 
 
@@ -233,7 +242,9 @@ async def test_a_call_has_a_second_more_than_its_request(role, method):
         if role == "target":
             await verify(session, TEXT)
         else:
-            await session.draft(TEXT, max_tokens=1, final_length=4, report=lambda _: None)
+            await session.draft(
+                TEXT, DraftOptions(max_tokens=1), final_length=4, report=lambda _: None
+            )
         after = session._deadline.remaining_seconds
         (timeout,) = timeouts
         assert after + 1 <= timeout <= before + 1
@@ -288,10 +299,9 @@ async def test_a_verdict_that_fits_no_call_is_none(distort):
     fake.distort = distort
     async with a_session(fake) as session:
         proposal = Proposal(tuple(continuation(TEXT, 2)))
+        options = VerifyOptions(logprobs=True, top_logprobs=1)
         with pytest.raises(errors.InternalError, match="not asked"):
-            await session.verify(
-                TEXT, proposal, logprobs=True, top_logprobs=1, final_length=len(TEXT)
-            )
+            await session.verify(TEXT, proposal, options, final_length=len(TEXT))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +325,9 @@ async def test_draft_tokens_that_fit_no_draft_are_none(distort):
     fake.distort = distort
     async with a_session(fake) as session:
         with pytest.raises(errors.InternalError, match="not asked"):
-            await session.draft(TEXT, max_tokens=4, final_length=len(TEXT), report=lambda _: None)
+            await session.draft(
+                TEXT, DraftOptions(max_tokens=4), final_length=len(TEXT), report=lambda _: None
+            )
 
 
 async def test_a_chain_may_spell_out_its_parents():
@@ -323,5 +335,7 @@ async def test_a_chain_may_spell_out_its_parents():
     found = []
     fake.distort = lambda it: it.proposal.parents.append(it.start_length - len(TEXT))
     async with a_session(fake) as session:
-        await session.draft(TEXT, max_tokens=4, final_length=len(TEXT), report=found.append)
+        await session.draft(
+            TEXT, DraftOptions(max_tokens=4), final_length=len(TEXT), report=found.append
+        )
     assert [it.proposal.parents for it in found] == [()] * 4

@@ -11,7 +11,12 @@ import pytest
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls import rpcs
-from paceline_orchestrator.calls.rpcs import PrefixCall, SessionSpec
+from paceline_orchestrator.calls.exchange import (
+    DraftOptions,
+    PrefixCall,
+    SessionSpec,
+    VerifyOptions,
+)
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import answer, health_changes
@@ -73,20 +78,13 @@ def a_call(fake, handle, *, sequence=1, token_ids=TEXT):
 
 def verify(server, call, *, timeout_seconds=10.0):
     return rpcs.send_verify(
-        server,
-        call,
-        Proposal(),
-        depth=0,
-        logprobs=False,
-        anticipate=False,
-        timeout_seconds=timeout_seconds,
+        server, call, Proposal(), VerifyOptions(), timeout_seconds=timeout_seconds
     )
 
 
 def draft(server, call, *, max_tokens=3):
-    return rpcs.send_draft(
-        server, call, max_tokens=max_tokens, chunk_tokens=1, timeout_seconds=10.0
-    )
+    options = DraftOptions(max_tokens=max_tokens)
+    return rpcs.send_draft(server, call, options, timeout_seconds=10.0)
 
 
 async def running(fake, count=1):
