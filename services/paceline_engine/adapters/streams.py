@@ -34,6 +34,7 @@ __all__ = ["SeenTokens", "StreamLayer", "Streams"]
 
 _EMBEDDING_STD = 0.02
 
+
 @dataclass(frozen=True, slots=True)
 class SeenTokens:
     """What a main row sees, itself included.
