@@ -152,6 +152,11 @@ bench: install ## measure everything on this machine, which should be idle, and 
 	for figure in figure2 figure7; do \
 	  cp $(SIMULATE)/$$figure.png bench/results/simulate-$$figure.png || exit 1; \
 	done
+	$(BIN)/paceline simulate trees --widths 2,4 --branches 3 --tokens 50 --repeats 10 \
+	  --output-directory $(SIMULATE) --json bench/results/simulate-trees.json
+	for width in 2 4; do \
+	  cp $(SIMULATE)/trees-$$width-3.png bench/results/simulate-trees-$$width.png || exit 1; \
+	done
 	$(BIN)/paceline plan --target-ms 37.7 --target-first-ms 202 --drafter-ms 2.5 --drafter-first-ms 2.6 \
 	  --acceptance 0.63 --tokens 50 --gpus 8 --json bench/results/plan.json --chart bench/results/plan.png
 	$(BIN)/paceline bench pair --json bench/results/pair.json --chart bench/results/pair.png

@@ -24,6 +24,7 @@ from paceline_bench.pair.tables import (
 )
 from paceline_bench.plan.tables import plan
 from paceline_bench.simulate.tables import simulate
+from paceline_bench.simulate.tree_tables import simulate_trees
 from paceline_bench.table2.grid_tables import grid
 from paceline_bench.table2.tables import (
     table2,
@@ -48,6 +49,7 @@ PAGES = tuple(
 _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "simulate": simulate,
+    "simulate-trees": simulate_trees,
     "plan": plan,
     "table2-headline": table2_headline,
     "table2-summary": table2_summary,

@@ -29,9 +29,11 @@ RUNS = [
 ]
 STRATEGIES = (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
 # Few streams of a run that accepts and rejects, for `make test`; all runs are the long form, of
-# 100,000 tokens.
+# 100,000 tokens with chains.
 SHORT_RUNS = [(0.6, 0.3, 2)]
 STREAM_TOKENS, PROMPTS, TOTAL = 500, 12, 100_000
+# Width, branches, and streams for each strategy: as many tokens once more, with trees.
+TREE_RUNS = [(2, 0, 17), (2, 4, 17), (2, 16, 17), (4, 0, 17), (4, 4, 16), (4, 16, 16)]
 MANY_TOKENS = 400  # their acceptance rate is within 0.15 of the true one in all but 1 in 10^9 runs
 TARGET_SECONDS, TARGET_COUNT, LOOKAHEAD, STREAMS_AT_ONCE = 0.001, 2, 4, 2
 # Streams of a run that are decoded alone in the system, until the servers have seen all there is to
@@ -71,7 +73,8 @@ def plain(targets):
 
 
 def test_the_runs_add_up():
-    assert sum(count for _, _, count in RUNS) * len(STRATEGIES) * STREAM_TOKENS == TOTAL
+    for runs in (RUNS, TREE_RUNS):
+        assert sum(count for _, _, count in runs) * len(STRATEGIES) * STREAM_TOKENS == TOTAL
 
 
 @pytest.mark.parametrize(
@@ -87,15 +90,13 @@ def test_every_token_is_that_of_plain_decoding(
         simulated_acceptance_rate=acceptance_rate,
     )
     system = System(drafters=[drafter], targets=targets)
-    with system.running(), ThreadPoolExecutor(STREAMS_AT_ONCE) as threads:
+    with system.running():
         for strategy in STRATEGIES:
-            options = {"strategy": strategy, "lookahead": LOOKAHEAD, "targets": TARGET_COUNT}
-            decoded, seen = decode_alone(
-                system, options, beyond=beyond_reach(strategy, acceptance_rate, relative_latency)
-            )
-            decoded += threads.map(
-                lambda index, options=options: decode(system, index, **options),
-                range(len(decoded), stream_count),
+            decoded, seen = decode_some(
+                system,
+                strategy,
+                stream_count,
+                beyond=beyond_reach(strategy, acceptance_rate, relative_latency),
             )
             for index, done in enumerate(decoded):
                 assert done.token_ids == plain(index)
@@ -110,13 +111,43 @@ def test_every_token_is_that_of_plain_decoding(
                 assert accepted / judged == pytest.approx(acceptance_rate, abs=0.15)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "branches", "stream_count"), TREE_RUNS)
+def test_with_trees_too_every_token_is_that_of_plain_decoding(
+    width, branches, stream_count, targets, plain
+):
+    drafter = simulated_model(
+        "drafter", seconds=0.3 * TARGET_SECONDS, simulated_acceptance_rate=0.6
+    )
+    system = System(drafters=[drafter], targets=targets)
+    with system.running():
+        for strategy in STRATEGIES:
+            decoded, _ = decode_some(system, strategy, stream_count, width=width, branches=branches)
+            for index, done in enumerate(decoded):
+                assert done.token_ids == plain(index)
+            judged, _ = check_happened(decoded, strategy=strategy)
+            assert judged > MANY_TOKENS
+
+
+def decode_some(system, strategy, stream_count, *, beyond=frozenset(), **shape):
+    """Decode streams, the first ones alone; return all, and what servers saw of those."""
+    options = {"strategy": strategy, "lookahead": LOOKAHEAD, "targets": TARGET_COUNT, **shape}
+    decoded, seen = decode_alone(system, options, beyond=beyond)
+    with ThreadPoolExecutor(STREAMS_AT_ONCE) as threads:
+        decoded += threads.map(
+            lambda index: decode(system, index, **options), range(len(decoded), stream_count)
+        )
+    return decoded, seen
+
+
 def decode_alone(system, options, *, beyond):
     """Decode streams one by one, until the servers' own records show that the strategy happened.
 
     Returns:
         The streams, and what the servers saw of them.
     """
-    cell = Cell(options["strategy"], LOOKAHEAD, TARGET_COUNT, sampling="greedy")
+    shape = options.get("width", 1), options.get("branches", 0)
+    cell = Cell(options["strategy"], LOOKAHEAD, TARGET_COUNT, "greedy", *shape)
     decoded, outcome, missing = [], Outcome(), []
     while len(decoded) < FEWEST_ALONE or (missing and len(decoded) < MOST_ALONE):
         evidence = system.watch()

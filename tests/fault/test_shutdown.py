@@ -22,6 +22,7 @@ from support.waiting import eventually
 
 TOKENS, STREAMS, SERVED_STREAMS = 400, 4, 8
 LATE_REQUESTS, LATE_SECONDS = 20, 60
+DISTURBED_TOKENS = 160  # the server's end comes after five; the more, the more slowness, too
 LONG = 1200  # six seconds at least
 # A fallback that a server's end causes comes each time; one by slowness, on a busy machine, not.
 ATTEMPTS = 8
@@ -38,7 +39,7 @@ def test_running_streams_end_well_and_the_process_too(role, whole, text):
     victim = servers[role][0]
     for _ in range(ATTEMPTS):
         streams = streams_while(whole, victim.terminate)
-        assert [done.token_ids for done in streams] == [text] * STREAMS
+        assert [done.token_ids for done in streams] == [text[:DISTURBED_TOKENS]] * STREAMS
         assert victim.wait() == 0
         assert not mishaps(*streams)
         if not any(done.finished.statistics.fallbacks for done in streams):
@@ -54,7 +55,7 @@ def streams_while(whole, action):
     def stream(_):
         with whole.client() as client:
             generation = client.generate(
-                PROMPT, strategy="distributed", targets=2, lookahead=4, max_tokens=TOKENS
+                PROMPT, strategy="distributed", targets=2, lookahead=4, max_tokens=DISTURBED_TOKENS
             )
             return disturbed(generation, under_way.wait, after=5)
 

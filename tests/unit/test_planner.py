@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning import rehearsal, widths
+from paceline_orchestrator.planning import forms, rehearsal
 from paceline_orchestrator.planning.estimates import (
     Measurements,
     needed_target_count,
     smallest_lookahead,
 )
+from paceline_orchestrator.planning.forms import OPEN_SHAPES
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
-from paceline_orchestrator.planning.widths import Trees
 from paceline_protocol.methods import Strategy
+from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 MS = 1_000_000
@@ -29,10 +31,11 @@ VICUNA = Measurements(
 )
 
 
-def refined(measurements: Measurements) -> Planner:
+def refined(measurements: Measurements, wish: Wish | None = None, *, times: int = 1) -> Planner:
     planner = Planner()
-    planner.choose(measurements)
-    planner.refine()
+    for _ in range(times):
+        planner.choose(measurements, wish or Wish())
+        planner.refine()
     return planner
 
 
@@ -75,15 +78,89 @@ def test_a_refined_plan_has_the_lookahead_that_simulates_best():
     assert plan.target_count == 7
 
 
-def test_trees_are_simulated_with_what_else_a_plan_wants_to_know(monkeypatch):
+FREE = RowPrices(((1, 1.0), (16, 1.0)))
+TREES = {"tree_tokens": 64, "tree_depth": 64, "target_prices": FREE, "drafter_prices": FREE}
+
+
+def simulating(monkeypatch, times_of):
+    """Have the forms of a method take these times; returns the cases that are simulated."""
+    cases = []
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
-    monkeypatch.setattr(widths, "best_trees", lambda _: Trees(Shape(2), 1.25))
-    free = RowPrices(((1, 1.0), (16, 1.0)))
-    prices = {"target_prices": free, "drafter_prices": free}
-    knows_trees = replace(VICUNA, target_count=1, tree_tokens=64, tree_depth=64, **prices)
-    before, after = Planner().choose(knows_trees), refined(knows_trees).choose(knows_trees)
+    monkeypatch.setattr(
+        forms, "simulated_times", lambda it: cases.append(it) or times_of(it.strategy)
+    )
+    return cases
+
+
+def test_forms_are_simulated_with_what_else_a_plan_wants_to_know(monkeypatch):
+    simulating(monkeypatch, lambda _: {CHAIN: 1.25, Shape(2): 1.0})
+    knows_trees = replace(VICUNA, target_count=1, **TREES)
+    planner = refined(knows_trees)
+    before = planner.choose(knows_trees)
+    planner.refine()
+    after = planner.choose(knows_trees)
     assert (before.shape, after.shape) == (CHAIN, Shape(2))
     assert after.token_ns == pytest.approx(before.token_ns / 1.25, abs=1)
+
+
+def test_auto_takes_the_method_whose_form_is_best_though_its_chains_are_not(monkeypatch):
+    times = {
+        Strategy.SPECULATIVE: {CHAIN: 6000.0, Shape(4, 3): 3900.0},
+        Strategy.DISTRIBUTED: {CHAIN: 4500.0, Shape(4, 3): 4050.0},
+    }
+    simulating(monkeypatch, times.get)
+    knows_trees = replace(VICUNA, **TREES)
+    assert Planner().choose(knows_trees).strategy is Strategy.DISTRIBUTED
+    planner = refined(knows_trees, times=2)
+    plan = planner.choose(knows_trees)
+    assert (plan.strategy, plan.shape) == (Strategy.SPECULATIVE, Shape(4, 3))
+    assert re.search(
+        r"DSI with lookahead \d+ on \d target\(s\) and trees of width 4 and 3", plan.note
+    )
+    only_dsi = planner.choose(knows_trees, Wish(strategy=Strategy.DISTRIBUTED))
+    assert only_dsi.shape == CHAIN
+
+
+def test_trees_may_make_speculation_pay_that_does_not_pay_as_chains(monkeypatch):
+    simulating(monkeypatch, lambda _: {CHAIN: 6000.0, Shape(2): 3000.0})
+    slow = {"drafter_step_ns": 36 * MS, "acceptance_rate": 0.1, "target_count": 1}
+    doubtful = replace(VICUNA, **slow, **TREES)
+    planner = Planner()
+    assert planner.choose(doubtful).strategy is Strategy.AUTOREGRESSIVE
+    planner.refine()
+    plan = planner.choose(doubtful)
+    assert (plan.strategy, plan.shape) == (Strategy.SPECULATIVE, Shape(2))
+    assert plan.token_ns < plan.plain_token_ns
+
+
+@pytest.mark.parametrize(
+    ("wish", "shapes"),
+    [
+        (Wish(), OPEN_SHAPES),
+        (Wish(shape=Shape(7, 5)), (CHAIN, Shape(7, 5))),
+        (Wish(shape=CHAIN), (CHAIN,)),
+        (Wish(rule=VerificationRule.REJECTION), (CHAIN,)),
+    ],
+    ids=["open", "trees", "chains", "by rejection"],
+)
+def test_methods_are_compared_in_the_shapes_that_the_request_allows(monkeypatch, wish, shapes):
+    cases = simulating(monkeypatch, lambda _: {CHAIN: 1.0})
+    refined(replace(VICUNA, **TREES), wish, times=2)
+    assert [case.shapes for case in cases] == [shapes, shapes]
+
+
+# Nearly always right, and two thirds of the target's latency: SI ahead hides most of it, too.
+PHI3 = replace(
+    VICUNA, target_step_ns=52 * MS, drafter_step_ns=34 * MS, acceptance_rate=0.93, target_count=7
+)
+
+
+@pytest.mark.parametrize("drafter_step_ns", [34 * MS, 35 * MS])
+@pytest.mark.parametrize("call_ns", [0, MS])
+def test_dsi_is_taken_where_it_is_little_ahead_of_si_that_drafts_ahead(drafter_step_ns, call_ns):
+    slow = replace(PHI3, drafter_step_ns=drafter_step_ns, call_ns=call_ns)
+    plan = refined(slow, times=2).choose(slow)
+    assert (plan.strategy, plan.lookahead) == (Strategy.DISTRIBUTED, 1)
 
 
 def test_auto_takes_si_with_one_target_and_a_drafter_that_errs():
@@ -142,18 +219,14 @@ def test_who_asks_for_blocks_gets_the_papers_si():
     assert "drafting ahead" not in plan.note
 
 
-def test_trees_are_simulated_with_a_drafter_that_does_as_the_plan_says(monkeypatch):
-    cases = []
-    free = RowPrices(((1, 1.0), (16, 1.0)))
-    known = {"tree_tokens": 64, "tree_depth": 64, "target_prices": free, "drafter_prices": free}
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
-    monkeypatch.setattr(widths, "best_trees", lambda case: cases.append(case) or Trees(CHAIN, 1.0))
+def test_forms_are_simulated_with_a_drafter_that_does_as_the_plan_says(monkeypatch):
+    cases = simulating(monkeypatch, lambda _: {CHAIN: 1.0})
     for may_draft_ahead in (True, False):
-        planner = Planner()
-        one = replace(VICUNA, target_count=1, **known)
-        planner.choose(one, Wish(may_draft_ahead=may_draft_ahead))
-        planner.refine()
-    assert [case.drafts_ahead for case in cases] == [True, False]
+        refined(
+            replace(VICUNA, target_count=1, **TREES), Wish(may_draft_ahead=may_draft_ahead), times=2
+        )
+    by_si = [case for case in cases if case.strategy is Strategy.SPECULATIVE]
+    assert [case.drafts_ahead for case in by_si] == [True, False]
 
 
 @pytest.mark.parametrize("target_count", [1, 7])

@@ -8,6 +8,7 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
+from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.pair.acceptance import common_run
 from paceline_bench.pair.engine import measure_rows, text_alone
 from paceline_engine.backends.stack import StackBackend
@@ -21,33 +22,10 @@ if TYPE_CHECKING:
     from paceline_bench.cascade.recipes import Recipe
     from paceline_engine.backends.base import Backend
 
-__all__ = ["KnownText", "Search", "Tally", "halved", "measured_cost", "walltime_improvement"]
+__all__ = ["KnownText", "Search", "Tally", "halved", "measured_cost"]
 
 _FIRST_TEXTS = 2
 _COST_ROUNDS = 5
-
-
-def walltime_improvement(
-    token_count: int,
-    *,
-    target_forwards: int,
-    drafter_forwards: Mapping[str, int],
-    costs: Mapping[str, float],
-) -> float:
-    """Return the standardised walltime improvement: how many times as fast as plain decoding.
-
-    Forwards alone count, and each as one, however many rows it has; Max-Gram costs nothing.
-
-    Difference: the paper's formula sums over tokens where it means drafters.
-
-    Args:
-        token_count: New tokens.
-        target_forwards: Of the target.
-        drafter_forwards: Of each model that drafts.
-        costs: Of a forward of each of them, as a part of the target's.
-    """
-    spent = sum(costs[model] * count for model, count in drafter_forwards.items())
-    return token_count / (target_forwards + spent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_gains"]
 
 _RANGE = (0.5, 2.0)  # of the colours; the numbers in the cells tell the rest
+_TICKS = (0.5, 0.7, 1.0, 1.4, 2.0)
 _NO_NUMBER = "0.85"
 
 
@@ -49,7 +50,9 @@ def draw_gains(gains: Sequence[Gain], *, title: str) -> Figure:
         lower.set_xlabel("drafter latency (target = 1)")
     for each in axes[:, 0]:
         each.set_ylabel("acceptance rate")
-    figure.colorbar(image, ax=axes, extend="both", shrink=0.85, label="times as fast")
+    bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.85, label="times as fast")
+    bar.set_ticks(_TICKS, labels=[f"{tick:g}" for tick in _TICKS])
+    bar.minorticks_off()
     return figure
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_bench.report import table, times
+from paceline.words import counted
+from paceline_bench.report import markdown_table, table, times
+from paceline_bench.simulate.trees import Gain
 from paceline_protocol.methods import METHODS, Strategy, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from paceline_bench.simulate.trees import Gain
+    from paceline_bench.report import Results
 
-__all__ = ["gains_table", "grid_findings", "self_finding"]
+__all__ = ["gains_table", "grid_findings", "self_finding", "simulate_trees"]
 
 _SELF = METHODS[Strategy.SELF_SPECULATIVE].label
 _DSI = METHODS[Strategy.DISTRIBUTED].label
@@ -63,15 +65,48 @@ def grid_findings(gains: Sequence[Gain]) -> Iterator[str]:
             f"{way}: up to {times(best.over_chain)} of chains ({best.name}), up to"
             f" {times(best_si.over_si)} of SI ({best_si.name})"
         )
-        slower = [
-            gain for gain in own if gain.over_chain * _SLOWER + _NOISE * gain.over_chain_error < 1
-        ]
+        slower = _slower(own)
         if slower:
             worst = min(slower, key=lambda gain: gain.over_chain)
             yield (
                 f"{way}: slower than chains by more than 1 % in {len(slower)} of {len(own)} cells,"
                 f" at worst {times(worst.over_chain)} ({worst.name})"
             )
+
+
+def _slower(gains: Iterable[Gain]) -> list[Gain]:
+    """Return those that are behind chains by more than 1 %, beyond the noise."""
+    return [
+        gain for gain in gains if gain.over_chain * _SLOWER + _NOISE * gain.over_chain_error < 1
+    ]
+
+
+def simulate_trees(results: Results) -> str:
+    """Say for a page what trees gain on the grid, by method, targets and shape."""
+    if "simulate-trees" not in results:
+        return ""
+    content = results["simulate-trees"]
+    gains = [Gain(**row) for row in content["rows"]]
+    ways = dict.fromkeys(_way(gain) for gain in gains if gain.width > 1)
+    lines = [_grid_line([gain for gain in gains if _way(gain) == way], name=way) for way in ways]
+    cell_count = len({gain.name for gain in gains})
+    circumstances = content["circumstances"]
+    words = f"`{circumstances['command']}`, {circumstances['date']}; {cell_count} cells.\n\n"
+    headings = ("", "over chains, at most", "at least", "slower cells", "over SI, at most")
+    return words + markdown_table(headings, lines)
+
+
+def _grid_line(gains: Sequence[Gain], *, name: str) -> list[str]:
+    most = max(gains, key=lambda gain: gain.over_chain)
+    least = min(gains, key=lambda gain: gain.over_chain)
+    most_si = max(gains, key=lambda gain: gain.over_si)
+    return [
+        name,
+        f"{times(most.over_chain)} ({most.name})",
+        f"{times(least.over_chain)} ({least.name})",
+        str(len(_slower(gains))),
+        f"{times(most_si.over_si)} ({most_si.name})",
+    ]
 
 
 def self_finding(gains: Sequence[Gain]) -> str:
@@ -91,7 +126,7 @@ def self_finding(gains: Sequence[Gain]) -> str:
 
 
 def _way(gain: Gain) -> str:
-    targets = f", {gain.target_count} targets" if gain.strategy == _DSI else ""
+    targets = f", {counted(gain.target_count, 'target')}" if gain.strategy == _DSI else ""
     shape = f", width {gain.width}, {gain.branches} branches" if gain.width > 1 else ""
     return f"{gain.strategy}{targets}{shape}"
 

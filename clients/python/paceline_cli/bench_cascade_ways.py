@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline import AsyncClient, DrafterKind, Strategy
-from paceline_bench.cascade.search import walltime_improvement
+from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.ways import Way
 from paceline_cli.contests import contest_rows, model_flags
 from paceline_cli.local_system import LocalSystemConfig

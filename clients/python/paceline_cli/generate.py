@@ -14,6 +14,7 @@ from pydantic import Field
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_cli.connection import open_client
+from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.options import CallerSettings, read_options
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
@@ -48,6 +49,7 @@ paceline generate "import " --temperature 0.8 --top-p 0.9 --seed 7
 paceline generate "x = [" --strategy dsi --lookahead 5 --targets 2 --show-origins
 paceline generate "x = [" --strategy dsi --width 4 --branches 4     corrections found ahead
 paceline generate "x = [" --strategy si --drafter max-gram    without any drafter
+paceline generate "x = [" --strategy si --dispatch blocks --model-costs small=0.03
 paceline generate "x = [" --timeline request.svg        a picture of who did what, when
 paceline generate "x = [" --json | jq .text             one JSON object a line
 """
@@ -122,6 +124,10 @@ class GenerateSettings(_Decoding):
     show_origins: bool = Field(
         False, description="tell accepted draft tokens from the target's own tokens"
     )
+    model_costs: ModelCosts | None = Field(
+        None,
+        description="tell SWI: what a drafter's forward costs, the target's being 1: small=0.03",
+    )
     timeline: Path | None = Field(None, description="write a picture of the request (SVG)")
     json_lines: bool = option(False, description="print JSON lines instead of text", flag="json")
 
@@ -152,7 +158,8 @@ async def _print_text(stream: AsyncGeneration, settings: GenerateSettings) -> No
             text.write(chunk)
     if not text.ends_line:  # a pipe's text stays as it is
         print(file=sys.stderr)
-    print(statistics_line(await stream.collect()), file=sys.stderr)
+    line = statistics_line(await stream.collect(), costs=settings.model_costs)
+    print(line, file=sys.stderr)
 
 
 async def _print_json(stream: AsyncGeneration) -> None:

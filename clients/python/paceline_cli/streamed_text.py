@@ -9,9 +9,11 @@ from rich.text import Text
 
 from paceline import TokenOrigin
 from paceline.words import counted
+from paceline_cli.model_costs import improvement_told
 from paceline_cli.screen import safe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import TextIO
 
@@ -74,8 +76,8 @@ class TextStream:
             self.ends_line = True
 
 
-def statistics_line(completion: Completion) -> str:
-    """Say in one line what a generation took."""
+def statistics_line(completion: Completion, *, costs: Mapping[str, float] | None = None) -> str:
+    """Say in one line what a generation took; with costs of models' forwards its SWI, too."""
     started, finished = completion.started, completion.finished
     statistics = finished.statistics
     seconds = statistics.total_ns / 1e9
@@ -94,6 +96,7 @@ def statistics_line(completion: Completion) -> str:
         else "",
         _stack_used(statistics),
         f"{statistics.cancelled_rpc_count} cancelled" if statistics.cancelled_rpc_count else "",
+        improvement_told(statistics, token_count=count, costs=costs or {}),
         f"seed {started.seed}",
         f"ended by {finished.finish_reason}",
     ]

@@ -17,7 +17,7 @@ class Assembly:
         self._has_ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def look(self, *, has_target: bool, is_whole: bool) -> None:
+    def note(self, *, has_target: bool, is_whole: bool) -> None:
         """Take notice of who is there by now."""
         if is_whole:
             self.end()

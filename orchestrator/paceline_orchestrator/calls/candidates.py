@@ -46,8 +46,8 @@ class Candidates:
         self._self_drafting = self_drafting
         self._barred_until: dict[ModelServer, float] = {}
 
-    def beside(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
-        """Return those of a role that can be seated beside these, the least loaded first."""
+    def not_among(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
+        """Return those of a role that can be seated and are not yet, the least loaded first."""
         now = time.monotonic()
         return [
             server

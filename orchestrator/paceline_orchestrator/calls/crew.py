@@ -279,4 +279,4 @@ class Crew:
 
     def _unseated(self, seats: Seats) -> list[ModelServer]:
         seated = {session.server for session in seats.everyone}
-        return self._candidates.beside(seated, role=seats.role)
+        return self._candidates.not_among(seated, role=seats.role)

@@ -224,7 +224,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified | TokensDecoded):
-            self._endurance.verdict_came()
+            self._endurance.note_verdict()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -333,7 +333,7 @@ class Driver:
         """Do without a session that failed, or could not be opened, and find another server."""
         is_target = session.server.role is Role.TARGET
         if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
-            self._endurance.refused(session.server, error, targets=self._crew.target_servers)
+            self._endurance.note_refusal(session.server, error, targets=self._crew.target_servers)
         pause = self._crew.vacate(session, error)
         self._tell_capacity()
         self._refill()
@@ -369,11 +369,11 @@ class Driver:
         self._have_text_read()
         capacity = self._capacity
         if self._crew.seat_count:
-            self._endurance.mind(has_targets=bool(capacity.targets))
+            self._endurance.note_targets(has_targets=bool(capacity.targets))
         self._post(capacity)
         has_target = bool(capacity.targets)
         is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
-        self._assembly.look(has_target=has_target, is_whole=is_whole)
+        self._assembly.note(has_target=has_target, is_whole=is_whole)
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure

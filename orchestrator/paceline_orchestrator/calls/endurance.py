@@ -33,20 +33,20 @@ class Endurance:
         self._refused_at: float | None = None  # the first time since the last verdict
         self._refusing: set[ModelServer] = set()  # since then
 
-    def mind(self, *, has_targets: bool) -> None:
-        """Take notice of whether there are targets."""
+    def note_targets(self, *, has_targets: bool) -> None:
+        """Give up in a while if there are none, unless some come."""
         if has_targets:
             self.close()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(shortage.WAIT_SECONDS, self._give_up)
 
-    def verdict_came(self) -> None:
+    def note_verdict(self) -> None:
         """Take notice that a target has room."""
         self._refused_at = None
         self._refusing.clear()
 
-    def refused(
+    def note_refusal(
         self, server: ModelServer, error: PacelineError, *, targets: Collection[ModelServer]
     ) -> None:
         """Take notice that a target has no room, while the request's targets are these."""

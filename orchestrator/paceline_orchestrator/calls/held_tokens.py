@@ -46,7 +46,7 @@ class HeldTokens:
         self._tokens.truncate(self._settled_length + kept)
         return len(self._tokens), self._tokens.digest()
 
-    def believe(
+    def confirm(
         self, prefix: Sequence[int], accepted: Sequence[int] = (), *, final_length: int
     ) -> None:
         """Take the answer to the call begun last as proof that the session holds what it asked for.

@@ -172,7 +172,7 @@ class RemoteSession:
             )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
-                self._held.believe(prefix, accepted, final_length=final_length)
+                self._held.confirm(prefix, accepted, final_length=final_length)
             return judged
 
         return CallUnderWay(self, send, read, is_repeatable=lambda: True)
@@ -328,6 +328,6 @@ class RemoteSession:
         self.server.latency.observe(found.timing, elapsed_ns=found.elapsed_ns, is_first=is_first)
         if sent.call.sequence == self._sequence:
             if is_first:
-                self._held.believe(window.prefix, final_length=window.final_length)
+                self._held.confirm(window.prefix, final_length=window.final_length)
             self._held.extend(token_ids)
         window.take(len(token_ids))

@@ -3,8 +3,9 @@
 Each method brings a forecast (`forecasts`); the fastest wins. The lookahead of DSI is picked by
 simulating the protocol itself, calls and their cost included, since with work-conserving dispatch
 shorter blocks than Equation 1 allows are often better. Two things hold it up: a verification costs
-this process CPU time, and under load the servers are shared. Whether token trees pay beside that is
-simulated, too.
+this process CPU time, and under load the servers are shared. Where a request has a target to
+itself, what drafts is then simulated in the form in which it would run (`forms`): with the trees
+that pay, ahead or not; and these forms are what is compared.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from paceline_orchestrator.planning.estimates import (
     speculative,
 )
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
+from paceline_orchestrator.planning.forms import Forms
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
-from paceline_orchestrator.planning.widths import Widths, case_of
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape
@@ -139,7 +140,7 @@ class Planner:
     def __init__(self) -> None:
         self._rehearsals = Rehearsals()
         self._starts = Starts()
-        self._widths = Widths()
+        self._forms = Forms()
 
     def choose(
         self,
@@ -154,6 +155,10 @@ class Planner:
             for strategy, method in METHODS.items()
             if _has_what_it_needs(method, measurements)
         ]
+        has_target = measurements.request_count <= measurements.target_count
+        if wish.strategy is None and has_target:
+            asked = None if wish.leaves_trees_open else wish.shape or CHAIN
+            options = self._forms.of(options, measurements, asked=asked)
         wanted = [option for option in options if wish.strategy in (None, option.strategy)]
         if not wanted:  # speculation asked for, and no drafter: it will find one or decode plainly
             assert wish.strategy is not None
@@ -166,26 +171,10 @@ class Planner:
             )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
-        has_target = measurements.request_count <= measurements.target_count
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
         others = [each for each in options if each is not best]
-        if METHODS[best.strategy].drafts and has_target and wish.leaves_trees_open:
-            best = self._with_trees(best, measurements)
         return self._plan(best, measurements, others=others)
-
-    def _with_trees(self, option: Option, measurements: Measurements) -> Option:
-        """Return the same with the trees that pay, if any do, once that was simulated."""
-        if not measurements.knows_trees:
-            return option
-        trees = self._widths.trees(case_of(option, measurements))
-        if trees.gain is None:
-            return option
-        if trees.shape == CHAIN:
-            note = f"trees do not pay: {trees.gain:.2f} times as fast as a chain"
-            return replace(option, note="; ".join(filter(None, (option.note, note))))
-        token_ns = round(option.token_ns / trees.gain)
-        return replace(option, token_ns=token_ns, shape=trees.shape)
 
     def choose_for_text(
         self, measurements: Measurements, wish: Wish = _NO_WISH, *, by_text: Measurements
@@ -229,14 +218,17 @@ class Planner:
         )
 
     def refine(self) -> None:
-        """Simulate what `choose` wanted to know: DSI's best lookahead and start, and trees' worth.
+        """Simulate what `choose` wanted to know: DSI's lookahead and start, and methods' forms.
 
-        Nothing is simulated where speculation does not pay, nor where DSI has no target to itself.
+        Nothing is simulated where drafts come slower than verdicts, nor where a request has no
+        target to itself.
+
         What fails is forgotten, and simulated again when it is next asked for.
         """
-        self._rehearsals.rehearse_missing()
+        if self._rehearsals.rehearse_missing():
+            self._forms.forget_missing()  # the next request asks for them with a better lookahead
         self._starts.simulate_missing()
-        self._widths.simulate_missing()
+        self._forms.simulate_missing()
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]

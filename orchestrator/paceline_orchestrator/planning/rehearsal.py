@@ -19,9 +19,9 @@ from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.estimates import (
     LOOKAHEADS,
     Measurements,
+    distributed_token_ns,
     on_its_part,
     smallest_lookahead,
-    speculative,
 )
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
@@ -126,7 +126,7 @@ class Rehearsals:
     def times(self, measurements: Measurements, target_count: int) -> dict[int, int]:
         """Return DSI's time for each token, in ns, by lookahead, as far as it was simulated.
 
-        A setting is only near to what was measured; SI, in closed form in both, tells how near.
+        A setting is only near to what was measured; DSI's closed form in both tells how near.
         """
         setting = setting_of(measurements, target_count)
         with suppress(KeyError):  # unknown, or `rehearse_missing` has dropped it just now
@@ -135,10 +135,13 @@ class Rehearsals:
         rate = measurements.acceptance_rate
         if not rehearsed:
             return {}
-        rival = speculative(on_its_part(measurements), None).token_ns
-        rehearsed_rival = speculative(_measured(setting, acceptance_rate=rate), None).token_ns
+        own, near = on_its_part(measurements), _measured(setting, acceptance_rate=rate)
         return {
-            lookahead: round(expected_token_time(times, rate) * rival / rehearsed_rival)
+            lookahead: round(
+                expected_token_time(times, rate)
+                * _closed_form_ns(own, lookahead, target_count=target_count)
+                / _closed_form_ns(near, lookahead, target_count=target_count)
+            )
             for lookahead, times in rehearsed.items()
         }
 
@@ -149,11 +152,12 @@ class Rehearsals:
         if not is_known and setting.drafter_step <= VERIFICATION:
             self._missing.append(setting)
 
-    def rehearse_missing(self) -> None:
-        """Rehearse what was asked for.
+    def rehearse_missing(self) -> bool:
+        """Rehearse what was asked for, and return whether there was anything.
 
         What fails is forgotten, and rehearsed again when it is next asked for.
         """
+        was_asked = bool(self._missing)
         while self._missing:
             setting = self._missing.pop()
             self._held[setting] = {}  # known from here on, or it would be asked for again
@@ -167,6 +171,7 @@ class Rehearsals:
                 raise
             while len(self._held) > _MOST_REHEARSED:
                 self._held.popitem(last=False)
+        return was_asked
 
 
 def setting_of(measurements: Measurements, target_count: int) -> Setting:
@@ -177,6 +182,12 @@ def setting_of(measurements: Measurements, target_count: int) -> Setting:
         call=rounded(own.call_ns / own.verification_ns, 1),
         target_count=target_count,
     )
+
+
+def _closed_form_ns(measurements: Measurements, lookahead: int, *, target_count: int) -> int:
+    target_ns, drafter_ns = measurements.verification_ns, measurements.drafter_step_ns
+    feasible = smallest_lookahead(target_ns, drafter_ns, target_count=target_count)
+    return distributed_token_ns(measurements, max(lookahead, feasible))
 
 
 def _measured(setting: Setting, *, acceptance_rate: float) -> Measurements:
@@ -204,7 +215,10 @@ def _lookaheads(setting: Setting) -> list[int]:
 
 
 def rounded(ratio: float, steps: int) -> int:
-    """Return a part of a verification in units of it, rounded: so many steps double it."""
+    """Return a part of a verification in units of it, rounded: so many steps double it.
+
+    Or any other part, of 10,000.
+    """
     if ratio * VERIFICATION < 1:
         return 0
     return round(VERIFICATION * 2 ** (round(steps * math.log2(ratio)) / steps))

@@ -13,7 +13,7 @@ __all__ = ["Simulated"]
 _Case = TypeVar("_Case")
 _Answer = TypeVar("_Answer")
 
-_MOST_MISSING = 4
+_MOST_MISSING = 8
 _MOST_KNOWN = 256
 
 
@@ -39,6 +39,10 @@ class Simulated(Generic[_Case, _Answer]):
         if known is None and case not in self._missing:
             self._missing.append(case)
         return known
+
+    def forget_missing(self) -> None:
+        """Simulate nothing that was asked for before now."""
+        self._missing.clear()
 
     def simulate_missing(self) -> None:
         """Simulate what was asked for; what fails is forgotten, and will be asked for again."""

@@ -10,6 +10,7 @@ import pytest
 from paceline import DrafterKind, Strategy
 from paceline_bench.cascade import search
 from paceline_bench.cascade.chart import draw_cascade
+from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_bench.cascade.prose import prose_prompts
 from paceline_bench.cascade.recipes import (
     ALL_STAGES,
@@ -27,7 +28,6 @@ from paceline_bench.cascade.search import (
     Tally,
     halved,
     measured_cost,
-    walltime_improvement,
 )
 from paceline_bench.cascade.tables import report
 from paceline_cli.bench_cascade_ways import drafted_ways, told_row

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from paceline_bench.simulate.claims import per_gpu_claim
 from paceline_bench.simulate.heatmaps import Cell, Timing
-from paceline_bench.simulate.tree_tables import gains_table, grid_findings, self_finding
+from paceline_bench.simulate.tree_tables import (
+    gains_table,
+    grid_findings,
+    self_finding,
+    simulate_trees,
+)
 from paceline_bench.simulate.trees import (
     Gain,
     TreeJob,
@@ -125,6 +130,25 @@ def test_a_grid_is_summed_up_with_its_losses_beyond_the_noise():
     ]
     ahead = replace(GAIN, strategy="SI ahead", target_count=1, gpu_count=2, width=1, branches=0)
     assert list(grid_findings([ahead])) == ["SI ahead: up to 1.50x of SI (here)"]
+
+
+def test_the_page_has_a_line_for_each_method_its_targets_and_shape():
+    gains = [
+        replace(GAIN, width=1, branches=0, over_chain=1.0),
+        GAIN,
+        replace(GAIN, name="there", over_chain=0.9, over_si=1.7),
+        replace(GAIN, name="there", target_count=2, over_chain=1.1, over_si=1.3),
+    ]
+    circumstances = {"command": "paceline simulate trees", "date": "2026-01-02"}
+    content = {"circumstances": circumstances, "rows": [asdict(gain) for gain in gains]}
+    lines = simulate_trees({"simulate-trees": content}).splitlines()
+    assert lines[0] == "`paceline simulate trees`, 2026-01-02; 2 cells."
+    way = "width 3, 2 branches"
+    assert lines[4:] == [
+        f"| DSI, 7 targets, {way} | 1.20x (here) | 0.90x (there) | 1 | 1.70x (there) |",
+        f"| DSI, 2 targets, {way} | 1.10x (there) | 1.10x (there) | 0 | 1.30x (there) |",
+    ]
+    assert simulate_trees({}) == ""
 
 
 def test_own_guesses_are_worth_what_the_rates_say_and_rows_cost():

@@ -12,13 +12,13 @@ from support.virtual_time import virtually
 
 
 def looks_later(assembly, seconds, **found):
-    asyncio.get_running_loop().call_later(seconds, lambda: assembly.look(**found))
+    asyncio.get_running_loop().call_later(seconds, lambda: assembly.note(**found))
 
 
 @virtually
 async def test_after_the_first_target_the_others_have_a_moment():
     assembly, began = Assembly(), now()
-    assembly.look(has_target=False, is_whole=False)
+    assembly.note(has_target=False, is_whole=False)
     looks_later(assembly, 1, has_target=True, is_whole=False)
     looks_later(assembly, 1.04, has_target=True, is_whole=False)
     await assembly.ended()
@@ -28,7 +28,7 @@ async def test_after_the_first_target_the_others_have_a_moment():
 @virtually
 async def test_once_everyone_is_there_nobody_waits():
     assembly, began = Assembly(), now()
-    assembly.look(has_target=True, is_whole=False)
+    assembly.note(has_target=True, is_whole=False)
     looks_later(assembly, 0.01, has_target=True, is_whole=True)
     await assembly.ended()
     assert now() - began == pytest.approx(0.01)

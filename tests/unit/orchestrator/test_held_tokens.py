@@ -50,20 +50,20 @@ def test_a_session_is_never_asked_for_what_it_may_not_hold(steps):
         assert session.tokens == list(prefix)
         session.tokens += block
         if fate == "answered":
-            held.believe(prefix, block, final_length=final_length)
+            held.confirm(prefix, block, final_length=final_length)
 
 
 def test_only_what_is_new_is_sent():
     held = HeldTokens()
     assert held.begin((1, 2, 3))[0] == 0
-    held.believe((1, 2, 3), (4, 5), final_length=3)
+    held.confirm((1, 2, 3), (4, 5), final_length=3)
     assert held.begin((1, 2, 3, 4, 9))[0] == 4
 
 
 def test_a_call_that_was_not_answered_proves_nothing():
     held = HeldTokens()
     held.begin((1, 2, 3))
-    held.believe((1, 2, 3), (4, 5), final_length=3)
+    held.confirm((1, 2, 3), (4, 5), final_length=3)
     held.begin((1, 2, 3, 9))
     assert held.begin((1, 2, 3, 4, 5))[0] == 3
 
@@ -71,6 +71,6 @@ def test_a_call_that_was_not_answered_proves_nothing():
 def test_streamed_tokens_are_held():
     held = HeldTokens()
     held.begin((1, 2))
-    held.believe((1, 2), final_length=2)
+    held.confirm((1, 2), final_length=2)
     held.extend((3, 4))
     assert held.begin((1, 2, 3, 4))[0] == 4

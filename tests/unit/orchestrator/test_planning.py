@@ -297,7 +297,7 @@ def a_tree_planning(*, row_ms=0, drafter_row_ms=0, target_count=1):
 def simulated(planning, **wish):
     """A plan after its trees were simulated."""
     a_plan(planning, **wish)
-    planning._planner._widths.simulate_missing()
+    planning._planner._forms.simulate_missing()
     return a_plan(planning, **wish)
 
 

@@ -28,7 +28,7 @@ if _version_not_supported:
 class DrafterServiceStub:
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     def __init__(self, channel):
@@ -47,7 +47,7 @@ class DrafterServiceStub:
 class DrafterServiceServicer:
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     def Draft(self, request, context):
@@ -103,7 +103,7 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 class DrafterService:
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class DrafterServiceStub:
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     @_typing.overload
@@ -71,7 +71,7 @@ class DrafterServiceStub:
 class DrafterServiceAsyncStub(DrafterServiceStub):
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -109,7 +109,7 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Guesses the next tokens of a text with a small model.
 
-    A drafter takes its sessions in turn, forward by forward.
+    What several sessions ask for shares forwards; each is answered as if it had been alone.
     """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,254 @@
+"""Each method in the form in which it would run: what the virtual clock says, with rows at a price.
+
+A tree saves a forward where a rejected token's correction is in it, and costs rows in every one,
+at targets and at drafters; SI may draft ahead, DSI overlaps. What that is worth to each of them
+depends on how often runners-up are right and on what the servers measured of their rows. So every
+method that drafts is simulated with both, as a chain and with trees of some shapes, all on the same
+draws and the same clock, and then they are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.estimates import BLOCK_ROWS, plain
+from paceline_orchestrator.planning.rehearsal import (
+    VERIFICATION,
+    let_others_run,
+    rounded,
+    setting_of,
+)
+from paceline_orchestrator.planning.simulated import Simulated
+from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.oracles import AgreementOracle
+from paceline_protocol.ranks import shares_of
+from paceline_protocol.simulation import ServerLatency, simulate
+from paceline_protocol.task import DecodingTask
+from paceline_protocol.tree_shapes import CHAIN, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline_orchestrator.planning.estimates import Measurements, Option
+    from paceline_orchestrator.planning.rehearsal import Setting
+
+__all__ = ["OPEN_SHAPES", "FormCase", "Forms", "Times", "best_shape", "case_of", "simulated_times"]
+
+OPEN_SHAPES = (CHAIN, Shape(2), Shape(4), Shape(4, 3))
+"""What is tried where a request leaves it open; the chain comes first, as it always has to."""
+
+# What a larger tree has to gain over a smaller one; a tree over a chain, and over plain decoding,
+# more, since what is around forwards (messages, this process's own work) grows with them, too, and
+# is not simulated.
+_WORTHWHILE_GAIN = 1.02
+_LEAST_GAIN = 1.05
+# Few are enough where all forms meet the same draws.
+_TOKENS = 60
+_REPEATS = 4
+# Rows whose price is told apart.
+_PRICED_ROWS = (2, 4, 8, 16, 32, 64)
+_WIDEST = max(shape.width for shape in OPEN_SHAPES)
+
+Times: TypeAlias = "Mapping[Shape, float]"
+"""A method's time for each token by the shape of its trees, in parts of a verification."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormCase:
+    """What the times of a method's forms depend on, rounded so that similar ones share it.
+
+    Attributes:
+        strategy: The method.
+        lookahead: Draft tokens in a verification.
+        setting: The servers.
+        rejected: How many of 10,000 draft tokens the target rejects.
+        decays: In tenths, how often each runner-up is right where all before it are wrong.
+        target_prices: Of a target's rows.
+        drafter_prices: Of the drafter's.
+        tree_tokens: See DecodingTask; tree_depth and drafts_ahead likewise.
+        shapes: What to try, a chain first.
+    """
+
+    strategy: Strategy
+    lookahead: int
+    setting: Setting
+    rejected: int
+    decays: tuple[int, ...]
+    target_prices: RowPrices
+    drafter_prices: RowPrices
+    tree_tokens: int
+    tree_depth: int
+    drafts_ahead: bool = False
+    shapes: tuple[Shape, ...] = OPEN_SHAPES
+
+
+class Forms(Simulated[FormCase, Times]):
+    """What is known of methods' forms."""
+
+    def __init__(self) -> None:
+        super().__init__(simulated_times)
+
+    def of(
+        self, options: Sequence[Option], measurements: Measurements, *, asked: Shape | None
+    ) -> list[Option]:
+        """Return the same options in the forms that pay, once all of them were simulated.
+
+        Until then, or where drafts come slower than verdicts, they stay what they are.
+
+        Args:
+            options: What there is to choose from.
+            measurements: What is known.
+            asked: The shape of trees, if it is not left open.
+        """
+        drafting = [option for option in options if METHODS[option.strategy].drafts]
+        if measurements.drafter_step_ns >= measurements.verification_ns:
+            return list(options)
+        shapes = _shapes(measurements, asked)
+        known = {
+            option.strategy: times
+            for option in drafting
+            if (times := self.get(case_of(option, measurements, shapes=shapes))) is not None
+        }
+        if len(known) < len(drafting):
+            return list(options)
+        return [
+            option
+            if option.strategy not in known
+            else _in_form(
+                option,
+                known[option.strategy],
+                unit_ns=_unit_ns(option, measurements, options=drafting, known=known),
+                plain_ns=plain(measurements).token_ns,
+                is_open=asked is None,
+            )
+            for option in options
+        ]
+
+
+def _shapes(measurements: Measurements, asked: Shape | None) -> tuple[Shape, ...]:
+    if not measurements.knows_trees:
+        return (CHAIN,)
+    return OPEN_SHAPES if asked is None else tuple(dict.fromkeys((CHAIN, asked)))
+
+
+def _unit_ns(
+    option: Option,
+    measurements: Measurements,
+    *,
+    options: Sequence[Option],
+    known: Mapping[Strategy, Times],
+) -> float:
+    """Return what a part of a verification in the simulation stands for.
+
+    A case is only near to what was measured; SI as a chain, of which the closed form is exact,
+    tells how near. Where others wait for the same drafter, which is not simulated, each method's
+    own forecast does.
+    """
+    yardstick = option
+    if measurements.everybody == 1:
+        yardstick = next((it for it in options if it.strategy is Strategy.SPECULATIVE), option)
+    return yardstick.token_ns / known[yardstick.strategy][CHAIN]
+
+
+def _in_form(
+    option: Option, times: Times, *, unit_ns: float, plain_ns: float, is_open: bool
+) -> Option:
+    shape = best_shape(times, plain_time=plain_ns / unit_ns) if is_open else [*times][-1]
+    note = option.note
+    if is_open and shape == CHAIN and len(times) > 1:
+        gain = times[CHAIN] / min(time for other, time in times.items() if other != CHAIN)
+        label = METHODS[option.strategy].label
+        no_trees = f"{label}: trees do not pay, {gain:.2f} times as fast as chains"
+        note = "; ".join(filter(None, (note, no_trees)))
+    return replace(option, token_ns=round(times[shape] * unit_ns), shape=shape, note=note)
+
+
+def case_of(
+    option: Option, measurements: Measurements, *, shapes: tuple[Shape, ...] = OPEN_SHAPES
+) -> FormCase:
+    """Return what the times depend on where a request is decoded like this."""
+    return FormCase(
+        strategy=option.strategy,
+        lookahead=option.lookahead,
+        setting=setting_of(measurements, option.target_count),
+        rejected=rounded(1 - measurements.acceptance_rate, 4),
+        decays=tuple(round(10 * decay) for decay in measurements.rank_decays[: _WIDEST - 1]),
+        target_prices=_rounded(measurements.target_prices),
+        drafter_prices=_rounded(measurements.drafter_prices),
+        tree_tokens=measurements.tree_tokens,
+        tree_depth=measurements.tree_depth,
+        drafts_ahead=option.drafts_ahead,
+        shapes=shapes,
+    )
+
+
+def best_shape(times: Times, *, plain_time: float) -> Shape:
+    """Return the shape that pays: a chain where no tree is ahead of it and of plain decoding."""
+    best, best_time = CHAIN, min(times[CHAIN], plain_time) / _LEAST_GAIN * _WORTHWHILE_GAIN
+    for shape, time in times.items():
+        if shape != CHAIN and time * _WORTHWHILE_GAIN <= best_time:
+            best, best_time = shape, time
+    return best
+
+
+def simulated_times(case: FormCase) -> Times:
+    """Simulate a case with each of its shapes.
+
+    Cost:
+        Between 0.05 and some 3 seconds of computing.
+    """
+    return {shape: _token_time(case, shape) for shape in case.shapes}
+
+
+def _token_time(case: FormCase, shape: Shape) -> float:
+    totals = (_total_time(case, shape, seed=seed) for seed in range(_REPEATS))
+    return sum(totals) / (_REPEATS * _TOKENS)
+
+
+def _total_time(case: FormCase, shape: Shape, *, seed: int) -> float:
+    oracle = AgreementOracle(
+        1 - case.rejected / VERIFICATION,
+        seed=seed,
+        length=_TOKENS + 1,
+        shares=shares_of([decay / 10 for decay in case.decays]),
+    )
+    task = DecodingTask(
+        oracle.prompt(1),
+        _TOKENS,
+        lookahead=case.lookahead,
+        width=shape.width,
+        branches=shape.branches,
+        tree_tokens=case.tree_tokens,
+        tree_depth=case.tree_depth,
+        drafts_ahead=case.drafts_ahead,
+    )
+    count = case.setting.target_count
+    capacity = CapacityChanged(targets=tuple(range(count)), drafters=(0,))
+    result = simulate(
+        create_method(case.strategy, task, capacity=capacity),
+        oracle,
+        targets=[_target(case)] * count,
+        drafters=[_drafter(case)],
+        after_event=let_others_run,
+    )
+    return float(result.total_time)
+
+
+def _target(case: FormCase) -> ServerLatency:
+    """Return a target's latency; the setting's verification is one of a block of DSI."""
+    call = case.setting.call
+    step = (VERIFICATION - call) / case.target_prices.of(BLOCK_ROWS)
+    return ServerLatency(step, step, call=call, price=case.target_prices.of)
+
+
+def _drafter(case: FormCase) -> ServerLatency:
+    step = case.setting.drafter_step
+    return ServerLatency(step, step, call=case.setting.call, price=case.drafter_prices.of)
+
+
+def _rounded(prices: RowPrices) -> RowPrices:
+    costs = ((rows, max(1.0, round(prices.of(rows), 1))) for rows in _PRICED_ROWS)
+    return RowPrices(((1, 1.0), *costs))
