@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_protocol.commitment import Commitment, DraftStatistics
-from paceline_protocol.drafts import Draft, can_grow, ends_text
+from paceline_protocol.drafts import Draft, can_grow, ends_text, useful_guesses
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -48,7 +48,6 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
-from paceline_protocol.proposal import NOTHING
 from paceline_protocol.task import SPECULATION_LIMIT, VerificationRule
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import due_nodes, frontier_nodes
@@ -57,7 +56,6 @@ from paceline_protocol.verifications import Verifications
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_protocol.proposal import Proposal
     from paceline_protocol.task import DecodingTask
     from paceline_protocol.verification import Verification
 
@@ -169,7 +167,9 @@ class DistributedDecoding:
                 break  # the text is contradicted, or has ended
             node = node.children[token_id]
         else:
-            node.guessed = self._useful_part(verdict.proposal, node)
+            node.guessed = useful_guesses(
+                verdict.proposal, node, task=self._task, commitment=self._commitment
+            )
         self._verifications.learnt(verification, end)
 
     def _learn(
@@ -179,12 +179,6 @@ class DistributedDecoding:
         is_exact = self._task.rule is VerificationRule.EXACT
         if (is_exact or verification.decides(node)) and not ends_text(node, self._commitment):
             self._tree.decide(node, token_id, logprob)
-
-    def _useful_part(self, guessed: Proposal, node: Node) -> Proposal:
-        longest = min(self._commitment.limit - 1 - node.length, self._task.tree_depth)
-        if not self._task.own_guesses or ends_text(node, self._commitment):
-            return NOTHING
-        return guessed.useful_part(longest=longest, end_ids=self._task.eos_ids)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity

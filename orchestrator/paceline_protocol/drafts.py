@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline_protocol.proposal import NOTHING
+
 if TYPE_CHECKING:
     from paceline_protocol.commitment import Commitment
     from paceline_protocol.proposal import Proposal
+    from paceline_protocol.task import DecodingTask
     from paceline_protocol.tree import Node, TokenTree
 
-__all__ = ["Draft", "can_grow", "ends_text"]
+__all__ = ["Draft", "can_grow", "ends_text", "useful_guesses"]
 
 
 def ends_text(node: Node, commitment: Commitment) -> bool:
@@ -22,6 +25,16 @@ def ends_text(node: Node, commitment: Commitment) -> bool:
 def can_grow(tip: Node, commitment: Commitment) -> bool:
     """Whether a draft token after this node could become output."""
     return tip.length < commitment.limit - 1 and not ends_text(tip, commitment)
+
+
+def useful_guesses(
+    guessed: Proposal, node: Node, *, task: DecodingTask, commitment: Commitment
+) -> Proposal:
+    """Return what of a target's own guesses after a node may ride along and become output."""
+    if not task.own_guesses or ends_text(node, commitment):
+        return NOTHING
+    longest = min(commitment.limit - 1 - node.length, task.tree_depth)
+    return guessed.useful_part(longest=longest, end_ids=task.eos_ids)
 
 
 @dataclass(slots=True, eq=False)

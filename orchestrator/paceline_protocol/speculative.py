@@ -20,6 +20,11 @@ block is there, or begun. Else the drafter begins anew, as in the papers after e
 idea is that of speculative speculative decoding (arXiv 2603.03251), which keeps drafted outcomes in
 a cache; here they are the tree.
 
+Where targets draft for themselves, their guesses may ride along as in DSI
+(`DecodingTask.own_guesses`): the next verification judges them beside its block. Where they lead
+the text beyond a block that was drafted ahead, the next one still ends where it would end without
+them. Else it would have to wait for more of the draft, and its tokens would come later.
+
 While a block is drafted its target waits, and without drafting ahead the drafter waits while it is
 verified: then one device would do for both. So `Invariant.BUSY_FRONTIER` does not hold, and with a
 bad drafter SI is slower than plain decoding.
@@ -29,9 +34,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline_protocol.branches import branches_beside
+from paceline_protocol.branches import branches_beside, guesses_beside
 from paceline_protocol.commitment import Commitment, DraftStatistics
-from paceline_protocol.drafts import Draft, can_grow, ends_text
+from paceline_protocol.drafts import Draft, can_grow, ends_text, useful_guesses
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -49,6 +54,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
+from paceline_protocol.proposal import NOTHING
 from paceline_protocol.task import SPECULATION_LIMIT
 from paceline_protocol.tree import Node, TokenTree
 from paceline_protocol.verification import Verification
@@ -70,7 +76,8 @@ class SpeculativeDecoding:
 
     Invariants:
         With width 1 no token comes later for drafting ahead, given a drafter of its own
-        (tests/unit/protocol/test_drafting_ahead.py).
+        (tests/unit/protocol/test_drafting_ahead.py); nor for targets' own guesses, given free rows
+        (tests/unit/protocol/test_riding_guesses.py).
     """
 
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
@@ -86,6 +93,7 @@ class SpeculativeDecoding:
         self._drafted = TokenTree(
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
         )
+        self._block_start = self._drafted.root.length  # the root's, but for the target's guesses
         self._warm: set[int] = set()  # drafters that have found a token
         self._drafter_rests = False  # until something is committed
         self._finished = False
@@ -177,7 +185,8 @@ class SpeculativeDecoding:
 
     @property
     def _wanted(self) -> int:
-        return min(self._task.lookahead, self._commitment.remaining - 1)
+        end = min(self._block_start + self._task.lookahead, self._commitment.limit - 1)
+        return end - self._drafted.root.length
 
     def _is_drafting(self, draft_id: int) -> bool:
         return self._draft is not None and self._draft.draft_id == draft_id
@@ -207,6 +216,7 @@ class SpeculativeDecoding:
         if self._target not in self._capacity.targets:
             self._target = self._capacity.targets[0]
         self._verify_count += 1
+        branches = branches_beside(trunk, task=self._task)
         self._verification = verification = Verification(
             self._verify_count,
             self._target,
@@ -214,8 +224,10 @@ class SpeculativeDecoding:
             kept=None,
             depth=0,
             warms_up=False,
-            branches=branches_beside(trunk, task=self._task),
+            branches=branches,
+            guesses=guesses_beside(trunk, branches, task=self._task),
         )
+        trunk[0].guessed = NOTHING  # once is enough
         for node in verification.branches:
             node.assigned = node.rides = True
         self.statistics.branch_judged += len(verification.branches)
@@ -225,6 +237,7 @@ class SpeculativeDecoding:
             prefix=self._commitment.prefix,
             proposal=verification.proposal(rule=self._task.rule),
             depth=0,
+            propose=self._task.own_guesses,
         )
 
     def _end_verification(self) -> None:
@@ -246,20 +259,38 @@ class SpeculativeDecoding:
     def _take_verdict(self, verdict: BlockVerified) -> EmitTokens:
         verification = self._verification
         assert verification is not None
+        tip, path = self._drafted.main_path()[-1], verdict.accepted_path
         node = verification.trunk[0]
-        for accepted in verification.along(verdict.accepted_path):
-            self._drafted.decide(node, accepted.token_id, None)
-            node = accepted
-        self._drafted.decide(node, verdict.next_token, None)
+        accepted = (each.token_id for each in verification.along(path))
+        for token_id in (*accepted, *verification.guessed_along(path), verdict.next_token):
+            self._drafted.decide(node, token_id, None)
+            node = node.children[token_id]
+        node.guessed = useful_guesses(
+            verdict.proposal, node, task=self._task, commitment=self._commitment
+        )
         self._end_verification()
         self._trunk = ()
         self._drafter_rests = False
         passed = self._drafted.advance()
+        self._block_start = self._next_block_start(tip, after=verification.trunk[-1].length)
         return self._commitment.commit(
             [each.token_id for each in passed],
             accepted=[each.drafter is not None for each in passed],
             logprobs=verdict.logprobs,
         )
+
+    def _next_block_start(self, tip: Node, *, after: int) -> int:
+        """Return where the next block begins, if there were no guesses of the target's own.
+
+        Args:
+            tip: Where the draft was when the verdict came. If that is contradicted, or the drafter
+                rests meanwhile, the block begins anew after the text.
+            after: Where the verified block ended.
+        """
+        length = self._drafted.root.length
+        if not (self._drafts_ahead and tip.alive):
+            return length
+        return length - (length - after - 1) % (self._task.lookahead + 1)
 
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity

@@ -73,7 +73,7 @@ class DecodingTask:
             width is 1.
         tree_tokens: The most tokens of a tree in one verification; a longer chain is one alone.
         tree_depth: The most tokens of a path of it.
-        own_guesses: Whether DSI asks targets for guesses of their own, and has the next
+        own_guesses: Whether SI and DSI ask targets for guesses of their own, and have the next
             verification at the same place judge them, too.
         drafts_ahead: Whether SI's drafter goes on while the target verifies.
         hit_rates: How often a drafter's token of each rank, from the first on, is right, as far as

@@ -11,6 +11,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from paceline_engine.adapters.adapter import Adapter
     from paceline_engine.adapters.trunk import Trunk
+    from paceline_training.training import Joint
 
 __all__ = ["Labels", "training_loss"]
 
@@ -19,9 +20,17 @@ Labels: TypeAlias = Literal["model", "text"]
 
 
 def training_loss(
-    adapter: Adapter, model: Any, trunk: Trunk, token_ids: Tensor, *, labels: Labels
+    adapter: Adapter,
+    model: Any,
+    trunk: Trunk,
+    token_ids: Tensor,
+    *,
+    labels: Labels,
+    joint: Joint | None = None,
 ) -> Tensor:
     """Return the mean loss of an adapter's guesses, the early exit's included, in nats.
+
+    If the model learns, too: its own loss on the text, and what the guesses' weigh of theirs.
 
     Speculative Streaming and Medusa alike: the j-th guess beside the row of token t is for token
     t + 1 + j. Difference: both papers learn the text's token; here, by default, the model's own
@@ -30,12 +39,13 @@ def training_loss(
 
     Args:
         adapter: What is trained.
-        model: What it is for; frozen.
+        model: What it is for.
         trunk: The model's own forward over the text.
         token_ids: (B, T) the text.
         labels: What is right.
+        joint: How the model learns, if it does.
     """
-    main = trunk.logits.float().log_softmax(-1)
+    main = trunk.logits.detach().float().log_softmax(-1)
     losses = [
         _distance(logits, main, token_ids, labels=labels, ahead=ahead)
         for ahead, logits in enumerate(adapter.draft_logits(model, trunk), start=1)
@@ -43,7 +53,11 @@ def training_loss(
     early = adapter.early_logits(model, trunk)
     if early is not None:
         losses.append(_distance(early, main, token_ids, labels=labels, ahead=0))
-    return torch.stack(losses).mean()
+    if joint is None:
+        return torch.stack(losses).mean()
+    own = _distance(trunk.logits, main, token_ids, labels="text", ahead=0)
+    weights = (*joint.guess_weights, joint.guess_weights[0])  # the early exit's at last, if any
+    return own + sum(weight * loss for weight, loss in zip(weights, losses, strict=False))
 
 
 def _distance(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
 from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.backends.model_loading import load_model, usable_device
 from paceline_training.continuations import continue_greedily, spread_prompts
+from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward
 from paceline_training.training import TrainingPlan, train_adapter
 from paceline_training.windows import TextTooShortError, TextWindows
@@ -77,6 +79,7 @@ class Measurement:
         double: With the two best at each depth.
         tree: With the likeliest tree of the wanted size.
         paths: That tree.
+        text_loss: Of the model itself on held-out text, in nats for a token.
     """
 
     hit_rates: list[list[float]]
@@ -84,6 +87,7 @@ class Measurement:
     double: float
     tree: float
     paths: tuple[tuple[int, ...], ...]
+    text_loss: float
 
 
 def run_training(
@@ -96,8 +100,11 @@ def run_training(
     checkpoint: Path,
     device: str,
     tell: Callable[[str], None],
+    fine_tuned: Path | None = None,
 ) -> AdapterCard:
     """Train an adapter for a model and write it to a directory, with its card.
+
+    With a joint plan the model learns, too, and the adapter is for what becomes of it.
 
     Args:
         files: The model's; it is computed in float32.
@@ -108,9 +115,11 @@ def run_training(
         checkpoint: Where the state is kept meanwhile; what is there is gone on from.
         device: Of torch.
         tell: Takes lines of progress.
+        fine_tuned: Where that model goes; nothing may be there. None unless the plan is joint.
 
     Raises:
-        ModelLoadError: the model cannot be loaded, or cannot have such an adapter.
+        ModelLoadError: the model cannot be loaded, cannot have such an adapter, or not be
+            fine-tuned.
         TextTooShortError: there is too little text.
         CheckpointError: the checkpoint is damaged or of another run.
     """
@@ -123,22 +132,34 @@ def run_training(
         rank=sizes.rank,
         exit_rank=sizes.exit_rank,
     ).to(model.device)
-    adapter.start_from(model, generator=torch.Generator().manual_seed(text.seed))
+    generator = torch.Generator().manual_seed(text.seed)
+    adapter.start_from(model, generator=generator)
+    tuning = _tune(model, files, plan, generator=generator)
     windows = TextWindows(text.streams, length=text.window, batch=text.batch, seed=text.seed)
     texts = _continuations(model, text.validation)
+    before = _text_loss(model, texts)
     fingerprint = model_fingerprint(files)
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
         f" {plan.steps} steps of {text.batch * text.window:,} tokens on {device}"
     )
 
+    def measure() -> Measurement:
+        # What the model goes on with changes while it learns.
+        own = texts if tuning is None else _continuations(model, text.validation)
+        return _measure(adapter, model, own, node_count=sizes.tree_nodes)
+
+    reported: list[Measurement] = []
+
     def report(progress: Progress) -> None:
-        measured = _measure(adapter, model, texts, node_count=sizes.tree_nodes)
+        measured = measure()
+        reported.append(measured)
         tell(
             f"step {progress.step:5}/{plan.steps}  loss {progress.loss:.3f}"
             f"  {progress.tokens_per_second:5.0f} tokens/s  hit rates"
             f" {' '.join(f'{rates[0]:.3f}' for rates in measured.hit_rates)}"
             f"  tokens per forward {measured.single:.2f}, tree {measured.tree:.2f}"
+            + (f"  text {measured.text_loss:.3f}" if tuning is not None else "")
         )
 
     run = asdict(sizes) | {
@@ -157,11 +178,30 @@ def run_training(
         run=run,
         checkpoint=checkpoint,
         report=report,
+        tuning=tuning,
     )
-    measured = _measure(adapter, model, texts, node_count=sizes.tree_nodes)
+    measured = reported[-1] if reported else measure()  # none is left of a finished run's steps
+    if tuning is not None:
+        assert fine_tuned is not None, "a model that learns goes somewhere"
+        base = {"model": files.name, "fingerprint": fingerprint, "text_loss": before}
+        run |= {"base": base, "text_loss": measured.text_loss}
+        files = write_fine_tuned(files, tuning, fine_tuned)
     card = _write(adapter, files, sizes, run=run, plan=plan, measured=measured, out=out)
     checkpoint.unlink()
     return card
+
+
+def _tune(
+    model: Any, files: ModelFiles, plan: TrainingPlan, *, generator: torch.Generator
+) -> FineTuning | None:
+    """Give a model what it learns with, if it is to."""
+    if plan.joint is None:
+        return None
+    tuning = FineTuning(model, rank=plan.joint.rank).to(model.device)
+    check_names(files, tuning)
+    tuning.start_from(generator)
+    tuning.attach(model)
+    return tuning
 
 
 def _write(
@@ -175,12 +215,13 @@ def _write(
     out: Path,
 ) -> AdapterCard:
     packed, digest = pack_weights(adapter, dtype=torch.bfloat16)
-    facts = {key: run[key] for key in ("data", "window", "batch", "seed")} | asdict(plan)
+    known = {*asdict(sizes), "fingerprint"}  # the card has them
+    facts = {key: run[key] for key in run if key not in known} | asdict(plan)
     is_streams = sizes.kind == "streams"
     card = AdapterCard(
         kind=sizes.kind,
         model=files.name,
-        fingerprint=run["fingerprint"],
+        fingerprint=model_fingerprint(files),
         reach=sizes.reach,
         layers=sizes.layers if is_streams else 0,
         rank=sizes.rank if is_streams else 0,
@@ -226,7 +267,15 @@ def _measure(adapter: Adapter, model: Any, texts: Continuations, *, node_count: 
         double=tokens_per_forward(ranks, cartesian_tree((2,) * adapter.reach)),
         tree=tokens_per_forward(ranks, paths),
         paths=paths,
+        text_loss=_text_loss(model, texts),
     )
+
+
+@torch.no_grad()
+def _text_loss(model: Any, texts: Continuations) -> float:
+    prompts = texts.token_ids[:, : texts.prompt_length]
+    logits = model(prompts).logits[:, :-1].float()
+    return float(functional.cross_entropy(logits.flatten(0, 1), prompts[:, 1:].flatten()))
 
 
 def _digest(streams: Sequence[Tensor]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from paceline_engine.adapters.trunk import compute_trunk
 from paceline_training.objective import training_loss
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from torch import nn
-
+    from paceline_training.fine_tuning import FineTuning
     from paceline_training.objective import Labels
     from paceline_training.windows import TextWindows
 
-__all__ = ["CheckpointError", "Decay", "Precision", "Progress", "TrainingPlan", "train_adapter"]
+__all__ = [
+    "CheckpointError",
+    "Decay",
+    "Joint",
+    "Precision",
+    "Progress",
+    "TrainingPlan",
+    "train_adapter",
+]
 
 Decay: TypeAlias = Literal["linear", "cosine"]
 Precision: TypeAlias = Literal["bfloat16", "float32"]
@@ -32,6 +40,24 @@ _CHECKPOINT_FORMAT = 1
 
 class CheckpointError(Exception):
     """A checkpoint is damaged, or of another run. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """How a model learns together with its adapter.
+
+    Attributes:
+        rank: Of the low-rank weights that it gets.
+        guess_weights: What each guess's loss weighs, where that of the model's own tokens weighs 1.
+        adapter_rate: Learning rate of the adapter, in those of the model.
+        alone_share: Part of the steps in which the adapter learns alone, with a schedule of its
+            own, before both do.
+    """
+
+    rank: int
+    guess_weights: tuple[float, ...]
+    adapter_rate: float = 1.0
+    alone_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +71,7 @@ class TrainingPlan:
         warm_up_share: Part of the steps in which the rate rises.
         labels: What is right.
         precision: Of products in a step; weights and what was reached are float32.
+        joint: How the model learns, too; None: it stays as it is.
         checkpoint_steps: After how many steps each the state is saved.
         report_steps: After how many steps each `report` is called.
     """
@@ -55,15 +82,24 @@ class TrainingPlan:
     warm_up_share: float
     labels: Labels
     precision: Precision = "float32"
+    joint: Joint | None = None
     checkpoint_steps: int = 100
     report_steps: int = 20
 
+    @property
+    def alone_steps(self) -> int:
+        """How many of the first steps the adapter learns alone, before the model does, too."""
+        return round(self.steps * self.joint.alone_share) if self.joint is not None else 0
+
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, from 0."""
-        warm_up = max(1.0, self.warm_up_share * self.steps)
+        steps = self.alone_steps
+        if step >= steps:
+            step, steps = step - steps, self.steps - steps
+        warm_up = max(1.0, self.warm_up_share * steps)
         if step + 1 < warm_up:
             return self.rate * (step + 1) / warm_up
-        left = (self.steps - step) / max(1.0, self.steps - warm_up)
+        left = (steps - step) / max(1.0, steps - warm_up)
         left = min(1.0, left)
         return self.rate * (left if self.decay == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
@@ -86,6 +122,7 @@ def train_adapter(
     run: dict[str, Any],
     checkpoint: Path,
     report: Callable[[Progress], None],
+    tuning: FineTuning | None = None,
 ) -> None:
     """Train an adapter in place, on the device where it and the model are.
 
@@ -98,19 +135,27 @@ def train_adapter(
         checkpoint: Where the state is kept meanwhile. An interrupted run goes on from it, and ends
             bit for bit as if it had not been interrupted, on a CPU with as many threads.
         report: Called now and then.
+        tuning: What the model learns, where the plan is a joint one; attached to it.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another run.
     """
-    optimizer = torch.optim.AdamW(adapter.parameters(), lr=plan.rate, weight_decay=0.0)
+    learners = [adapter] if tuning is None else [adapter, tuning]
+    optimizer = torch.optim.AdamW(
+        [{"params": [*each.parameters()]} for each in learners], lr=plan.rate, weight_decay=0.0
+    )
+    learner = adapter if tuning is None else nn.ModuleList(learners)
     identity = {"plan": _deciding(plan), "run": run}
-    first = _resume(checkpoint, adapter, optimizer, identity=identity)
+    first = _resume(checkpoint, learner, optimizer, identity=identity)
     losses: list[float] = []
     tokens, since = 0, time.monotonic()
     for step in range(first, plan.steps):
         token_ids = windows.at(step).to(model.device)
-        loss = _step(adapter, model, token_ids, plan=plan, optimizer=optimizer, step=step)
-        losses.append(loss)
+        _set_rates(optimizer, plan, step=step)
+        if tuning is not None:
+            tuning.requires_grad_(step >= plan.alone_steps)
+        loss = _loss(adapter, model, token_ids, plan=plan)
+        losses.append(_descend(loss, optimizer, step=step))
         tokens += token_ids.numel()
         done = step + 1
         if done % plan.report_steps == 0 or done == plan.steps:
@@ -119,27 +164,29 @@ def train_adapter(
             losses.clear()
             tokens, since = 0, time.monotonic()
         if done % plan.checkpoint_steps == 0 or done == plan.steps:
-            _save(checkpoint, adapter, optimizer, identity=identity, step=done)
+            _save(checkpoint, learner, optimizer, identity=identity, step=done)
 
 
-def _step(
-    adapter: Any,
-    model: Any,
-    token_ids: torch.Tensor,
-    *,
-    plan: TrainingPlan,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = plan.rate_at(step)
-    is_short = plan.precision == "bfloat16"
+def _set_rates(optimizer: torch.optim.Optimizer, plan: TrainingPlan, *, step: int) -> None:
+    adapter_rate = plan.joint.adapter_rate if plan.joint is not None else 1.0
+    factors = (adapter_rate, 1.0)  # the model's own weights come second, if at all
+    for group, factor in zip(optimizer.param_groups, factors, strict=False):
+        group["lr"] = plan.rate_at(step) * factor
+
+
+def _loss(adapter: Any, model: Any, token_ids: torch.Tensor, *, plan: TrainingPlan) -> torch.Tensor:
+    is_short, learns = plan.precision == "bfloat16", plan.joint is not None
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_short):
-        trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers)
-        loss = training_loss(adapter, model, trunk, token_ids, labels=plan.labels)
+        trunk = compute_trunk(model, token_ids, upper_layers=adapter.upper_layers, learns=learns)
+        return training_loss(adapter, model, trunk, token_ids, labels=plan.labels, joint=plan.joint)
+
+
+def _descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, step: int) -> float:
+    """Take a step down, and return the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
     optimizer.step()
     value = float(loss.detach())
     if not math.isfinite(value):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 
 from paceline import Strategy
+from support.cells import SAMPLINGS
+from support.equality import check_rarity, compare
 from support.processes import ServerProcess
 from support.streams import at_work, disturbed, mishaps
 from support.system import MODELS, System, simulated_model
@@ -90,3 +92,38 @@ def test_with_an_adapter_of_a_real_model_every_token_is_that_of_plain_decoding(k
             )
             assert own.token_ids == plain.token_ids
             assert own.finished.statistics.drafted_token_count > 40
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["medusa", "streams"])
+def test_long_texts_with_a_bundled_adapter_are_those_of_plain_decoding(
+    kind, oracle, tokenizer, prompts
+):
+    model, adapter = MODELS / "python-target", MODELS / f"python-target-{kind}"
+    flags = (f"--model={model}", f"--adapter={adapter}", "--dtype=float32", "--threads=1")
+    target = ServerProcess("target", *flags, "--device=cpu", "--debug-calls", name="target-0")
+    ties, forwards, positions = [], 0, 0
+    with System(drafters=[], targets=[target]).running() as system, system.client() as client:
+        for sampling in SAMPLINGS.values():
+            for prompt in prompts[:4]:
+                plain, own = (
+                    client.generate(
+                        prompt,
+                        strategy=strategy,
+                        max_tokens=160,
+                        ignore_eos=True,
+                        temperature=sampling.temperature,
+                        top_p=sampling.top_p,
+                        seed=sampling.seed,
+                    ).collect()
+                    for strategy in (Strategy.AUTOREGRESSIVE, Strategy.SELF_SPECULATIVE)
+                )
+                ids = tokenizer.encode(prompt).ids
+                expected, actual = plain.token_ids, own.token_ids
+                ties += compare(oracle, ids, sampling, expected=expected, actual=actual)
+                forwards += own.finished.statistics.target_forward_count
+                positions += len(actual)
+    assert positions == 3 * 4 * 160
+    check_rarity(ties, position_count=positions)
+    assert forwards < 0.8 * positions

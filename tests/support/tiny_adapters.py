@@ -42,10 +42,10 @@ def random_adapter(kind, model, *, reach=3, layers=2, rank=4, exit_rank=2):
     return adapter.requires_grad_(False)
 
 
-def write_adapter(directory, model_directory, *, kind, tree, reach=3, **card):
+def write_adapter(directory, model_directory, *, kind, tree, reach=3, rank=4, **card):
     """Write a random adapter for a model on disk, and return its directory."""
     model = AutoModelForCausalLM.from_pretrained(model_directory)
-    adapter = random_adapter(kind, model, reach=reach)
+    adapter = random_adapter(kind, model, reach=reach, rank=rank)
     packed, checksum = pack_weights(adapter, dtype=torch.float32)
     directory.mkdir()
     (directory / WEIGHTS_FILE).write_bytes(packed)
@@ -56,7 +56,7 @@ def write_adapter(directory, model_directory, *, kind, tree, reach=3, **card):
         "fingerprint": model_fingerprint(find_model_files(str(model_directory), revision=None)),
         "reach": reach,
         "layers": adapter.upper_layers,
-        "rank": 4 * has_streams,
+        "rank": rank * has_streams,
         "exit_rank": 2 * has_streams,
         "tree": tree,
         "weights_sha256": checksum,

@@ -491,7 +491,11 @@ def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():
     ("strategy", "change", "ride"),
     [
         (Strategy.DISTRIBUTED, {}, True),
-        (Strategy.SPECULATIVE, {}, False),
+        (Strategy.SPECULATIVE, {}, True),
+        (Strategy.SPECULATIVE, {"drafter_step_ns": 13 * MS}, True),
+        (Strategy.SPECULATIVE, {"target_prices": RowPrices(((1, 1.0), (16, 1.2)))}, False),
+        (Strategy.SELF_SPECULATIVE, {}, False),
+        (Strategy.AUTOREGRESSIVE, {}, False),
         (Strategy.DISTRIBUTED, {"guess_count": 0.0}, False),
         # Nothing is known of rows; they have a price; others' rows share the forward.
         (Strategy.DISTRIBUTED, {"target_prices": RowPrices()}, False),

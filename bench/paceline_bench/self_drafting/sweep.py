@@ -70,6 +70,7 @@ class Case:
         tree: What is proposed.
         prune_below: See SelfDrafter.
         drafter: What proposes and prunes.
+        layers: Of the model that have streams.
         texts: What was decoded.
         tokens, forwards, rows, dropped, seconds: Of all texts, without their first forwards.
     """
@@ -78,6 +79,7 @@ class Case:
     tree: SweptTree = SweptTree("plain", 0, ())
     prune_below: float = 0.0
     drafter: SelfDrafter | None = None
+    layers: int = 0
     texts: list[list[int]] = field(default_factory=list)
     tokens: int = 0
     forwards: int = 0
@@ -115,6 +117,7 @@ class Case:
         speed, plain_speed = self.tokens / self.seconds, plain.tokens / plain.seconds
         return {
             "adapter": self.adapter,
+            "layers": self.layers,
             "kind": self.tree.kind,
             "reach": self.tree.reach,
             "nodes": len(self.tree.paths),
@@ -184,4 +187,4 @@ def _cases(
                     goes_along=True,
                 )
                 if drafter.prunes or not threshold:
-                    yield Case(name, tree, threshold, drafter)
+                    yield Case(name, tree, threshold, drafter, loaded.card.layers)

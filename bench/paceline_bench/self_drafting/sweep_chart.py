@@ -31,13 +31,18 @@ _MEASURES = {
 def draw_sweep(content: Mapping[str, Any]) -> Figure:
     """Draw for each adapter what a forward gives, has in rows, and the speed, over trees' sizes.
 
+    And over the number of layers that have streams, if adapters differ in it.
+
     Args:
         content: As it is kept; ways whose texts differ are left out.
     """
     rows = [row for row in content["rows"] if row["nodes"] and row["identical"]]
     adapters = list(dict.fromkeys(row["adapter"] for row in rows))
-    figure = new_figure(width=12.0, height=3.4 * max(1, len(adapters)))
-    axes = figure.subplots(max(1, len(adapters)), len(_MEASURES), squeeze=False, sharex=True)
+    streams = [row for row in rows if row.get("layers")]
+    has_layers = len({row["layers"] for row in streams}) > 1
+    lines = max(1, len(adapters) + has_layers)
+    figure = new_figure(width=12.0, height=3.4 * lines)
+    axes = figure.subplots(lines, len(_MEASURES), squeeze=False, sharex="row")
     for line, adapter in zip(axes, adapters, strict=False):
         own = [row for row in rows if row["adapter"] == adapter]
         for each, (measure, words) in zip(line, _MEASURES.items(), strict=True):
@@ -45,10 +50,37 @@ def draw_sweep(content: Mapping[str, Any]) -> Figure:
             each.set_ylabel(words, fontsize="small")
         line[0].set_title(adapter, loc="left", fontsize="medium")
         line[0].legend(fontsize="x-small")
+        for each in line:
+            each.set_xlabel("guesses in the tree")
+    if has_layers:
+        _draw_layers(axes[-1], streams)
+    for line in axes:
         line[-1].axhline(1, color="black", linewidth=0.6)
-    for each in axes[-1]:
-        each.set_xlabel("guesses in the tree")
     return figure
+
+
+def _draw_layers(line: Sequence[Axes], rows: Sequence[Row]) -> None:
+    """Draw each kind's largest tree, pruned the least, over the layers that have streams."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    for axes, (measure, words) in zip(line, _MEASURES.items(), strict=True):
+        for place, kind in enumerate(kinds):
+            own = [row for row in rows if row["kind"] == kind]
+            most = max(own, key=lambda row: (row["nodes"], -row["prune_below"]))
+            points = sorted(
+                (row["layers"], row[measure])
+                for row in own
+                if _series(row) == _series(most) and row["nodes"] == most["nodes"]
+            )
+            label = f"{kind}, {most['nodes']} guesses"
+            axes.plot(
+                *zip(*points, strict=True),
+                color=_COLOURS[place % len(_COLOURS)],
+                marker=".",
+                label=label,
+            )
+        axes.set_xlabel("layers with streams")
+        axes.set_ylabel(words, fontsize="small")
+    line[0].legend(fontsize="x-small")
 
 
 def _draw(axes: Axes, rows: Sequence[Row], *, measure: str) -> None:

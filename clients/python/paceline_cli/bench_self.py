@@ -50,7 +50,8 @@ class SelfSettings(Settings):
 
     With --sweep trees of many sizes and shapes are tried instead, in one process without services:
     all combinations of the best guesses for each reach and width (gamma and k), and the likeliest
-    guesses, each with and without pruning where the adapter can.
+    guesses, each with and without pruning where the adapter can. Adapters with streams in different
+    numbers of layers are also drawn over these.
     """
 
     adapter: OneOrMore = option(

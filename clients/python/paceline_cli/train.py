@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_training.run import AdapterSizes
-    from paceline_training.training import TrainingPlan
+    from paceline_training.training import Joint, TrainingPlan
 
 __all__ = ["TrainSettings", "main"]
 
@@ -25,6 +25,7 @@ _EXAMPLES = """
 paceline train streams --model ~/big --data texts.txt --out ~/big-streams
 paceline train medusa --model ~/big --data a.txt --data b.txt --out ~/big-medusa --steps 2000
 paceline train streams --model ~/big --data a.txt --validation held-out.txt --out s --rate 2e-3
+paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
 """
 _CHECKPOINT_FILE = "checkpoint.pt"
 # Of a text without a validation text of its own: the end, from which nothing is learnt.
@@ -35,6 +36,14 @@ _PAPERS: dict[str, dict[str, Any]] = {
     "medusa": {"epochs": 2, "rate": 1e-3, "decay": "cosine", "warm_up_share": 0.1},
     "streams": {"epochs": 5, "rate": 5e-4, "decay": "linear", "warm_up_share": 0.0},
 }
+# Where the model learns, too. Speculative Streaming: each guess's loss weighs 0.1. Medusa-2: the
+# first head's 0.2, each further one's 0.8 of that; heads learn alone at first (half of the steps,
+# since each was an epoch), and four times as fast as the model.
+_JOINT_RATE = 5e-4
+_JOINT: dict[str, dict[str, float]] = {
+    "medusa": {"first": 0.2, "next": 0.8, "adapter_rate": 4.0, "alone_share": 0.5},
+    "streams": {"first": 0.1, "next": 1.0, "adapter_rate": 1.0, "alone_share": 0.0},
+}
 
 
 class _Sizes(Settings):
@@ -44,7 +53,9 @@ class _Sizes(Settings):
     layers: int | None = Field(
         None, ge=1, description="of streams: upper layers that have them; else a quarter of all"
     )
-    rank: int = Field(32, ge=1, le=4096, description="of streams: rank of the low-rank weights")
+    rank: int = Field(
+        32, ge=1, le=4096, description="of streams, and to fine-tune: rank of the low-rank weights"
+    )
     exit_rank: int = Field(8, ge=1, le=4096, description="of streams: rank of the early exit")
     tree_nodes: int = Field(16, ge=1, le=4096, description="guesses of the tree on the card")
 
@@ -56,8 +67,10 @@ class _Schedule(Settings):
         None, ge=1, description="in all; else as many as the paper's epochs are"
     )
     rate: float | None = Field(None, gt=0, description="highest learning rate; else the paper's")
-    labels: Literal["model", "text"] = Field(
-        "model", description="what is right: the model's own distribution, or the text's token"
+    labels: Literal["model", "text"] | None = Field(
+        None,
+        description="what is right: the model's own distribution, or the text's token; else the"
+        " model's, and with --fine-tune the text's",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of products; weights are float32"
@@ -76,12 +89,15 @@ class _Schedule(Settings):
 class TrainSettings(_Sizes, _Schedule):
     """Train what lets a target draft for itself: streams, or Medusa's heads.
 
-    The model stays as it is, and so does its output. Training goes on from the checkpoint in the
-    output folder, if there is one, and ends as if it had not been interrupted.
+    The model stays as it is, and so does its output; or with --fine-tune it learns the text, too,
+    and what comes of it is another model, with an adapter for that one. Training goes on from the
+    checkpoint in the output folder, if there is one, and ends as if it had not been interrupted.
     """
 
     kind: Literal["medusa", "streams"] | None = option(
-        None, description="streams (Speculative Streaming) or medusa (Medusa-1)", kind="argument"
+        None,
+        description="streams (Speculative Streaming) or medusa (Medusa's heads)",
+        kind="argument",
     )
     model: str = Field("", description="directory or hub id of the model")
     data: OneOrMore = option(
@@ -91,6 +107,11 @@ class TrainSettings(_Sizes, _Schedule):
         None, description="file with text to measure on; else the last twentieth of the data"
     )
     out: Path | None = Field(None, description="where the adapter goes, with its card")
+    fine_tune: Path | None = Field(
+        None,
+        description="fine-tune the model, too (Speculative Streaming's shared LoRA, Medusa-2), and"
+        " write it there",
+    )
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -98,6 +119,8 @@ class TrainSettings(_Sizes, _Schedule):
             raise ValueError("say which: paceline train streams, or paceline train medusa")
         if not (self.model and self.data and self.out):
             raise ValueError("--model, --data and --out are needed")
+        if self.fine_tune and self.out.resolve().is_relative_to(self.fine_tune.resolve()):
+            raise ValueError("--out is to be a folder outside of --fine-tune")
         return self
 
 
@@ -128,6 +151,8 @@ def _train(settings: TrainSettings) -> None:
 
     assert settings.kind is not None
     assert settings.out is not None
+    if settings.fine_tune is not None and settings.fine_tune.exists():
+        raise InvalidFieldError.of("fine_tune", f"{settings.fine_tune} is there already")
     console = Console(highlight=False, soft_wrap=True)
     files = find_model_files(settings.model)
     texts = [_read(Path(name)) for name in settings.data]
@@ -152,6 +177,7 @@ def _train(settings: TrainSettings) -> None:
         checkpoint=settings.out / _CHECKPOINT_FILE,
         device=settings.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         tell=console.print,
+        fine_tuned=settings.fine_tune,
     )
     console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")
 
@@ -170,7 +196,8 @@ def _sizes(settings: TrainSettings, directory: Path) -> AdapterSizes:
         kind=settings.kind,
         reach=settings.reach,
         layers=layers if is_streams else 0,
-        rank=settings.rank if is_streams else 0,
+        # In a model that learns they share its weights.
+        rank=settings.rank if is_streams and settings.fine_tune is None else 0,
         exit_rank=settings.exit_rank if is_streams else 0,
         tree_nodes=settings.tree_nodes,
     )
@@ -179,17 +206,35 @@ def _sizes(settings: TrainSettings, directory: Path) -> AdapterSizes:
 def _plan(settings: TrainSettings, *, token_count: int) -> TrainingPlan:
     from paceline_training.training import TrainingPlan
 
+    joint = _joint(settings)
     paper = _PAPERS[settings.kind or ""]
     epoch = max(1, token_count // (settings.window * settings.batch))
     return TrainingPlan(
         steps=settings.steps or paper["epochs"] * epoch,
-        rate=settings.rate or paper["rate"],
+        rate=settings.rate or (paper["rate"] if joint is None else _JOINT_RATE),
         decay=paper["decay"],
         warm_up_share=paper["warm_up_share"],
-        labels=settings.labels,
+        labels=settings.labels or ("model" if joint is None else "text"),
+        joint=joint,
         precision=settings.precision,
         checkpoint_steps=settings.checkpoint_steps,
         report_steps=settings.report_steps,
+    )
+
+
+def _joint(settings: TrainSettings) -> Joint | None:
+    from paceline_training.training import Joint
+
+    if settings.fine_tune is None:
+        return None
+    paper = _JOINT[settings.kind or ""]
+    return Joint(
+        rank=settings.rank,
+        guess_weights=tuple(
+            paper["first"] * paper["next"] ** ahead for ahead in range(settings.reach)
+        ),
+        adapter_rate=paper["adapter_rate"],
+        alone_share=paper["alone_share"],
     )
 
 

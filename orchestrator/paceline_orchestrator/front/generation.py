@@ -96,7 +96,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
             growth=order.growth,
-            self_drafting=METHODS[order.plan.strategy].self_drafts or order.plan.own_guesses,
+            self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
         )
         self._driver = Driver(
             self._create_method,

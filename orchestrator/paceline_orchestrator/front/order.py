@@ -130,6 +130,13 @@ class Order:
         return self.plan.shape if drafts and self.model.tree_token_limit else CHAIN
 
     @property
+    def own_guesses(self) -> bool:
+        """Whether targets' own guesses ride along: where nothing comes later for them."""
+        may = METHODS[self.plan.strategy].overlaps or self.shape == CHAIN
+        in_blocks = self.options.dispatch is DispatchPolicy.BLOCKS
+        return self.plan.own_guesses and may and not in_blocks
+
+    @property
     def verifier_limit(self) -> int:
         """Targets that it could use if there were as many: one where nothing runs ahead."""
         wish = self.options.wish
@@ -178,8 +185,7 @@ class Order:
             tree_depth=self.model.tree_depth_limit,
             drafts_ahead=self.plan.drafts_ahead,
             hit_rates=self.plan.hit_rates,
-            own_guesses=self.plan.own_guesses
-            and self.options.dispatch is DispatchPolicy.WORK_CONSERVING,
+            own_guesses=self.own_guesses,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
         )

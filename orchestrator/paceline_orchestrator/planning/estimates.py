@@ -221,18 +221,20 @@ def plain(measurements: Measurements) -> Option:
 
 
 def own_guesses_are_free(option: Option, measurements: Measurements) -> bool:
-    """Whether targets' own guesses in DSI's verifications can only gain.
+    """Whether targets' own guesses in SI's and DSI's verifications can only gain.
 
-    Their rows must cost nothing, and a block be drafted while a target decides one token: a slower
-    drafter that begins anew where guesses have led may lose a part of a step that was nearly done
-    (tests/unit/protocol/test_riding_guesses.py).
+    Their rows must cost nothing, and for DSI a block be drafted while a target decides one token: a
+    slower drafter that begins anew where guesses have led may lose a part of a step that was nearly
+    done (tests/unit/protocol/test_riding_guesses.py).
     """
-    if not METHODS[option.strategy].overlaps or not measurements.guess_count:
+    method = METHODS[option.strategy]
+    if not method.drafts or not measurements.guess_count:
         return False
     prices = measurements.target_prices
     calls = max(1.0, measurements.request_count / measurements.target_count)
     rows = calls * (1 + option.lookahead + measurements.guess_count)
-    is_quick = option.lookahead * measurements.drafter_step_ns <= measurements.target_step_ns
+    block_ns = option.lookahead * measurements.drafter_step_ns
+    is_quick = not method.overlaps or block_ns <= measurements.target_step_ns
     return is_quick and prices.are_measured and prices.of(rows) <= _FREE_PRICE
 
 

@@ -53,7 +53,8 @@ class AdapterCard:
         fingerprint: See `model_fingerprint`.
         reach: How many tokens it guesses after the model's own next one (gamma).
         layers: How many of the model's last layers have stream rows; 0 for Medusa.
-        rank, exit_rank: Of the low-rank weights and of the early exit; 0 for Medusa.
+        rank, exit_rank: Of the low-rank weights and of the early exit; 0 for Medusa. Streams that
+            share a fine-tuned model's weights have rank 0, too.
         tree: Which guesses it proposes, unless it is told otherwise; see `rank_paths`.
         weights_sha256: Of the file beside the card.
         training: How it was made and what was measured; nothing is computed from it.

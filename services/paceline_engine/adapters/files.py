@@ -11,8 +11,9 @@ from safetensors.torch import load, save
 from torch import nn
 
 from paceline_engine.adapters.card import AdapterCard
+from paceline_engine.adapters.low_rank import low_rank_linears
 from paceline_engine.adapters.medusa import MedusaHeads
-from paceline_engine.adapters.streams import LOW_RANK_PARTS, Streams
+from paceline_engine.adapters.streams import Streams
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.llama import can_fuse
 
@@ -116,9 +117,7 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, int]]:
-    linears = [layer.get_submodule(part) for part in LOW_RANK_PARTS]
-    assert all(isinstance(each, nn.Linear) for each in linears)
-    return [(each.in_features, each.out_features) for each in linears]  # type: ignore[misc]
+    return [(each.in_features, each.out_features) for each in low_rank_linears(layer)]
 
 
 def _refuse_broken(name: str, state: dict[str, Tensor]) -> None:

@@ -1,9 +1,10 @@
 """Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131): streams beside the main one.
 
 In the upper layers each main row has further rows beside it. Stream j (from 1) of the row of token
-t guesses token t + 1 + j; the main row itself decides t + 1. This is the lossless variant, in
-which the main rows go through the model's own weights, and low-rank weights (LoRA) are added for
-stream rows alone: the output is the model's, to the bit.
+t guesses token t + 1 + j; the main row itself decides t + 1. The main rows go through the model's
+own weights: the output is the model's, to the bit. In the lossless variant low-rank weights (LoRA)
+are added for stream rows alone. In the paper's the model was fine-tuned together with its streams
+(`paceline_training`); these share its weights, and their rank is 0.
 
 Letters: B texts, R main rows that have streams, J streams (the reach, gamma), L tokens that main
 rows may see, H heads, G key and value heads, D their width, E the model's width.
@@ -21,27 +22,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from paceline_engine.adapters.low_rank import LOW_RANK_PARTS, LowRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.adapters.trunk import Trunk
 
-__all__ = ["LOW_RANK_PARTS", "SeenTokens", "StreamLayer", "Streams"]
+__all__ = ["SeenTokens", "StreamLayer", "Streams"]
 
 _EMBEDDING_STD = 0.02
-
-LOW_RANK_PARTS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
-"""What gets low-rank weights: all products of a layer. Difference: the paper does not say which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +56,6 @@ class _Attend(Protocol):
         """Attend with (B, R, J, H, D) to the rows' own (B, R, J, G, D); return the first shape."""
 
 
-class _LowRank(nn.Module):
-    """What is added to a product: up(down(x)); nothing at first."""
-
-    def __init__(self, inputs: int, outputs: int, *, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Parameter(torch.zeros(rank, inputs))
-        self.up = nn.Parameter(torch.zeros(outputs, rank))
-
-    def start(self, generator: torch.Generator) -> None:
-        bound = 1 / math.sqrt(self.down.shape[1])
-        self.down.copy_(
-            torch.empty_like(self.down, device="cpu").uniform_(-bound, bound, generator=generator)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(functional.linear(x, self.down), self.up)
-
-
 class StreamLayer(nn.Module):
     """The low-rank weights of one upper layer, and how stream rows go through it."""
 
@@ -94,7 +67,7 @@ class StreamLayer(nn.Module):
             rank: Of the weights.
         """
         super().__init__()
-        self.parts = nn.ModuleList(_LowRank(*shape, rank=rank) for shape in shapes)
+        self.parts = nn.ModuleList(LowRank(*shape, rank=rank) for shape in shapes)
 
     def forward(
         self,
@@ -158,14 +131,14 @@ class Streams(nn.Module):
             reach: How many tokens to guess after the main stream's own (gamma).
             width: E.
             layer_shapes: Of each upper layer, what `StreamLayer` wants.
-            rank: Of the low-rank weights.
+            rank: Of the low-rank weights; 0: there are none.
             exit_rank: Of the early exit.
         """
         super().__init__()
         self.reach = reach
         self.embeddings = nn.Parameter(torch.zeros(reach, width))
         self.layers = nn.ModuleList(StreamLayer(shapes, rank=rank) for shapes in layer_shapes)
-        self.early_exit = _LowRank(width, width, rank=exit_rank)
+        self.early_exit = LowRank(width, width, rank=exit_rank)
 
     @property
     def upper_layers(self) -> int:
@@ -179,7 +152,7 @@ class Streams(nn.Module):
         drawn = torch.empty_like(self.embeddings, device="cpu")
         self.embeddings.copy_(drawn.normal_(std=_EMBEDDING_STD, generator=generator))
         for module in self.modules():
-            if isinstance(module, _LowRank):
+            if isinstance(module, LowRank):
                 module.start(generator)
 
     def draft_logits(self, model: Any, trunk: Trunk) -> Iterator[Tensor]:
@@ -268,8 +241,11 @@ class Streams(nn.Module):
         return hidden
 
     def early_logits(self, model: Any, trunk: Trunk) -> Tensor:
-        """Return what the main stream will say, guessed before the upper layers: (B, T, V)."""
-        return self.exit_early(model, trunk.entering)
+        """Return what the main stream will say, guessed before the upper layers: (B, T, V).
+
+        What it guesses from does not learn of it.
+        """
+        return self.exit_early(model, trunk.entering.detach())
 
     def exit_early(self, model: Any, entering: Tensor) -> Tensor:
         """Guess from what enters the upper layers, (..., E), what the main stream will say."""

@@ -37,14 +37,16 @@ class Trunk:
     values: Sequence[Tensor]
 
 
-@torch.no_grad()
-def compute_trunk(model: Any, token_ids: Tensor, *, upper_layers: int = 0) -> Trunk:
+def compute_trunk(
+    model: Any, token_ids: Tensor, *, upper_layers: int = 0, learns: bool = False
+) -> Trunk:
     """Do the model's own forward, and keep what adapters read of it.
 
     Args:
         model: A causal model of the transformers library, as loaded.
         token_ids: (B, T) int64, from the texts' first token on.
         upper_layers: How many of the last layers have rows beside the main stream's.
+        learns: Whether the model itself is trained with what is made of this.
 
     Invariants:
         The logits are bitwise the model's: nothing but its own forward makes them
@@ -52,17 +54,19 @@ def compute_trunk(model: Any, token_ids: Tensor, *, upper_layers: int = 0) -> Tr
     """
     layers = model.config.num_hidden_layers
     cache = DynamicCache()
-    output = model.model(
-        token_ids, past_key_values=cache, use_cache=True, output_hidden_states=upper_layers > 0
-    )
+    with torch.set_grad_enabled(learns):
+        output = model.model(
+            token_ids, past_key_values=cache, use_cache=True, output_hidden_states=upper_layers > 0
+        )
+        last = output.last_hidden_state
+        logits = model.lm_head(last)
     first = layers - upper_layers
-    last = output.last_hidden_state
     entering = output.hidden_states[first] if upper_layers else last
     kept: list[Any] = cache.layers[first:]
     return Trunk(
         entering,
         last,
-        model.lm_head(last),
+        logits,
         [each.keys for each in kept],
         [each.values for each in kept],
     )

@@ -58,6 +58,8 @@ class StreamRows:
     def add(self, layer: int, which: int, inputs: Tensor, product: Tensor) -> None:
         """Add to a layer's product, in place, what the low-rank weights make of its inputs."""
         down, up = self._weights.of(layer, which)
+        if not len(down):  # they share the model's own weights
+            return
         inner = functional.linear(inputs[self._places], down)
         if isinstance(self._places, slice):
             product[self._places].addmm_(inner, up)

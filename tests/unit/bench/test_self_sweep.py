@@ -122,3 +122,25 @@ def test_a_sweep_is_drawn_for_each_adapter(swept):
     # The line of k = 2 goes over its trees' sizes.
     line = figure.axes[0].lines[labels.index("k = 2")]
     assert list(line.get_xdata()) == [2, 6, 14]
+
+
+def test_where_adapters_differ_in_layers_that_is_drawn_too(swept):
+    rows, _ = swept
+    deeper = [
+        row | {"adapter": "deep", "layers": 3, "tokens_per_forward": 2 + row["nodes"] / 100}
+        for row in rows
+        if row["adapter"] == "streams"
+    ]
+    figure = draw_sweep({"rows": [*rows, *deeper]})
+    assert len(figure.axes) == 4 * 3
+    axes = figure.axes[9]
+    assert axes.get_xlabel() == "layers with streams"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    # Its largest tree, unpruned.
+    line = axes.lines[labels.index("k = 2, 14 guesses")]
+    (unpruned,) = (
+        row["tokens_per_forward"]
+        for row in rows
+        if (row["adapter"], row["nodes"], row["prune_below"]) == ("streams", 14, 0)
+    )
+    assert line.get_xydata().tolist() == [[2, unpruned], [3, 2.14]]

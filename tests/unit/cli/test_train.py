@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
+from paceline_training.training import Joint
 from support.tiny_models import tiny_pair
 
 __all__ = ["tiny_pair"]
@@ -59,6 +61,44 @@ def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, te
     assert digests[0] == digests[1] != digests[2]
 
 
+# What comes of it: tests/unit/training/test_fine_tuning.py.
+@pytest.mark.parametrize(
+    ("kind", "joint"),
+    [
+        ("medusa", Joint(rank=32, guess_weights=(0.2, 0.2 * 0.8), adapter_rate=4, alone_share=0.5)),
+        ("streams", Joint(rank=32, guess_weights=(0.1, 0.1))),
+    ],
+)
+def test_a_model_is_fine_tuned_as_the_papers_have_it(
+    kind, joint, tiny_pair, text, tmp_path, monkeypatch
+):
+    asked = {}
+    monkeypatch.setattr(
+        "paceline_training.run.run_training",
+        lambda _files, **named: asked.update(named) or SimpleNamespace(kind="", model="", reach=2),
+    )
+    model = tmp_path / "tuned"
+    assert train(kind, tiny_pair, text, tmp_path / "out", "--fine-tune", str(model)) == 0
+    plan = asked["plan"]
+    assert (plan.joint, plan.labels, plan.rate) == (joint, "text", 5e-4)
+    assert asked["fine_tuned"] == model
+    assert asked["sizes"].rank == 0
+    assert train(kind, tiny_pair, text, tmp_path / "out") == 0
+    plan = asked["plan"]
+    assert (plan.joint, plan.labels, asked["fine_tuned"]) == (None, "model", None)
+    assert asked["sizes"].rank == (32 if kind == "streams" else 0)
+
+
+def test_a_model_that_is_there_is_not_written_over(tiny_pair, text, tmp_path, capsys):
+    model = str(tiny_pair.target)
+    assert train("streams", tiny_pair, text, tmp_path / "out", "--fine-tune", model) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "fine_tune" in lines[0]
+    assert "is there already" in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -66,6 +106,10 @@ def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, te
         (["oracle"], "KIND: "),
         (["streams"], "--model, --data and --out are needed"),
         (["streams", "--model", "m", "--data", "d", "--out", "o", "--reach", "17"], "--reach: "),
+        (
+            ["medusa", "--model", "m", "--data", "d", "--out", "t/a", "--fine-tune", "t"],
+            "--out is to be a folder outside of --fine-tune",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_in_one_line(arguments, complaint, capsys):

@@ -28,10 +28,11 @@ VOCABULARY_SIZE = 300
 TREE = Proposal((3, 4, 5, 6), parents=(0, 1, 1, 0))
 
 
-@pytest.fixture(scope="module", params=["one by one", "together"])
+@pytest.fixture(scope="module", params=["one by one", "together", "shared weights"])
 def backend(request, tiny_pair, tmp_path_factory):
     directory = tmp_path_factory.mktemp("adapters") / "streams"
-    write_adapter(directory, tiny_pair.target, kind="streams", tree=PATHS)
+    rank = 0 if request.param == "shared weights" else 4
+    write_adapter(directory, tiny_pair.target, kind="streams", tree=PATHS, rank=rank)
     model = TransformersBackend(str(tiny_pair.target), adapter=str(directory))
     assert isinstance(model.decoder, FusedLlama)
     model._together = request.param == "together"

@@ -131,6 +131,7 @@ def test_the_invariants_hold_with_trees(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
+    strategy=st.sampled_from([Strategy.DISTRIBUTED, Strategy.SPECULATIVE]),
     task=guessing,
     models=models,
     weather=weathers,
@@ -140,10 +141,10 @@ def test_the_invariants_hold_with_trees(
     text=st.booleans(),
 )
 def test_the_invariants_hold_with_targets_own_guesses(
-    task, models, weather, seed, target_count, drafter_count, text
+    strategy, task, models, weather, seed, target_count, drafter_count, text
 ):
     run_world(
-        Strategy.DISTRIBUTED,
+        strategy,
         task,
         models=models,
         weather=replace(weather, short_verdicts=0.1),
