@@ -68,6 +68,21 @@ def test_a_call_that_was_not_answered_proves_nothing():
     assert held.begin((1, 2, 3, 4, 5))[0] == 3
 
 
+def test_final_tokens_are_never_looked_at_again():
+    looked_at = []
+
+    class Watched(tuple):
+        def __getitem__(self, index):
+            looked_at.append(index.start if isinstance(index, slice) else index)
+            return super().__getitem__(index)
+
+    held, text = HeldTokens(), tuple(range(1000))
+    held.begin(text)
+    held.confirm(text, (7,), final_length=998)
+    assert held.begin(Watched((*text, 8)))[0] == 1000
+    assert min(looked_at) == 998
+
+
 def test_streamed_tokens_are_held():
     held = HeldTokens()
     held.begin((1, 2))

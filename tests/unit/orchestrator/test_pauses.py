@@ -40,7 +40,7 @@ def pauses(system, server):
     opened = openings(system, server)
     failed = [
         it.ended_at
-        for it in system.records("Verify", "Decode", server=server)
+        for it in system.records("Verify", "Decode", "Draft", server=server)
         if it.end == "DRAINING"
     ]
     return [min(at for at in opened if at >= since) - since for since in failed]
@@ -82,6 +82,20 @@ async def test_after_an_answer_a_failure_is_a_first_one_again():
         failing.faults.extend(["fail", "fail", *[""] * 10, "fail", "fail"])
         await decode_with_two_targets(system, max_tokens=300)
         assert pauses(system, "target-1") == pytest.approx([0.5, 1, 0.5, 1], abs=INSTANT)
+
+
+@virtually
+async def test_after_drafts_a_drafters_failure_is_a_first_one_again():
+    (drafter,) = drafters(1, latency_seconds=0.02)
+    async with virtual_system(drafter, *targets(1, latency_seconds=0.1)) as system:
+        drafter.faults.extend(["fail", "fail", *[""] * 10, "fail", "fail"])
+        await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE,
+            dispatch_policy=pb.DISPATCH_POLICY_BLOCKS,
+            lookahead=2,
+            max_tokens=300,
+        )
+        assert pauses(system, "drafter-0") == pytest.approx([0.5, 1, 0.5, 1], abs=INSTANT)
 
 
 @pytest.mark.parametrize(("said_seconds", "pause_seconds"), [(3.0, 3.0), (None, 1.0)])

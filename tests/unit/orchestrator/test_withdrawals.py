@@ -8,7 +8,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_text import continuation
+from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
 from support.virtual_system import VirtualDiscovery, now, virtual_system
@@ -76,6 +76,38 @@ async def test_what_a_rejection_makes_worthless_is_withdrawn_within_two_millisec
         took = stream.finished.statistics
         before_the_end = [it for it in withdrawn(calls) if it.ended_at < stream.ended - INSTANT]
         assert took.cancelled_rpc_count == len(before_the_end)
+
+
+@virtually
+async def test_what_a_texts_end_leaves_running_counts_as_no_rejection():
+    def token_after(text):
+        return EOS if len(text) == len(PROMPT) + 12 else next_token(text)
+
+    models = [*drafters(1, token_after=token_after), *targets(3, token_after=token_after)]
+    async with virtual_system(*models) as system:
+        stream = await system.generate(
+            strategy=pb.STRATEGY_DISTRIBUTED, lookahead=2, target_count=3, max_tokens=TOKENS
+        )
+        await system.settle()
+        assert stream.finished.finish_reason == pb.FINISH_REASON_EOS
+        over = stream.arrivals[-1][0]
+        calls = withdrawn(system.records("Verify", "Draft"))
+        assert any(it.ended_at >= over for it in calls)
+        told = stream.finished.statistics.cancelled_rpc_count
+        assert told == sum(it.ended_at < over for it in calls)
+
+
+@virtually
+async def test_si_gets_a_block_in_one_message():
+    async with virtual_system(*drafters(1), *targets(1)) as system:
+        await system.generate(
+            strategy=pb.STRATEGY_SPECULATIVE,
+            dispatch_policy=pb.DISPATCH_POLICY_BLOCKS,
+            lookahead=4,
+            max_tokens=TOKENS,
+        )
+        drafts = system.records("Draft")
+        assert {len(message.proposal.token_ids) for _, message in drafts[0].messages} == {4}
 
 
 @pytest.mark.parametrize(
