@@ -11,6 +11,7 @@ import paceline_engine
 
 TORCH_MODULES = {
     "adapters.files",
+    "adapters.low_rank",
     "adapters.medusa",
     "adapters.streams",
     "adapters.trunk",
