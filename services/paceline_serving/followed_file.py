@@ -42,11 +42,12 @@ class FollowedFile(Generic[_T]):
             _log.error("what was read before stays in use: %s", error)
         return self._content
 
-    def _look(self) -> tuple[int, int, int]:
+    def _look(self) -> tuple[int, int, int] | None:
+        """Return what is another for another file, or None where reading would say why."""
         try:
             found = self._path.stat()
-        except OSError as error:
-            raise ValueError(f"{self._path}: {error.strerror}") from error
+        except OSError:
+            return None
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> _T:

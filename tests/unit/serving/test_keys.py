@@ -49,6 +49,16 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing
         keys.find(f"Bearer {SECRET}")
 
 
+def test_that_the_file_is_gone_is_logged_once_and_what_it_said_holds_until_it_is_back(path, caplog):
+    keys = Keys(path)
+    path.unlink()
+    for _ in range(3):
+        assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert caplog.text.count("No such file") == 1
+    rewrite(path, entry("bob", "other"))
+    assert keys.find("Bearer other").key.name == "bob"
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "a: b", entry() + entry(), entry(more=1), entry(requests_at_once=0), entry("no spaces!")],
