@@ -211,6 +211,15 @@ class Body(_Request):
     presence_penalty: _number_only(0) = 0.0  # type: ignore[valid-type]
     logit_bias: _only({}) = None  # type: ignore[valid-type]
 
+    @field_validator("stream_options")
+    @classmethod
+    def _is_of_a_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise PydanticCustomError("choice", "needs `stream: true`")
+        return value
+
     @property
     def includes_usage(self) -> bool:
         """Whether a stream's last chunk tells how many tokens there were."""

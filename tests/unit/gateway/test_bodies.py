@@ -65,6 +65,7 @@ def refused(body_class, value):
         (CompletionBody, TEXT, "prompt", [True], "prompt"),
         (CompletionBody, TEXT, "stop", [1], "stop"),
         (CompletionBody, TEXT, "max_tokens", 1 << 40, "max_tokens"),
+        (CompletionBody, TEXT, "stream_options", {"include_usage": True}, "stream_options"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, value, param):
