@@ -74,10 +74,12 @@ def _check_address(address: str) -> str:
     raise ValueError("must be HOST:PORT, [IPV6]:PORT or unix:PATH")
 
 
-def _split(value: object) -> object:
-    """Take a list from one string: a flag or a variable separates by commas."""
+def _split(value: Any) -> Any:
+    """Take a list from text: a variable, or each flag that is given, separates by commas."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return [part for each in value for part in _split(each)]
     return value
 
 

@@ -19,6 +19,7 @@ from support.manifests import install
 ROOT = CHART.parents[1]
 DOCKERFILE = ROOT / "k8s" / "images" / "Dockerfile"
 TOOLS = Path(sys.executable).parent
+MODEL, ADAPTER = "model.safetensors", "adapter.safetensors"
 
 
 def stages():
@@ -39,6 +40,12 @@ def stages():
 
 def instructions(stage, keyword):
     return [rest for each, rest in stages()[stage] if each == keyword]
+
+
+def weights(folder):
+    """Return the name of the one file of weights in a folder of the bundle."""
+    (file,) = (ROOT / folder).glob("*.safetensors")
+    return file.name
 
 
 def install_image(name, folder, *, requirements=None):
@@ -120,14 +127,11 @@ def test_pods_start_what_the_images_would_start_by_themselves():
 def test_the_bundled_models_are_where_the_chart_looks_for_them():
     (folder,) = instructions("runtime", "WORKDIR")
     copied = [rest.split() for rest in instructions("model-server", "COPY") if "--from" not in rest]
-    weights = [next((ROOT / source).glob("*.safetensors")).name for source, _ in copied]
-    assert set(weights) == {"model.safetensors", "adapter.safetensors"}
-    models = {
-        f"{folder}/{target}"
-        for (_, target), name in zip(copied, weights, strict=True)
-        if name == "model.safetensors"
-    }
-    assert models == {pod.flag("model") for pod in install().pods if "default" in pod.name}
+    models = {f"{folder}/{target}" for source, target in copied if weights(source) == MODEL}
+    adapters = [source for source, _ in copied if weights(source) == ADAPTER]
+    assert len(models) + len(adapters) == len(copied)
+    served = {pod.flag("model") for pod in install().pods if "default" in pod.name}
+    assert models - served == {f"{folder}/models/python-tiny"}, "it only drafts for a drafter"
 
 
 def test_what_is_copied_is_all_that_the_build_context_has():

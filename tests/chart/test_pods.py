@@ -80,6 +80,14 @@ def test_settings_reach_the_server_as_they_are():
     assert (target.log_level, target.reflection) == ("error", False)
 
 
+def test_a_drafter_drafts_with_a_stack_and_a_target_for_itself():
+    then = ["/models/small", "max-gram"]
+    pools = {"drafter": {"settings": {"then": then}}, "target": {"settings": {"adapter": "/a"}}}
+    release = install(pools)
+    assert settings_of(release.pod("-drafter-default")).then == tuple(then)
+    assert str(settings_of(release.pod("-target-default")).adapter) == "/a"
+
+
 def test_a_setting_that_another_role_has_is_refused():
     with pytest.raises(RefusedError, match="request_limit"):
         install({"target": {"settings": {"request_limit": 3}}})

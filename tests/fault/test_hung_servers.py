@@ -42,9 +42,13 @@ GIVEN_UP_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def linked():
-    """One drafter and two targets, of which each can hang; AUTO has use for all of them."""
+    """One drafter and two targets, of which each can hang.
+
+    A target's forward takes longer than all else, so that AUTO has use for a drafter on a busy
+    machine, too.
+    """
     drafter = simulated_model("drafter", seconds=0.001, simulated_acceptance_rate=0.8)
-    targets = [simulated_model("target", index, seconds=0.008) for index in range(2)]
+    targets = [simulated_model("target", index, seconds=0.02) for index in range(2)]
     with linked_system(drafters=[drafter], targets=targets) as whole:
         yield whole
 

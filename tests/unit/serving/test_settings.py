@@ -36,6 +36,20 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--then=small", "--then=tiny, max-gram"], {}),
+        (["--then=small,tiny,max-gram"], {}),
+        ([], {"PACELINE_THEN": "small,tiny,max-gram"}),
+    ],
+)
+def test_a_list_is_separated_by_commas_and_its_flag_can_be_given_again(arguments, environment):
+    arguments = ["--model=large", *arguments]
+    settings = parse(ModelServerSettings, arguments, program="test", environment=environment)
+    assert settings.then == ("small", "tiny", "max-gram")
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
         (["--drain-second=3"], {}, "unknown option --drain-second; did you mean --drain-seconds?"),
