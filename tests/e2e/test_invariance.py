@@ -20,6 +20,8 @@ STRATEGIES = (
     {"strategy": "speculative", "lookahead": 3},
     {"strategy": "distributed", "lookahead": 1, "targets": 2},
     {"strategy": "distributed", "lookahead": 4, "targets": 2},
+    {"strategy": "speculative", "lookahead": 3, "width": 3},
+    {"strategy": "distributed", "lookahead": 2, "targets": 2, "width": 2, "branches": 4},
     {"strategy": "auto"},
 )
 # One is computed in parts where others are waiting.

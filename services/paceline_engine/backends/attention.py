@@ -34,6 +34,7 @@ __all__ = [
     "PaddedTexts",
     "SideBySide",
     "TextRows",
+    "TreeRows",
     "attend_apart",
     "attend_slowly",
     "mask_of",
@@ -66,7 +67,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class _TreeRows:
+class TreeRows:
     """What rows that end in a tree see, where it is not what is before them.
 
     Attributes:
@@ -81,7 +82,7 @@ class _TreeRows:
     ages: Tensor
 
 
-def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> _TreeRows:
+def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> TreeRows:
     """Say what rows see of which the last ones have parents in a tree."""
     first, held = text.length + count - len(parents), len(text.tree)
     tree = Proposal((0,) * (held + len(parents)), (*text.tree.parents, *parents))
@@ -94,7 +95,7 @@ def _tree_rows(text: KeyValues, count: int, parents: Sequence[int]) -> _TreeRows
     rows, columns, own = torch.tensor(seen).unbind(1)
     ages = torch.full((len(parents), len(tree)), -1)
     ages[rows, columns] = own
-    return _TreeRows(positions, first, ages)
+    return TreeRows(positions, first, ages)
 
 
 class TextRows:

@@ -12,8 +12,9 @@ every shape that has a multiple of 4 rows, and as many keys to attend to (bench/
     keys      | tile 0 | tile 1 | tile 2 |
     rows in tile 1 see |---------------->| of these, each up to itself
 
-- the rows of one text in one tile are attended together with as many neighbours as make them a
-  multiple of 4. What those see there is thrown away.
+- the rows of one text in one tile are attended together, the last of them again until they are a
+  multiple of 4. What the fillings see is thrown away;
+- of a tree each path is attended apart, and lies in its tiles as if it were the text.
 
 All else in a forward is done to each row by itself. A model for which that does not hold is found
 out by `is_invariant`.
@@ -40,7 +41,7 @@ from paceline_engine.backends.slabs import Slabs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.backends.attention import Attention, TextRows
+    from paceline_engine.backends.attention import Attention, TextRows, TreeRows
     from paceline_engine.backends.decoders import Decoder
     from paceline_engine.backends.slabs import KeyValueShape
 
@@ -60,6 +61,8 @@ class InvariantRows(SharedRows):
         texts: Sequence[KeyValues],
         token_ids: Sequence[Sequence[int]],
         scored_counts: Sequence[int],
+        *,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Build it.
 
@@ -68,15 +71,16 @@ class InvariantRows(SharedRows):
             token_ids: Of each text's rows, one or more.
             scored_counts: How many of each text's last rows to score. What is scored beyond them
                 comes last.
+            parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
         """
-        super().__init__(texts, token_ids, scored_counts)
+        super().__init__(texts, token_ids, scored_counts, parents=parents)
         self._count = len(self.token_ids)
         scored = torch.arange(self._count)[self.scored]
         self.scored = _filled(scored)
         self.token_ids, self.positions = _filled(self.token_ids), _filled(self.positions)
         ends = accumulate(self._counts)
         self._tiled = [
-            _TiledText(text, range(end - text.count, end), len(self.token_ids))
+            _TiledText(text, range(end - text.count, end))
             for text, end in zip(self._texts, ends, strict=True)
         ]
 
@@ -107,10 +111,7 @@ class InvariantRows(SharedRows):
 
     @cached_property
     def _kernels(self) -> Sequence[_TiledText | _TilesSideBySide]:
-        return [
-            run[0] if len(run) == 1 else _TilesSideBySide(run, len(self.token_ids))
-            for run in runs(self._tiled)
-        ]
+        return [run[0] if len(run) == 1 else _TilesSideBySide(run) for run in runs(self._tiled)]
 
     def _whole(self, seen: list[Tensor]) -> Tensor:
         """Put parts together, and zeros where the forward was filled up."""
@@ -127,15 +128,9 @@ class _TiledText:
         length: Up to the end of the last tile.
     """
 
-    def __init__(self, text: TextRows, rows: range, row_count: int) -> None:
+    def __init__(self, text: TextRows, rows: range) -> None:
         self.text, self.rows = text, rows
-        self._row_count = row_count
         self.length = _up_to(TILE, text.length)
-        self._edges = [
-            text.start,
-            *range(_up_to(TILE, text.start + 1), text.length, TILE),
-            text.length,
-        ]
 
     @cached_property
     def states(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -143,22 +138,32 @@ class _TiledText:
         return self.text.until(self.length)
 
     @cached_property
-    def _tiles(self) -> Sequence[_Tile]:
-        start = self.text.start
-        return [
-            _Tile(
-                _up_to(TILE, last),
-                [self.rows[first - start : last - start]],
-                [first],
-                self._row_count,
-            )
-            for first, last in itertools.pairwise(self._edges)
-        ]
+    def _parts(self) -> Sequence[_Tile | _Path]:
+        if self.text.tree is None:
+            return _tiles(self.rows, start=self.text.start)
+        chain = self.rows[: len(self.rows) - len(self.text.tree.ages)]
+        paths = _paths(self.text.tree, self.rows[len(chain) :])
+        return [*_tiles(chain, start=self.text.start), *paths]
+
+    @cached_property
+    def _order(self) -> Tensor | None:
+        """Where each row is among those of the parts; None: in their order."""
+        if self.text.tree is None:
+            return None
+        return torch.tensor([row for part in self._parts for row in part.rows]).argsort()
 
     def goes_with(self, others: _TiledText) -> bool:
         """Whether one kernel can compute it beside another text, which comes right before it."""
-        is_alike = self.length == others.length and len(self._edges) == len(others._edges) == 2
-        return is_alike and self.text.goes_with(others.text)
+        return (
+            self.length == others.length
+            and self._has_one_tile
+            and others._has_one_tile
+            and self.text.goes_with(others.text)
+        )
+
+    @property
+    def _has_one_tile(self) -> bool:
+        return self.text.tree is None and self.length - self.text.start <= TILE
 
     def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
@@ -167,21 +172,17 @@ class _TiledText:
 
     def attend_to(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
         """Attend with its rows of all, (H, T, D), to keys and values: (H, rows, D)."""
-        seen = [
-            tile.attend(queries, keys[:, :, : tile.end], values[:, :, : tile.end], how)
-            for tile in self._tiles
-        ]
-        return torch.cat(seen, 1)
+        seen = torch.cat([part.attend(queries, keys, values, how) for part in self._parts], 1)
+        return seen if self._order is None else seen.index_select(1, self._order)
 
 
 class _TilesSideBySide:
     """The rows of texts that lie side by side, all in the same tile: one kernel for all of them."""
 
-    def __init__(self, texts: Sequence[_TiledText], row_count: int) -> None:
+    def __init__(self, texts: Sequence[_TiledText]) -> None:
         place, end = texts[0].text.place, texts[0].length
         self._keys, self._values = place.slab.span(place.index, count=len(texts), length=end)
-        starts = [each.text.start for each in texts]
-        self._tile = _Tile(end, [each.rows for each in texts], starts, row_count)
+        self._tile = _Tile([each.rows for each in texts], [each.text.start for each in texts])
 
     def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
         """Attend with their rows of all, (H, T, D), to what is kept of a layer: (H, rows, D)."""
@@ -189,37 +190,34 @@ class _TilesSideBySide:
 
 
 class _Tile:
-    """A text's rows that are in one tile of keys, and neighbours; or those of n texts alike.
+    """A text's rows that are in one tile of keys, and fillings; or those of n texts alike.
 
     Attributes:
-        end: Keys up to the end of the tile.
+        rows: Which of all the first text's are.
     """
 
-    def __init__(
-        self, end: int, rows: Sequence[range], positions: Sequence[int], row_count: int
-    ) -> None:
+    def __init__(self, rows: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
         """Build it.
 
         Args:
             rows: Which of all each text's rows are, as many of each.
-            positions: Of each text's first row.
-            row_count: How many there are in all.
+            positions: Of each text's first row; the others follow it.
         """
-        self.end = end
-        own_count = len(rows[0])
+        self.rows = rows[0]
+        own_count = len(self.rows)
+        self._end = _up_to(TILE, positions[0] + own_count)
         count = _up_to(_MULTIPLE, own_count)
-        # At the end of the forward the neighbours are those before them.
-        first = torch.tensor([[min(each.start, row_count - count)] for each in rows])
-        taken = first + torch.arange(count)
-        places = taken - torch.tensor([[each.start] for each in rows])
+        # What fills it up is the last row again: without anything to see it had no weights at all.
+        places = torch.arange(count).clamp(max=own_count - 1)
+        taken = torch.tensor([[*each] for each in rows])[:, places]
         self._taken, self._shape = taken.flatten(), taken.shape
-        self._own = ((places >= 0) & (places < own_count)).flatten().nonzero()[:, 0]
-        # A neighbour has to see something, or it has no weights at all.
-        self._positions = torch.tensor(positions)[:, None] + places.clamp(0, own_count - 1)
+        self._own = (torch.arange(len(rows))[:, None] * count + torch.arange(own_count)).flatten()
+        self._positions = torch.tensor(positions)[:, None] + places
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
-        """Attend to the n texts' keys and values, (n, G, end, D): (H, n * rows, D)."""
+        """Attend to the n texts' keys and values, (n, G, L, D): (H, n * rows, D)."""
+        keys, values = keys[:, :, : self._end], values[:, :, : self._end]
         heads, kv_heads = len(queries), keys.shape[1]
         taken = queries.index_select(1, self._taken).view(heads, *self._shape, -1).transpose(0, 1)
         group = heads // kv_heads if how.is_plain else 1
@@ -229,9 +227,67 @@ class _Tile:
     def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
         """Return what is added to the products: (n, 1, group * t, end)."""
         if (window, group) not in self._masks:
-            ages = self._positions[:, :, None] - torch.arange(self.end)
+            ages = self._positions[:, :, None] - torch.arange(self._end)
             self._masks[window, group] = mask_of(ages, window, like=like, group=group)
         return self._masks[window, group]
+
+
+class _Path:
+    """Rows of a tree that follow one another, and see what they would if their path were the text.
+
+    Attributes:
+        rows: Which of all they are.
+    """
+
+    def __init__(self, rows: Sequence[int], *, nodes: Tensor, tree: TreeRows) -> None:
+        """Build it.
+
+        Args:
+            rows: The path's last ones; the others are attended with on another path.
+            nodes: The path's tokens, among the tree's.
+        """
+        self.rows = rows
+        self._nodes = nodes
+        self._first, self._node_count = tree.first, tree.ages.shape[1]
+        self._tiles = _tiles(rows, start=tree.first + len(nodes) - len(rows))
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Attention) -> Tensor:
+        """Attend to the text's keys and values, (1, G, L, D): (H, rows, D).
+
+        For that time the path's tokens lie there where they would be as text.
+        """
+        all_nodes = [each.narrow(2, self._first, self._node_count) for each in (keys, values)]
+        kept = [each.clone() for each in all_nodes]
+        for each, own in zip(all_nodes, kept, strict=True):
+            each[:, :, : len(self._nodes)] = own.index_select(2, self._nodes)
+        seen = [tile.attend(queries, keys, values, how) for tile in self._tiles]
+        for each, own in zip(all_nodes, kept, strict=True):
+            each.copy_(own)
+        return torch.cat(seen, 1)
+
+
+def _tiles(rows: Sequence[int], *, start: int) -> list[_Tile]:
+    """Divide rows, the first of which is at a position, by the tiles in which they are."""
+    end = start + len(rows)
+    edges = [start, *range(_up_to(TILE, start + 1), end, TILE), end] if rows else []
+    return [
+        _Tile([rows[first - start : last - start]], [first])
+        for first, last in itertools.pairwise(edges)
+    ]
+
+
+def _paths(tree: TreeRows, rows: Sequence[int]) -> list[_Path]:
+    """Divide a tree's rows by the paths to its leaves: each row is on the first that has it."""
+    sees = tree.ages >= 0
+    held_count = sees.shape[1] - len(rows)
+    is_leaf = sees[:, held_count:].sum(0) == 1
+    paths, left = [], set(range(len(rows)))
+    for leaf in is_leaf.nonzero()[:, 0].tolist():
+        nodes = sees[leaf].nonzero()[:, 0]  # a parent comes before what follows it
+        own = [node - held_count for node in nodes.tolist() if node - held_count in left]
+        left.difference_update(own)
+        paths.append(_Path([rows[index] for index in own], nodes=nodes, tree=tree))
+    return paths
 
 
 def _up_to(multiple: int, count: int) -> int:

@@ -170,7 +170,7 @@ def describe(
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
         # Elsewhere a tree would take a forward for each of its chains.
-        takes_trees=shares_forwards and not is_invariant,
+        takes_trees=shares_forwards,
         is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     )

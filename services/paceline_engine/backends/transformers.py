@@ -168,7 +168,8 @@ class TransformersBackend(Backend):
             adapter,
             self.model,
             takes_trees=self.description.takes_trees,
-            prune_below=prune_below,
+            # What a forward goes on with after pruning is no longer invariant.
+            prune_below=0 if self._invariant else prune_below,
             goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
         )
         self.self_drafter = drafter
@@ -365,10 +366,10 @@ class TransformersBackend(Backend):
         counts = [feed.scored_count for feed in feeds]
         texts = [cast("KeyValues", feed.cache) for feed in feeds]
         token_ids = [feed.token_ids for feed in feeds]
+        parents = [feed.parents for feed in feeds]
         if self._invariant:
-            rows: SharedRows = InvariantRows(texts, token_ids, counts)
+            rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
-            parents = [feed.parents for feed in feeds]
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
         if self.self_drafter is None or not any(feed.proposes for feed in feeds):
             return torch.split(self.decoder(rows)[: sum(counts)], counts)

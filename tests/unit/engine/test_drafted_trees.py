@@ -27,14 +27,15 @@ PROMPT = [5, 6, 7, 8, 9]
 VOCABULARY_SIZE = 300
 
 
-@pytest.fixture(scope="module", params=["simulated", "fused", "library", "together"])
+@pytest.fixture(scope="module", params=["simulated", "fused", "library", "together", "invariant"])
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant(vocabulary_size=VOCABULARY_SIZE, acceptance_rate=0.6)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "library":
             patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
-        model = TransformersBackend(str(tiny_pair.drafter))
+        is_invariant = request.param == "invariant"
+        model = TransformersBackend(str(tiny_pair.drafter), invariant=is_invariant)
     model._together = request.param == "together"
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
 from support.families import build_family
+from support.trees import random_tree
 from unit.engine.conftest import NEVER, chain
 
 SPEC = SessionSpec(256)
@@ -65,18 +67,23 @@ class Mixture:
         ((_, scores),) = self.scored([item])
         return scores
 
+    @contextmanager
+    def watched(self):
+        """Yield a list that gets each item that is scored, with the logits of its rows."""
+        found, decide = [], self.backend._decide
+
+        def look(item, feed, scores):
+            if feed.scored_count:
+                found.append((item, scores.clone()))
+            return decide(item, feed, scores)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.backend, "_decide", look)
+            yield found
+
     def scored(self, items, row_limit=None):
         """Run items, and return those that were scored, with the logits of their rows."""
-        found = []
-        with pytest.MonkeyPatch.context() as patch:
-            decide = self.backend._decide
-
-            def look(item, feed, scores):
-                if feed.scored_count:
-                    found.append((item, scores.clone()))
-                return decide(item, feed, scores)
-
-            patch.setattr(self.backend, "_decide", look)
+        with self.watched() as found:
             outcomes = self.backend.run(items, NEVER, row_limit=row_limit)
         assert not any(isinstance(each, Exception) for each in outcomes)
         return found
@@ -102,10 +109,10 @@ class Mixture:
     def item(self, n: int) -> Item:
         """A prefix further than before or shorter, and a block that may go wrong."""
         text = self.texts[n]
-        if self.chance.random() < 0.1:
+        if self.chance.random() < 0.2:
             length = self.chance.randint(1, len(text))
         else:
-            length = min(len(text), self.reached[n] + self.chance.choice([1, 1, 1, 2, 5, 20, 70]))
+            length = min(len(text), self.reached[n] + self.chance.choice([1, 1, 2, 5, 70, 90]))
         self.reached[n] = length
         prefix = array("I", text[:length])
         if self.chance.random() < 0.5:
@@ -115,17 +122,21 @@ class Mixture:
             )
         right = text[length : length + self.chance.randint(0, 9)]
         wrong = [self.chance.randrange(VOCABULARY_SIZE) for _ in range(self.chance.randint(0, 5))]
+        if self.chance.random() < 0.4:
+            self.met.add("a tree")
+            tree = random_tree(self.chance, right, size=12, vocabulary_size=VOCABULARY_SIZE)
+            return Item(self.caches[n], SPEC, prefix, Judge(tree))
         self.met.add("a block that goes wrong" if wrong else "a block")
         return Item(self.caches[n], SPEC, prefix, Judge(chain([*right, *wrong])))
 
     def compare(self, n: int, item: Item, scores) -> None:
-        text, block = self.texts[n], item.block
-        for row, actual in enumerate(scores):
-            length = len(item.prefix) + row
-            if list(block[:row]) != text[len(item.prefix) : length]:
-                break
-            self.row_count += 1
-            self.different += not torch.equal(actual, self.alone[n][length - 1])
+        text, start = self.texts[n], len(item.prefix)
+        tree = item.task.proposal if isinstance(item.task, Judge) else chain([])
+        paths = [[], *(sorted(tree.ancestors(index)) for index in range(len(tree)))]
+        for path, actual in zip(paths, scores, strict=True):
+            if list(tree.along(path)) == text[start : start + len(path)]:
+                self.row_count += 1
+                self.different += not torch.equal(actual, self.alone[n][start + len(path) - 1])
 
 
 ALL = {
@@ -135,6 +146,7 @@ ALL = {
     "a row",
     "a block",
     "a block that goes wrong",
+    "a tree",
 }
 
 
@@ -142,11 +154,32 @@ ALL = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("texts", [2, 9, 64])
 def test_a_rows_logits_follow_from_its_text_alone(tiny_pair, dtype, fused, texts):
-    mixture = Mixture(load(tiny_pair.target, dtype=dtype, fused=fused), texts=texts, seed=texts)
+    mixture = Mixture(load(tiny_pair.target, dtype=dtype, fused=fused), texts=texts, seed=2)
     mixture.run(40 if texts < 64 else 12)
     assert mixture.met == ALL
     assert mixture.row_count > 50
     assert mixture.different == 0
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
+def test_a_draft_that_grows_as_a_tree_has_its_texts_bits(tiny_pair, fused):
+    mixture = Mixture(load(tiny_pair.drafter, fused=fused), texts=0, seed=1)
+    # Its paths go over the edge of a tile.
+    prompt = list(range(60))
+    cache = mixture.backend.new_cache(SPEC)
+    item = Item(cache, SPEC, array("I", prompt), Draft(8, width=3, branch_count=4))
+    is_last, row_count = False, 0
+    while not is_last:
+        due, found = item.draft_tree.due, item.draft_tree.found
+        with mixture.watched() as seen:
+            (outcome,) = mixture.backend.run([item], NEVER)
+        is_last = item.take(outcome)
+        ((_, scores),) = seen
+        for index, actual in zip(due, scores, strict=bool(due)):
+            text = [*prompt, *found.along(sorted(found.ancestors(index)))]
+            assert torch.equal(actual, mixture.scores_alone(text)[-1])
+            row_count += 1
+    assert row_count > 20
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])

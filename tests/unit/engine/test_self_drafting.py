@@ -234,12 +234,30 @@ async def test_a_host_hands_proposals_out_and_under_rejection_none(backend):
     assert exact.next_token == rejection.next_token
 
 
-def test_an_invariant_model_proposes_chains(tiny_pair, adapter):
-    settings = {"adapter": str(adapter), "invariant": True}
-    model = TransformersBackend(str(tiny_pair.target), **settings)
+def test_a_model_that_judges_chains_only_proposes_one(tiny_pair, adapter, monkeypatch):
+    monkeypatch.setattr("paceline_engine.backends.transformers.rotations_change", lambda _: True)
+    model = TransformersBackend(str(tiny_pair.target), adapter=str(adapter))
     proposal = ModelText(model, SPEC).judge(PROMPT, propose=True).proposal
     assert proposal.parents == (0, 1, 2)
     assert model.description.self_draft_depth == 3
+
+
+def test_an_invariant_model_proposes_trees_and_keeps_its_bits(tiny_pair, adapter):
+    settings = {"adapter": str(adapter), "invariant": True, "prune_below": 0.9}
+    backend = TransformersBackend(str(tiny_pair.target), **settings)
+    text, tree = ModelText(backend, SPEC), Proposal()
+    tokens, logprobs = list(PROMPT), []
+    for _ in range(12):
+        judged = text.judge(
+            tokens, tree.token_ids, parents=tree.parents, propose=True, logprobs=True
+        )
+        tokens += [*tree.along(judged.accepted_path), judged.next_token]
+        logprobs += judged.logprobs
+        tree = judged.proposal
+        assert not tree.is_chain
+    for place, logprob in enumerate(logprobs, start=len(PROMPT)):
+        plain = ModelText(backend, SPEC).judge(tokens[:place], logprobs=True)
+        assert (plain.next_token, plain.logprobs) == (tokens[place], (logprob,))
 
 
 def test_a_short_path_beside_a_longer_one_ends_where_it_ends():

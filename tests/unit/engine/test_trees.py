@@ -28,14 +28,17 @@ PROMPT = [5, 6, 7, 8, 9]
 VOCABULARY_SIZE = 300
 
 
-@pytest.fixture(scope="module", params=["simulated", "fused", "captured", "library", "together"])
+@pytest.fixture(
+    scope="module", params=["simulated", "fused", "captured", "library", "together", "invariant"]
+)
 def backend(request, tiny_pair):
     if request.param == "simulated":
         return instant(vocabulary_size=VOCABULARY_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "library":
             patch.setattr("paceline_engine.backends.decoders.can_fuse", lambda _: False)
-        model = TransformersBackend(str(tiny_pair.target))
+        is_invariant = request.param == "invariant"
+        model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
     model._together = request.param == "together"
     model.captures = request.param == "captured"
     return model
