@@ -1,7 +1,8 @@
-"""What one client does to another: many streams of its own, or one very long prompt.
+"""What one client does to another: many streams of its own, a long prompt, or very long ones.
 
-Run from the repository's root, with `streams` or `prompt`; it prints Markdown. bench/LOG.md has
-what it said. Processes and gRPC are real. Who comes from another address is another client.
+Run from the repository's root, with `streams`, `prompt` or `texts`; it prints Markdown. What it
+said is in bench/LOG.md. Processes and gRPC are real. Who comes from another address is another
+client.
 """
 
 from __future__ import annotations
@@ -41,6 +42,17 @@ SETTLE_SECONDS = 5.0
 CONTEXT, LONG_PROMPT = 16384, 10_000
 STREAMS, STREAM_TOKENS = 8, 900
 GAPS_ALONE = 400
+
+# Part 3: prompts so long that to hand them on is work. Forwards cost next to nothing.
+LONGEST_PROMPT, LONGEST_COUNT = 190_000, 8
+ALONE_SECONDS = 4.0
+OFFHAND = (
+    "--backend=simulated",
+    "--simulated-context-length=200000",
+    "--token-budget=8000000",
+    "--simulated-ttft-seconds=0.002",
+    "--simulated-tpot-seconds=0.002",
+)
 
 Gaps = list[tuple[float, float]]
 """When each message came, and how long after the one before, in seconds."""
@@ -165,15 +177,17 @@ async def run_beside_prompt(client: AsyncClient) -> None:
 
 
 async def watch(
-    client: AsyncClient, prompt: str, gaps: Gaps, are_on_their_way: asyncio.Event
+    client: AsyncClient,
+    prompt: str,
+    gaps: Gaps,
+    are_on_their_way: asyncio.Event,
+    *,
+    strategy: Strategy = Strategy.AUTOREGRESSIVE,
+    tokens: int = STREAM_TOKENS,
 ) -> None:
     """Run a stream, and add its gaps; say when there are enough of all streams."""
     generation = client.generate(
-        prompt,
-        strategy=Strategy.AUTOREGRESSIVE,
-        max_tokens=STREAM_TOKENS,
-        ignore_eos=True,
-        timeout=600,
+        prompt, strategy=strategy, max_tokens=tokens, ignore_eos=True, timeout=600
     )
     arrivals = []
     async for _ in generation:
@@ -181,6 +195,65 @@ async def watch(
         gaps += [(later, later - earlier) for earlier, later in pairwise(arrivals[-2:])]
         if len(gaps) > GAPS_ALONE:
             are_on_their_way.set()
+
+
+async def beside_texts() -> None:
+    """Time a stream of SI, alone and while another process has very long prompts served."""
+    config = LocalSystemConfig(
+        targets=2,
+        drafters=1,
+        target_arguments=OFFHAND,
+        drafter_arguments=OFFHAND,
+        orchestrator_listen="[::]:0",
+        orchestrator_arguments=("--insecure",),
+    )
+    print("| a stream | gaps | p50 ms | p99 ms | longest ms |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    async with LocalSystem(config) as system:
+        port = system.orchestrator_address.rpartition(":")[2]
+        async with AsyncClient(f"[::1]:{port}") as client:
+            for _ in range(ROUNDS):
+                alone, beside = await gaps_beside_texts(client, f"127.0.0.1:{port}")
+                tell("alone", alone)
+                tell(f"beside {LONGEST_COUNT} prompts of {LONGEST_PROMPT} tokens", beside)
+
+
+async def gaps_beside_texts(client: AsyncClient, address: str) -> tuple[list[float], list[float]]:
+    """Return a stream's gaps in seconds before long prompts come, and until they are served."""
+    gaps: Gaps = []
+    stream = asyncio.create_task(
+        watch(client, "def", gaps, asyncio.Event(), strategy=Strategy.SPECULATIVE, tokens=150_000)
+    )
+    await asyncio.sleep(ALONE_SECONDS)
+    alone = [gap for _, gap in gaps]
+    command = (sys.executable, __file__, "send", address)
+    sender = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert sender.stdout is not None
+    await sender.stdout.readline()
+    began = time.perf_counter()
+    await sender.wait()
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+    return alone, [gap for at, gap in gaps if at >= began]
+
+
+async def send_texts(address: str) -> None:
+    """Have very long prompts served, all at once; say when they are about to be sent."""
+    prompts = [
+        tuple(50 + (place * (index + 7)) % 400 for place in range(LONGEST_PROMPT))
+        for index in range(LONGEST_COUNT)
+    ]
+    async with AsyncClient(address) as client:
+        await client.generate("def", max_tokens=1).collect()
+        print("ready", flush=True)
+        await asyncio.gather(
+            *(
+                client.generate(
+                    prompt, strategy=Strategy.SPECULATIVE, max_tokens=8, timeout=600
+                ).collect()
+                for prompt in prompts
+            )
+        )
 
 
 def tell(name: str, gaps: Iterable[float]) -> None:
@@ -201,5 +274,8 @@ def longer_model(folder: Path) -> Path:
     return copy
 
 
+PARTS = {"streams": beside_streams, "prompt": beside_prompt, "texts": beside_texts}
+
 if __name__ == "__main__":
-    asyncio.run({"streams": beside_streams, "prompt": beside_prompt}[sys.argv[1]]())
+    part, *arguments = sys.argv[1:]
+    asyncio.run(send_texts(*arguments) if part == "send" else PARTS[part]())
