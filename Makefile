@@ -56,10 +56,10 @@ SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: install ## every test but the long ones, the chart's and the other languages'
 	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
-test-long: install ## what takes minutes: all cells, 100,000 tokens, chaos (CI runs it, too)
+test-long: install ## what takes minutes: more cells, longer texts, chaos (CI runs it, too)
 	$(BIN)/python -m pytest $(SPREAD) -m long --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
 
-test-full: install ## the long form of the proofs (about two hours)
+test-full: install ## the full form of the proofs (about three hours)
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
 
 CHAOS_TOKENS ?= 100000

@@ -103,14 +103,14 @@ def fit_uniform(streams):
         ("distributed", "server", 3, SHORT_STREAMS, SHORT_DETECTED),
         ("distributed", "server_and_max_gram", 3, SHORT_STREAMS, SHORT_DETECTED),
         *(
-            pytest.param(*way, STREAMS, DETECTED, marks=pytest.mark.long)
-            for way in (
-                ("distributed", "server", 3),
-                ("speculative", "server", 1),
-                ("distributed", "server", 1),
-                ("distributed", "server_and_max_gram", 3),
-                ("distributed", "max_gram", 2),
-                ("speculative", "max_gram", 1),
+            pytest.param(*way, STREAMS, DETECTED, marks=mark)
+            for mark, *way in (
+                (pytest.mark.long, "speculative", "server", 1),
+                (pytest.mark.long, "distributed", "server_and_max_gram", 3),
+                (pytest.mark.long, "speculative", "max_gram", 1),
+                (pytest.mark.full, "distributed", "server", 1),
+                (pytest.mark.full, "distributed", "server", 3),
+                (pytest.mark.full, "distributed", "max_gram", 2),
             )
         ),
     ],

@@ -28,8 +28,8 @@ RUNS = [
     (0.6, 3.0, 4),
 ]
 STRATEGIES = (Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
-# Few streams of a run that accepts and rejects, for `make test`; all runs are the long form, of
-# 100,000 tokens with chains.
+# Few streams of a run that accepts and rejects, for `make test`; a quarter of all is the long form,
+# and all of it, 100,000 tokens with chains, the full one.
 SHORT_RUNS = [(0.6, 0.3, 2)]
 STREAM_TOKENS, PROMPTS, TOTAL = 500, 12, 100_000
 # Width, branches, and streams for each strategy: as many tokens once more, with trees.
@@ -39,6 +39,13 @@ TARGET_SECONDS, TARGET_COUNT, LOOKAHEAD, STREAMS_AT_ONCE = 0.001, 2, 4, 2
 # Streams of a run that are decoded alone in the system, until the servers have seen all there is to
 # see of the strategy. It depends on timing how many that takes.
 FEWEST_ALONE, MOST_ALONE = 2, PROMPTS
+
+
+def long_and_full(runs):
+    """The runs for the long form, with a quarter of their streams, and for the full one."""
+    for *way, stream_count in runs:
+        yield pytest.param(*way, max(FEWEST_ALONE, stream_count // 4), marks=pytest.mark.long)
+        yield pytest.param(*way, stream_count, marks=pytest.mark.full)
 
 
 def prompt(index):
@@ -79,7 +86,7 @@ def test_the_runs_add_up():
 
 @pytest.mark.parametrize(
     ("acceptance_rate", "relative_latency", "stream_count"),
-    [*SHORT_RUNS, *(pytest.param(*run, marks=pytest.mark.long) for run in RUNS)],
+    [*SHORT_RUNS, *long_and_full(RUNS)],
 )
 def test_every_token_is_that_of_plain_decoding(
     acceptance_rate, relative_latency, stream_count, targets, plain
@@ -111,8 +118,7 @@ def test_every_token_is_that_of_plain_decoding(
                 assert accepted / judged == pytest.approx(acceptance_rate, abs=0.15)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("width", "branches", "stream_count"), TREE_RUNS)
+@pytest.mark.parametrize(("width", "branches", "stream_count"), long_and_full(TREE_RUNS))
 def test_with_trees_too_every_token_is_that_of_plain_decoding(
     width, branches, stream_count, targets, plain
 ):

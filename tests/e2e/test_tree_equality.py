@@ -11,23 +11,28 @@ from paceline import Strategy
 from support.cells import SAMPLINGS, TOKENS, Cell, EqualityProof, Outcome, missing_evidence
 from support.equality import check_rarity
 
-WIDTHS, BRANCHES = (1, 2, 4), (0, 4, 16)
-CELLS = [
-    Cell(strategy, 4, target_count, sampling, width, branches)
-    for (strategy, target_count), sampling, width, branches in product(
-        ((Strategy.SPECULATIVE, 1), (Strategy.DISTRIBUTED, 2), (Strategy.DISTRIBUTED, 3)),
-        SAMPLINGS,
-        WIDTHS,
-        BRANCHES,
-    )
-    if width > 1 or branches == 0
-]
+WAYS = ((Strategy.SPECULATIVE, 1), (Strategy.DISTRIBUTED, 2), (Strategy.DISTRIBUTED, 3))
+SHAPES = ((1, 0), *product((2, 4), (0, 4, 16)))
 SHORT = [
     Cell(Strategy.SPECULATIVE, 4, 1, "temperature 0.7", 4, 4),
-    Cell(Strategy.SPECULATIVE, 4, 1, "greedy", 2, 0),
-    Cell(Strategy.DISTRIBUTED, 4, 2, "temperature 0.7", 4, 4),
-    Cell(Strategy.DISTRIBUTED, 4, 3, "greedy", 2, 0),
+    Cell(Strategy.SPECULATIVE, 4, 1, "greedy", 2, 16),
+    Cell(Strategy.DISTRIBUTED, 4, 2, "temperature 0.7", 2, 0),
+    Cell(Strategy.DISTRIBUTED, 4, 3, "temperature 1, top-p 0.9", 4, 4),
 ]
+
+
+def cells():
+    """All: the full form. A third of them is the long one: every two of its parts meet."""
+    for (row, way), (column, sampling), (place, shape) in product(
+        enumerate(WAYS), enumerate(SAMPLINGS), enumerate(SHAPES)
+    ):
+        strategy, target_count = way
+        cell = Cell(strategy, 4, target_count, sampling, *shape)
+        is_long = (row + column + place) % 3 == 0
+        mark = pytest.mark.long if is_long else pytest.mark.full
+        yield pytest.param(cell, marks=[] if cell in SHORT else mark)
+
+
 FEW_PROMPTS, ROUNDS = 4, 4
 
 
@@ -37,9 +42,7 @@ def proof(bundled, oracle, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, marks=[] if cell in SHORT else pytest.mark.long) for cell in CELLS],
-    ids=lambda cell: "-".join(map(str, asdict(cell).values())),
+    "cell", cells(), ids=lambda cell: "-".join(map(str, asdict(cell).values()))
 )
 def test_with_trees_too_the_tokens_are_those_of_plain_decoding(cell, proof, prompts):
     outcome = Outcome()

@@ -112,7 +112,10 @@ async def check_nothing_grows(backend, patch, *, length: int, rounds: int) -> No
 
 
 @pytest.mark.skipif(not native_memory.KNOWN, reason="glibc's allocator alone can be asked")
-@pytest.mark.parametrize("rounds", [8, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "rounds",
+    [8, pytest.param(300, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.full)],
+)
 @pytest.mark.timeout(600)
 async def test_sessions_of_a_simulated_model_leave_nothing(rounds, monkeypatch):
     await check_nothing_grows(instant(), monkeypatch, length=20, rounds=rounds)

@@ -98,7 +98,12 @@ def test_whatever_fails_the_promises_hold(first):
     check(range(first, first + BATCH))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(1000, 4000, LONG_BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *(pytest.param(it, marks=pytest.mark.long) for it in range(1000, 2500, LONG_BATCH)),
+        *(pytest.param(it, marks=pytest.mark.full) for it in range(2500, 4000, LONG_BATCH)),
+    ],
+)
 def test_whatever_fails_the_promises_hold_in_thousands_of_histories(first):
     check(range(first, first + LONG_BATCH))
