@@ -214,7 +214,7 @@ class Planner:
             plan,
             broadcast_prefill=False,
             note=f"{note} ({_why(best, measurements, others)})",
-            drafter=DrafterKind.MAX_GRAM if drafts else None,
+            drafter=(wish.drafter or DrafterKind.MAX_GRAM) if drafts else None,
         )
 
     def refine(self) -> None:

@@ -144,3 +144,17 @@ def test_who_drafts_has_the_same_words_on_the_wire():
     unspecified, *named = pb.DrafterKind.keys()
     assert unspecified == "DRAFTER_KIND_UNSPECIFIED"
     assert named == [f"DRAFTER_KIND_{kind.name}" for kind in DrafterKind]
+
+
+class MoreKinds(Enum):
+    """What another way to guess from the text adds to the enum."""
+
+    ECHO = "echo"
+
+
+@pytest.mark.parametrize("strategy", [it for it, method in METHODS.items() if method.drafts])
+def test_a_new_way_to_guess_from_the_text_stays_what_the_plan_says(strategy):
+    measured = Measurements(30_000_000, 30_000_000, 3_000_000, 0.8, target_count=4)
+    wish = Wish(strategy=strategy, drafter=MoreKinds.ECHO)
+    plan = Planner().choose_for_text(measured, wish, by_text=measured)
+    assert plan.drafter is MoreKinds.ECHO
