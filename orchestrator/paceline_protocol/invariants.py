@@ -31,4 +31,7 @@ class Invariant(Enum):
     NO_PREEMPTION = "What decides the first uncommitted position is never withdrawn."
     """Unless its target is lost, or only guesses that ride along with it would decide it."""
 
+    NOTHING_TWICE = "No draft token is judged by two verifications at once."
+    """Guesses of a target's own are nobody's: they ride along."""
+
     CLEAN_END = "At the end nothing is in flight, and every draft token is accounted for."

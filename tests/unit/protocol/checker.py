@@ -306,7 +306,7 @@ class CheckedMethod:
         }
         # Guesses that ride along are nobody's block.
         judged = _judged_texts(command) - self._riding_with(command)
-        assert not judged_elsewhere & judged, "blocks partition the draft"
+        self._hold(Invariant.NOTHING_TWICE, not judged_elsewhere & judged)
         if rejection:
             self._claim(command)
         if self.task.keep_prefill and command.target not in self.holding:

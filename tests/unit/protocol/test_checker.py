@@ -13,6 +13,7 @@ from paceline_protocol.messages import (
     CapacityChanged,
     EmitTokens,
     Finish,
+    StartVerify,
     TokensDrafted,
 )
 from paceline_protocol.methods import METHODS, Strategy
@@ -22,7 +23,7 @@ from support.chains import drafted, verified
 from unit.protocol.checker import CheckedMethod
 
 TASK = DecodingTask((1, 2), 3)
-SERVERS = CapacityChanged(targets=(0, 1), drafters=(0,))
+SERVERS = CapacityChanged(targets=(0, 1, 2), drafters=(0,))
 
 
 class AlwaysNine:
@@ -53,6 +54,16 @@ class Impatient(DistributedDecoding):
         return gives_up + super().handle(event)
 
 
+class Repeating(DistributedDecoding):
+    def handle(self, event):
+        commands = super().handle(event)
+        for block in [it for it in commands if isinstance(it, StartVerify) and it.proposal]:
+            self._verifications._count += 1
+            again = replace(block, verify_id=self._verifications._count, target=2)
+            commands.append(again)
+        return commands
+
+
 class Untidy(DistributedDecoding):
     def stop(self):
         return [each for each in super().stop() if isinstance(each, Finish)]
@@ -69,6 +80,7 @@ BROKEN = [
     pytest.param(Invariant.BUSY_FRONTIER, SpeculativeDecoding, id="SI waits for its drafter"),
     pytest.param(Invariant.NOTHING_WORTHLESS, ForgottenVerification, id="no cancel"),
     pytest.param(Invariant.NO_PREEMPTION, Impatient, id="the frontier's own is given up"),
+    pytest.param(Invariant.NOTHING_TWICE, Repeating, id="a block at two targets"),
     pytest.param(Invariant.CLEAN_END, Untidy, id="work left behind"),
     pytest.param(Invariant.CLEAN_END, Miscounting, id="a draft token unaccounted for"),
 ]
