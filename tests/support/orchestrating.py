@@ -15,6 +15,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
 from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_protocol.methods import METHODS
 from paceline_serving.lifecycle import ServerProcess
 from support.fake_models import FakeModelServer, serving
 from support.fake_text import byte_tokenizer
@@ -37,8 +38,12 @@ __all__ = [
 ]
 
 PROMPT = tuple(byte_tokenizer().encode("once upon a time").ids)
-# Those that any system has: not all targets draft for themselves.
-STRATEGIES = (pb.STRATEGY_AUTOREGRESSIVE, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED)
+# Plain decoding, then all that draft: not all targets draft for themselves.
+STRATEGIES = tuple(
+    pb.Strategy.Value(f"STRATEGY_{strategy.name}")
+    for strategy, method in METHODS.items()
+    if not method.self_drafts
+)
 _STEP_SECONDS = 0.002
 
 

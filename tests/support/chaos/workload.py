@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DeadlineError, TryAgainError
+from paceline_protocol.methods import Strategy
 
 if TYPE_CHECKING:
     import random
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Order", "Record", "draw_order", "oracle", "stream"]
 
-_STRATEGIES = ("autoregressive", "speculative", "distributed", "self_speculative", "auto")
+_STRATEGIES = (*(strategy.value for strategy in Strategy), "auto")
 _SHAPES = ((1, 0), (4, 0), (4, 3))  # width and branches
 _LENGTHS = (20, 60, 150, 400)
 _PROMPTS = tuple(f"rider {index}:".encode() for index in range(20))
