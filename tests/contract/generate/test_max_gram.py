@@ -6,6 +6,7 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.planning.planner import DrafterKind
 from support.fake_text import continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
@@ -57,16 +58,17 @@ async def test_without_a_drafter_a_text_that_repeats_takes_few_forwards(strategy
         assert not received.fallbacks, "nothing was missing"
 
 
-@pytest.mark.parametrize("kind", ["SERVER", "MAX_GRAM", "SERVER_AND_MAX_GRAM", "UNSPECIFIED"])
+@pytest.mark.parametrize("kind", [None, *DrafterKind])
 @pytest.mark.parametrize("strategy", SPECULATIVE)
 async def test_whoever_drafts_the_tokens_are_the_same(strategy, kind):
+    word = f"DRAFTER_KIND_{kind.name if kind else 'UNSPECIFIED'}"
     async with orchestrating(drafters=[a_drafter()], targets=targets(3)) as system:
         received = await system.generate(
-            strategy=strategy, drafter=pb.DrafterKind.Value(f"DRAFTER_KIND_{kind}"), lookahead=2
+            strategy=strategy, drafter=pb.DrafterKind.Value(word), lookahead=2
         )
         assert received.token_ids == continuation(PROMPT, 24)
         took = received.finished.statistics
-        asked_server = kind != "MAX_GRAM"
+        asked_server = kind is None or kind.has_servers
         assert bool(took.drafter_forward_count) == asked_server
         assert bool(system.drafters[0].opened) == asked_server
 
