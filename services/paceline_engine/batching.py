@@ -31,8 +31,8 @@ _LEAST_PART_ROWS = 8
 # Where any part costs much, because a row reads all before it, shorter ones make the prompt last,
 # and hardly disturb less: none has fewer rows than take such a part of that time at a short text.
 _LEAST_PART_OF_TIME = 1 / 8
-# Streams that were here so shortly ago are about to come back.
-_AWAY_NS = 50_000_000
+# Streams that were here so shortly ago are about to come back: from a verification, to a drafter.
+_AWAY_NS = 300_000_000
 
 
 class Batching:
