@@ -20,6 +20,8 @@ from paceline_engine.backends.slabs import KeyValueShape, Slabs
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
+from paceline_model_server.loading import new_host
+from paceline_model_server.settings import ModelServerSettings
 from support.families import build_family
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, chain
@@ -256,6 +258,12 @@ def test_a_model_for_which_it_does_not_hold_is_refused_in_a_line(name, dtype, tm
 def test_more_threads_than_one_are_refused(tiny_pair):
     with pytest.raises(ModelLoadError, match="one thread of a CPU"):
         TransformersBackend(str(tiny_pair.target), threads=2, invariant=True)
+
+
+async def test_a_server_hands_the_option_on(tiny_pair):
+    settings = ModelServerSettings(model=str(tiny_pair.target), threads=2, invariant=True)
+    with pytest.raises(ModelLoadError, match="--invariant"):
+        await new_host(settings, role="target", on_failure=print).start()
 
 
 def sample_forwards(backend):
