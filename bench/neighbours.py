@@ -52,6 +52,7 @@ OFFHAND = (
     "--token-budget=8000000",
     "--simulated-ttft-seconds=0.002",
     "--simulated-tpot-seconds=0.002",
+    "--simulated-row-seconds=0.000004",
 )
 
 Gaps = list[tuple[float, float]]

@@ -123,6 +123,7 @@ func readStatistics(message *pb.GenerationStatistics) Statistics {
 		MaxGramDraftedTokenCount:  int(message.GetMaxGramDraftedTokenCount()),
 		MaxGramAcceptedTokenCount: int(message.GetMaxGramAcceptedTokenCount()),
 		DrafterModels:             models,
+		WalltimeImprovement:       message.GetWalltimeImprovement(),
 	}
 }
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline.errors import InvalidFieldError
 from paceline.limits import MOST_LOOKAHEAD
@@ -26,17 +26,6 @@ from paceline_serving.settings import Address, Settings, StringList, option
 __all__ = ["OrchestratorSettings", "ScalingSettings"]
 
 
-def _split_each(value: object) -> object:
-    """Take a list from a flag that is given again and again, or from strings with commas."""
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list | tuple):
-        return value
-    return [part.strip() for each in values for part in str(each).split(",") if part.strip()]
-
-
-ServiceList = Annotated[tuple[str, ...], BeforeValidator(_split_each)]
-
-
 class PoolSettings(Settings):
     """Model servers."""
 
@@ -52,12 +41,12 @@ class PoolSettings(Settings):
     drafters: StringList = Field(
         (), description="drafters, in the same way; without one there is plain decoding"
     )
-    target_service: ServiceList = option(
+    target_service: StringList = option(
         (),
         kind="repeated",
         description="a headless Service of targets, NAME or NAME:PORT; can be given again",
     )
-    drafter_service: ServiceList = option(
+    drafter_service: StringList = option(
         (), kind="repeated", description="a headless Service of drafters, in the same way"
     )
     pool_tls_authority: Path | None = Field(

@@ -28,8 +28,11 @@ _PREFILL_SLOWDOWN = 1.8
 # While nobody else is there, a part of a prefill may take so long: who comes waits for it.
 _ALONE_NS = 100_000_000
 _LEAST_PART_ROWS = 8
-# Streams that were here so shortly ago are about to come back.
-_AWAY_NS = 50_000_000
+# Where any part costs much, because a row reads all before it, shorter ones make the prompt last,
+# and hardly disturb less: none has fewer rows than take such a part of that time at a short text.
+_LEAST_PART_OF_TIME = 1 / 8
+# Streams that were here so shortly ago are about to come back: from a verification, to a drafter.
+_AWAY_NS = 300_000_000
 
 
 class Batching:
@@ -111,10 +114,12 @@ class Batching:
         allowed_ns: float = _ALONE_NS
         if row_count or now_ns < self._others_until_ns:
             allowed_ns = (_PREFILL_SLOWDOWN - 1) * self._meter.cost_ns(max(1, row_count))
-        ns_per_row = max(prefill.ns_per_row, self._meter.ns_per_row)
+        usual_ns = self._meter.ns_per_row
+        ns_per_row = max(prefill.ns_per_row, usual_ns)
         if not ns_per_row:
             return sys.maxsize
-        return max(_LEAST_PART_ROWS, int(allowed_ns / ns_per_row))
+        least_rows = int(_LEAST_PART_OF_TIME * allowed_ns / usual_ns) if usual_ns else 0
+        return max(_LEAST_PART_ROWS, least_rows, int(allowed_ns / ns_per_row))
 
     def learn(self, batch: Batch, row_counts: Sequence[int], forward_ns: int) -> None:
         """Take in what a forward took that had so many rows of each job."""

@@ -68,6 +68,7 @@ def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
                 prompt, strategy=strategy, lookahead=4, targets=2, **options
             ).collect()
             assert done.token_ids == plain.token_ids
+            assert plain.finished.statistics.walltime_improvement > 0
             assert done.started.strategy is strategy
             assert not mishaps(done)
             drafted = done.finished.statistics

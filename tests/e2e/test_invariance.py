@@ -67,6 +67,7 @@ def shared_calls(system) -> float:
     return calls / forwards
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_strategies_and_loads_have_the_same_bits(invariant, prompts):
     chance = random.Random(4)

@@ -96,6 +96,7 @@ def test_a_metric_has_the_labels_that_the_documentation_says(who, pages):
         'paceline_speedup_vs_autoregressive_count{strategy="autoregressive"}',
         'paceline_speedup_vs_autoregressive_count{strategy="speculative"}',
         'paceline_speedup_vs_autoregressive_count{strategy="distributed"}',
+        'paceline_request_walltime_improvement_count{strategy="autoregressive"}',
         'paceline_rpc_hop_seconds_count{rpc="Draft"}',
         'paceline_rpc_hop_seconds_count{rpc="Verify"}',
         "paceline_spec_decode_num_accepted_tokens_total",

@@ -100,7 +100,6 @@ def fit_uniform(streams):
 @pytest.mark.parametrize(
     ("strategy", "drafter_kind", "target_count", "stream_count", "detected"),
     [
-        ("distributed", "server", 3, SHORT_STREAMS, SHORT_DETECTED),
         ("distributed", "server_and_max_gram", 3, SHORT_STREAMS, SHORT_DETECTED),
         *(
             pytest.param(*way, STREAMS, DETECTED, marks=mark)

@@ -76,7 +76,7 @@ def test_a_target_killed_mid_stream_costs_no_token(system, texts):
     assert lost
 
 
-@pytest.mark.parametrize("kind", ["medusa", "streams"])
+@pytest.mark.parametrize("kind", [pytest.param("medusa", marks=pytest.mark.long), "streams"])
 def test_with_an_adapter_of_a_real_model_every_token_is_that_of_plain_decoding(kind, tmp_path):
     # Of weights changed at random some guesses are right and many are wrong.
     model, tree = MODELS / "python-target", [[0], [1], [0, 0], [0, 1], [0, 0, 0]]

@@ -57,7 +57,8 @@ Json told(const paceline::Statistics& it) {
           {"branch_accepted_count", it.branch_accepted_count},
           {"max_gram_drafted_token_count", it.max_gram_drafted_token_count},
           {"max_gram_accepted_token_count", it.max_gram_accepted_token_count},
-          {"drafter_models", told(it.drafter_models)}};
+          {"drafter_models", told(it.drafter_models)},
+          {"walltime_improvement", it.walltime_improvement}};
 }
 
 // A C++ program cannot write these numbers, so the client never sees them; the refusal is the same.

@@ -78,6 +78,7 @@ Statistics read_statistics(const v1::GenerationStatistics& message) {
     statistics.drafter_models.push_back(
         {model.model_name(), model.forward_count(), nanoseconds(model.forward_ns())});
   }
+  statistics.walltime_improvement = message.walltime_improvement();
   return statistics;
 }
 

@@ -136,6 +136,11 @@ export interface Statistics {
   readonly maxGramAcceptedTokenCount: number;
   /** The drafters' forwards by model, of a stack the largest model first. */
   readonly drafterModels: readonly ModelForwards[];
+  /**
+   * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards; 0
+   * where it is not known, since calls were withdrawn.
+   */
+  readonly walltimeImprovement: number;
 }
 
 /** What a model ran. */

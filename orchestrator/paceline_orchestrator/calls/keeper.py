@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from paceline.errors import DeadlineError, PacelineError
+from paceline_orchestrator.calls.gate import LongTextGate
 from paceline_orchestrator.calls.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.silence import SilenceError
 
@@ -36,9 +37,13 @@ class SessionKeeper:
 
     So a client that leaves does not wait, and a session whose opening was under way is closed too:
     releases equal openings. What a server cannot be told it finds out by the lease.
+
+    Attributes:
+        gate: Where long texts wait for their turn: a session's first call carries all of its text.
     """
 
     def __init__(self) -> None:
+        self.gate = LongTextGate()
         self._tasks = asyncio.TaskGroup()
         self._closings = asyncio.Semaphore(_CONCURRENT_CLOSINGS)
 
@@ -52,13 +57,24 @@ class SessionKeeper:
 
     def open(self, server: ModelServer, spec: SessionSpec) -> asyncio.Task[Opening]:
         """Begin to open a session; the task itself never fails."""
-        return self._tasks.create_task(_open(server, spec), name=f"open a session at {server.name}")
+        return self._tasks.create_task(
+            self._open(server, spec), name=f"open a session at {server.name}"
+        )
 
     def close(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
         """Begin to close a session, also if it is still being opened."""
         self._tasks.create_task(
             self._close(server, opening), name=f"close a session at {server.name}"
         )
+
+    async def _open(self, server: ModelServer, spec: SessionSpec) -> Opening:
+        await self.gate.passed(spec.reserve_length, share=spec.share)
+        try:
+            return Opening(await open_session(server, spec, timeout_seconds=_OPENING_SECONDS))
+        except DeadlineError:
+            return Opening(error=SilenceError(f"{server.name} opens no session"))
+        except PacelineError as error:
+            return Opening(error=error)
 
     async def _close(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
         session_id = (await opening).session_id
@@ -67,12 +83,3 @@ class SessionKeeper:
         async with self._closings:
             with suppress(PacelineError):
                 await close_session(server, session_id, timeout_seconds=_CLOSING_SECONDS)
-
-
-async def _open(server: ModelServer, spec: SessionSpec) -> Opening:
-    try:
-        return Opening(await open_session(server, spec, timeout_seconds=_OPENING_SECONDS))
-    except DeadlineError:
-        return Opening(error=SilenceError(f"{server.name} opens no session"))
-    except PacelineError as error:
-        return Opening(error=error)

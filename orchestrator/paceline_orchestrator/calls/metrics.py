@@ -88,6 +88,13 @@ class RequestMetrics:
             registry=registry,
             buckets=_SPEED_UP_BUCKETS,
         )
+        self._walltime_improvement = Histogram(
+            "paceline_request_walltime_improvement",
+            "SWI of a request all of whose calls said what they ran",
+            ["strategy"],
+            registry=registry,
+            buckets=_SPEED_UP_BUCKETS,
+        )
         self._acceptance_rate = Histogram(
             "paceline_request_spec_decode_acceptance_rate",
             "Share of a request's judged draft tokens that were accepted",
@@ -178,6 +185,8 @@ class RequestMetrics:
             self._acceptance_rate.observe(took.drafts.acceptance_rate)
         if (speed_up := served.speed_up) is not None:
             self._speed_up.labels(served.strategy.value).observe(speed_up)
+        if improvement := took.walltime_improvement:
+            self._walltime_improvement.labels(served.strategy.value).observe(improvement)
         if served.targets_used:
             self._parallelism.observe(served.targets_used)
         self._drafted.inc(took.drafts.drafted)

@@ -124,6 +124,7 @@ class Recorder:
             self._call_count, server, draft.prefix, time.perf_counter_ns(), models=models
         )
         self._drafts.append(record)
+        self._statistics.untold_count += 1
         return record
 
     def drafted(self, record: CallRecord, drafted: Drafted) -> None:
@@ -173,6 +174,7 @@ class Recorder:
             is_branch=verify.is_branch,
         )
         self._begin_at_target(record)
+        self._statistics.untold_count += 1
         return record
 
     def decoding(self, server: str, decode: StartDecode) -> CallRecord:
@@ -206,21 +208,26 @@ class Recorder:
 
     def verification_ended(self, record: CallRecord) -> None:
         """A verification was answered, withdrawn, or failed."""
+        self._statistics.untold_count -= 1
         self._end_at_target(record)
         self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
 
     def draft_ended(self, record: CallRecord) -> None:
         """A draft has used up its window, was withdrawn, or failed."""
+        self._statistics.untold_count -= 1
         record.is_running = False
 
     def cancelled(self, record: CallRecord, *, by_rejection: bool) -> None:
         """A call was withdrawn: a rejection made it worthless, or the generation is over."""
         self._statistics.cancelled_count += by_rejection
+        # Of a decode each message tells what it ran.
+        self._statistics.untold_count += not record.decoded_count
         self._tell(EventKind.CANCELLED, record)
 
     def emitted(self, emission: EmitTokens) -> None:
         """Tokens became final."""
         self._measure(len(emission.token_ids))
+        self._statistics.token_count += len(emission.token_ids)
         for token_id, accepted in zip(emission.token_ids, emission.accepted, strict=True):
             kind = EventKind.ACCEPTED if accepted else EventKind.CORRECTED
             self._tell(kind, position=self._position, token_ids=(token_id,))

@@ -253,6 +253,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             min(shortage.WAIT_SECONDS, deadline.remaining_seconds)
         )
         check_lengths(request, model)
+        given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
+        await self._keeper.gate.passed(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
         prompt = await self._tokenise(request, codec, share=share)
         check_tokens(request, model, prompt=prompt)

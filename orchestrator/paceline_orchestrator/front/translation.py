@@ -223,6 +223,7 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
             )
             for name, ran in took.drafter_models.items()
         ],
+        walltime_improvement=took.walltime_improvement,
     )
 
 

@@ -306,6 +306,9 @@ class Backend(ABC):
 
         It may prune a feed's tree (`Feed.prune`), and then those of its tokens that are left are
         appended. Where it fails nothing counts as appended.
+
+        Raises:
+            ForwardInterrupted: the interrupt was set meanwhile.
         """
 
     @abstractmethod

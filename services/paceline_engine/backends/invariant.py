@@ -243,7 +243,7 @@ class _Path:
         """Build it.
 
         Args:
-            rows: The path's last ones; the others are attended with on another path.
+            rows: The path's last ones; another path has the others.
             nodes: The path's tokens, among the tree's.
         """
         self.rows = rows
@@ -258,11 +258,14 @@ class _Path:
         """
         all_nodes = [each.narrow(2, self._first, self._node_count) for each in (keys, values)]
         kept = [each.clone() for each in all_nodes]
-        for each, own in zip(all_nodes, kept, strict=True):
-            each[:, :, : len(self._nodes)] = own.index_select(2, self._nodes)
-        seen = [tile.attend(queries, keys, values, how) for tile in self._tiles]
-        for each, own in zip(all_nodes, kept, strict=True):
-            each.copy_(own)
+        try:
+            for each, own in zip(all_nodes, kept, strict=True):
+                each[:, :, : len(self._nodes)] = own.index_select(2, self._nodes)
+            seen = [tile.attend(queries, keys, values, how) for tile in self._tiles]
+        finally:
+            # What earlier forwards left of a draft's tree counts, also where this one fails.
+            for each, own in zip(all_nodes, kept, strict=True):
+                each.copy_(own)
         return torch.cat(seen, 1)
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.gate import LongTextGate
 from support.fake_text import EOS, byte_tokenizer, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 
@@ -25,6 +26,20 @@ async def test_the_text_is_the_decoded_tokens():
         assert [b - a for a, b in pairwise(positions)] == [
             len(chunk.token_ids) for chunk in received.chunks[:-1]
         ]
+
+
+async def test_token_ids_wait_for_their_turn_before_anything_is_made_of_them(monkeypatch):
+    lengths = []
+
+    async def passed(_gate, length, *, share):
+        assert share
+        lengths.append(length)
+
+    monkeypatch.setattr(LongTextGate, "passed", passed)
+    async with orchestrating(targets=targets(1)) as system:
+        token_ids = pb.TokenIds(ids=PROMPT)
+        await system.generate(token_ids=token_ids, resume_token_ids=[7, 8])
+    assert lengths[0] == len(PROMPT) + 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

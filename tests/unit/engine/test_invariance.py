@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from paceline_engine.backends.attention import Attention
+from paceline_engine.backends.attention import Attention, attend_apart
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
 from paceline_engine.backends.key_values import KeyValues
@@ -19,6 +20,8 @@ from paceline_engine.backends.slabs import KeyValueShape, Slabs
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
+from paceline_model_server.loading import new_host
+from paceline_model_server.settings import ModelServerSettings
 from support.families import build_family
 from support.trees import random_tree
 from unit.engine.conftest import NEVER, chain
@@ -161,25 +164,56 @@ def test_a_rows_logits_follow_from_its_text_alone(tiny_pair, dtype, fused, texts
     assert mixture.different == 0
 
 
+STEPS = 8
+
+
+def drafts(backend, *prompts) -> list[Item]:
+    """Drafts that grow as trees for so many steps."""
+    task = Draft(STEPS, width=3, branch_count=4)
+    return [Item(backend.new_cache(SPEC), SPEC, array("I", prompt), task) for prompt in prompts]
+
+
+def compared_step(mixture, items) -> int:
+    """Do a step of drafts; what they follow has the bits of its text. Return how many rows."""
+    before = [item.draft_tree for item in items]
+    with mixture.watched() as seen:
+        outcomes = mixture.backend.run(items, NEVER)
+    row_count = 0
+    for item, tree, outcome, (_, scores) in zip(items, before, outcomes, seen, strict=True):
+        item.take(outcome)
+        for index, actual in zip(tree.due, scores, strict=bool(tree.due)):
+            text = [*item.prefix, *tree.found.along(sorted(tree.found.ancestors(index)))]
+            assert torch.equal(actual, mixture.scores_alone(text)[-1])
+            row_count += 1
+    return row_count
+
+
+# Its paths go over the edge of a tile.
+PROMPT = range(60)
+
+
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
 def test_a_draft_that_grows_as_a_tree_has_its_texts_bits(tiny_pair, fused):
     mixture = Mixture(load(tiny_pair.drafter, fused=fused), texts=0, seed=1)
-    # Its paths go over the edge of a tile.
-    prompt = list(range(60))
-    cache = mixture.backend.new_cache(SPEC)
-    item = Item(cache, SPEC, array("I", prompt), Draft(8, width=3, branch_count=4))
-    is_last, row_count = False, 0
-    while not is_last:
-        due, found = item.draft_tree.due, item.draft_tree.found
-        with mixture.watched() as seen:
-            (outcome,) = mixture.backend.run([item], NEVER)
-        is_last = item.take(outcome)
-        ((_, scores),) = seen
-        for index, actual in zip(due, scores, strict=bool(due)):
-            text = [*prompt, *found.along(sorted(found.ancestors(index)))]
-            assert torch.equal(actual, mixture.scores_alone(text)[-1])
-            row_count += 1
-    assert row_count > 20
+    items = drafts(mixture.backend, PROMPT)
+    assert sum(compared_step(mixture, items) for _ in range(STEPS)) > 20
+
+
+def test_a_tree_has_its_texts_bits_after_its_attention_failed_half_way(tiny_pair, monkeypatch):
+    """Beside another text: then both are computed again, on what they had."""
+    mixture = Mixture(load(tiny_pair.drafter), texts=0, seed=1)
+    items = drafts(mixture.backend, PROMPT, [*reversed(PROMPT)])
+
+    def attend(*arguments):
+        if next(passes) == fails_at:
+            raise RuntimeError("can't allocate memory")
+        return attend_apart(*arguments)
+
+    monkeypatch.setattr("paceline_engine.backends.invariant.attend_apart", attend)
+    for fails_at in range(STEPS):
+        passes = itertools.count()
+        compared_step(mixture, items)
+        assert next(passes) > fails_at
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "library"])
@@ -224,6 +258,12 @@ def test_a_model_for_which_it_does_not_hold_is_refused_in_a_line(name, dtype, tm
 def test_more_threads_than_one_are_refused(tiny_pair):
     with pytest.raises(ModelLoadError, match="one thread of a CPU"):
         TransformersBackend(str(tiny_pair.target), threads=2, invariant=True)
+
+
+async def test_a_server_hands_the_option_on(tiny_pair):
+    settings = ModelServerSettings(model=str(tiny_pair.target), threads=2, invariant=True)
+    with pytest.raises(ModelLoadError, match="--invariant"):
+        await new_host(settings, role="target", on_failure=print).start()
 
 
 def sample_forwards(backend):
@@ -271,20 +311,26 @@ def test_made_keys_are_attended_to_in_tiles_as_kept_ones_are(tiny_pair):
     generator, how = torch.Generator().manual_seed(3), Attention(scale=0.3)
     slabs = Slabs(shape, tile=TILE)
     pairs = [[KeyValues(slabs, reserve_length=200) for _ in range(2)] for _ in "ab"]
-    for counts in ([70, 3], [1, 90], [40, 1]):
+    chains, trees = [(), ()], [(0, 1, 1, 0), (0, 0, 2, 3)]
+    for counts, parents in (
+        ([70, 3], chains),
+        ([1, 90], chains),
+        ([40, 1], chains),
+        ([9, 4], trees),
+    ):
         total = -(-sum(counts) // 4) * 4
         queries, keys, values = torch.randn(3, 2, total, 8, generator=generator)
         seen = []
         for made, texts in enumerate(pairs):
             for text, count in zip(texts, counts, strict=True):
                 text.make_room(count)
-            rows = InvariantRows(texts, [range(count) for count in counts], counts)
+            rows = InvariantRows(texts, [range(count) for count in counts], counts, parents=parents)
             if made:
                 kept = rows.keep(0, keys, values)
                 seen.append(rows.attend_to_made(queries, *kept, how))
             else:
                 seen.append(rows.attend(0, queries, keys, values, how))
-            for text, count in zip(texts, counts, strict=True):
-                text.extend(array("I", range(count)))
+            for text, count, own in zip(texts, counts, parents, strict=True):
+                text.extend(array("I", range(count)), own)
         assert seen[0].shape == queries.shape
         assert torch.equal(*seen)

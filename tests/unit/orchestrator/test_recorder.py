@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline_orchestrator.calls.exchange import Drafted, Judged
+from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.statistics import (
@@ -20,7 +20,7 @@ from paceline_orchestrator.calls.statistics import (
 )
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_protocol.commitment import DraftStatistics
-from paceline_protocol.messages import EmitTokens, StartDraft, StartVerify
+from paceline_protocol.messages import EmitTokens, StartDecode, StartDraft, StartVerify
 from paceline_protocol.methods import Strategy
 from paceline_protocol.proposal import Proposal
 
@@ -72,6 +72,57 @@ def test_forwards_of_drafters_are_told_by_model():
     assert sum(ran.forward_count for ran in took.drafter_models.values()) == (
         took.drafter_forward_count
     )
+
+
+def a_stacks_round(recorder):
+    """A draft of 2 forwards of 70 ns and 4 of 15, a verification of 100 ns; 3 tokens."""
+    draft = recorder.drafting("d", StartDraft(1, 0, PROMPT, 4), models=("base", "small"))
+    timing = replace(TIMING, forward_ns=200, forward_count=6, stages=((2, 140), (4, 60)))
+    recorder.drafted(draft, replace(drafted(7, 8), timing=timing))
+    recorder.draft_ended(draft)
+    verification = verifying(recorder, "t", block=(7, 8))
+    recorder.judged(Judged(1, 0, (0, 1), 9, (), TIMING, elapsed_ns=150))
+    recorder.verification_ended(verification)
+    recorder.emitted(EmitTokens((7, 8, 9), (True, True, False)))
+
+
+def test_what_the_forwards_make_of_it_is_told_once_all_calls_said_what_they_ran():
+    recorder = a_recorder()
+    assert recorder.statistics(DraftStatistics()).walltime_improvement == 0
+    a_stacks_round(recorder)
+    # 3 tokens at 100 ns each, in 300 ns of forwards; then 6 in 500 ns, since a forward took 200.
+    assert recorder.statistics(DraftStatistics()).walltime_improvement == 1
+    second = verifying(recorder, "t")
+    assert recorder.statistics(DraftStatistics()).walltime_improvement == 0
+    recorder.judged(Judged(1, 0, (), 9, (), replace(TIMING, forward_ns=200), elapsed_ns=250))
+    recorder.verification_ended(second)
+    recorder.emitted(EmitTokens((1, 2, 3), (False,) * 3))
+    took = recorder.statistics(DraftStatistics())
+    assert took.walltime_improvement == pytest.approx(6 * 150 / 500)
+
+
+@pytest.mark.parametrize("by_rejection", [True, False])
+def test_a_call_that_was_withdrawn_or_failed_leaves_it_untold(by_rejection):
+    withdrawn, failed = a_recorder(), a_recorder()
+    for recorder in (withdrawn, failed):
+        a_stacks_round(recorder)
+    draft = withdrawn.drafting("d", StartDraft(2, 0, PROMPT, 4), models=("base",))
+    withdrawn.draft_ended(draft)
+    withdrawn.cancelled(draft, by_rejection=by_rejection)
+    failed.fallback(Fallback.TARGET_LOST)
+    for recorder in (withdrawn, failed):
+        assert recorder.statistics(DraftStatistics()).walltime_improvement == 0
+
+
+def test_a_decode_tells_with_each_message_what_it_ran_and_so_does_one_that_is_broken_off():
+    recorder = a_recorder()
+    record = recorder.decoding("t", StartDecode(1, 0, PROMPT, 4, frozenset()))
+    for token in (7, 8):
+        recorder.decoded(record, Decoded(1, 3, (token,), (), TIMING, elapsed_ns=150))
+        recorder.emitted(EmitTokens((token,), (False,)))
+    recorder.decode_ended(record)
+    recorder.cancelled(record, by_rejection=False)
+    assert recorder.statistics(DraftStatistics()).walltime_improvement == 1
 
 
 def test_of_each_call_the_way_to_the_server_and_back_is_measured_once():

@@ -53,6 +53,27 @@ async def a_session(fake, *, seconds=20.0):
         await channel.close()
 
 
+async def test_a_session_for_a_long_text_is_opened_when_it_is_its_turn():
+    fake, asked, turn = FakeModelServer("target"), [], asyncio.Event()
+
+    async def passed(length, *, share):
+        asked.append((length, share))
+        await turn.wait()
+
+    async with serving(fake), SessionKeeper() as keeper:
+        channel = pod_channel(fake.address, credentials=None)
+        server = ModelServer(Endpoint("it", fake.address, Role(fake.role)), channel)
+        keeper.gate.passed = passed
+        spec = SessionSpec(fingerprint=fake.fingerprint, reserve_length=100, share="a")
+        opening = keeper.open(server, spec)
+        await asyncio.sleep(0)
+        assert (asked, len(fake.sessions)) == ([(100, "a")], 0)
+        turn.set()
+        assert (await opening).session_id in fake.sessions
+        keeper.close(server, opening)
+    await channel.close()
+
+
 async def verify(session, prefix, block=()):
     return await session.verify(prefix, Proposal(tuple(block)), final_length=len(TEXT))
 

@@ -108,6 +108,7 @@ type statisticsReport struct {
 	MaxGramDraftedTokenCount  int            `json:"max_gram_drafted_token_count"`
 	MaxGramAcceptedTokenCount int            `json:"max_gram_accepted_token_count"`
 	DrafterModels             []modelReport  `json:"drafter_models"`
+	WalltimeImprovement       float64        `json:"walltime_improvement"`
 }
 
 type modelReport struct {
@@ -283,6 +284,7 @@ func reportStatistics(statistics paceline.Statistics) statisticsReport {
 		MaxGramDraftedTokenCount:  statistics.MaxGramDraftedTokenCount,
 		MaxGramAcceptedTokenCount: statistics.MaxGramAcceptedTokenCount,
 		DrafterModels:             models,
+		WalltimeImprovement:       statistics.WalltimeImprovement,
 	}
 }
 

@@ -721,6 +721,7 @@ class GenerationStatistics(_message.Message):
     MAX_GRAM_DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MAX_GRAM_ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DRAFTER_MODELS_FIELD_NUMBER: _builtins.int
+    WALLTIME_IMPROVEMENT_FIELD_NUMBER: _builtins.int
     target_forward_count: _builtins.int
     """Forwards of targets whose answers arrived."""
     drafter_forward_count: _builtins.int
@@ -759,6 +760,11 @@ class GenerationStatistics(_message.Message):
     """Of the draft tokens, those that Max-Gram found in the text."""
     max_gram_accepted_token_count: _builtins.int
     """Of those, how many are what became output; a drafter may have found the same."""
+    walltime_improvement: _builtins.float
+    """SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
+    1 for plain decoding, and what the same forwards would gain if they alone took time and none
+    overlapped. 0 where it is not known: calls were withdrawn, and never said what they ran.
+    """
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:
         """What had to be done differently, and how often."""
@@ -790,10 +796,11 @@ class GenerationStatistics(_message.Message):
         max_gram_drafted_token_count: _builtins.int = ...,
         max_gram_accepted_token_count: _builtins.int = ...,
         drafter_models: _abc.Iterable[Global___ModelForwards] | None = ...,
+        walltime_improvement: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_token_count", b"accepted_token_count", "branch_accepted_count", b"branch_accepted_count", "branch_token_count", b"branch_token_count", "cancelled_rpc_count", b"cancelled_rpc_count", "corrections_ahead_count", b"corrections_ahead_count", "discarded_token_count", b"discarded_token_count", "drafted_token_count", b"drafted_token_count", "drafter_forward_count", b"drafter_forward_count", "drafter_models", b"drafter_models", "fallbacks", b"fallbacks", "forward_ns", b"forward_ns", "max_gram_accepted_token_count", b"max_gram_accepted_token_count", "max_gram_drafted_token_count", b"max_gram_drafted_token_count", "network_ns", b"network_ns", "queue_ns", b"queue_ns", "rejected_token_count", b"rejected_token_count", "target_forward_count", b"target_forward_count", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns", "walltime_improvement", b"walltime_improvement"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

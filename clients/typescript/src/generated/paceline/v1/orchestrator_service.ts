@@ -397,6 +397,12 @@ export interface GenerationStatistics {
   maxGramAcceptedTokenCount: number;
   /** The drafters' forwards by model, of a stack the largest model first. */
   drafterModels: ModelForwards[];
+  /**
+   * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
+   * 1 for plain decoding, and what the same forwards would gain if they alone took time and none
+   * overlapped. 0 where it is not known: calls were withdrawn, and never said what they ran.
+   */
+  walltimeImprovement: number;
 }
 
 /** What a model ran. */
@@ -1603,6 +1609,7 @@ function createBaseGenerationStatistics(): GenerationStatistics {
     maxGramDraftedTokenCount: 0,
     maxGramAcceptedTokenCount: 0,
     drafterModels: [],
+    walltimeImprovement: 0,
   };
 }
 
@@ -1667,6 +1674,9 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     }
     for (const v of message.drafterModels) {
       ModelForwards.encode(v!, writer.uint32(162).fork()).join();
+    }
+    if (message.walltimeImprovement !== 0) {
+      writer.uint32(169).double(message.walltimeImprovement);
     }
     return writer;
   },
@@ -1844,6 +1854,14 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
             message.drafterModels.push(ModelForwards.decode(reader, reader.uint32()));
             continue;
           }
+          case 21: {
+            if (tag !== 169) {
+              break;
+            }
+
+            message.walltimeImprovement = reader.double();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1881,6 +1899,7 @@ export const GenerationStatistics: MessageFns<GenerationStatistics> = {
     message.maxGramDraftedTokenCount = object.maxGramDraftedTokenCount ?? 0;
     message.maxGramAcceptedTokenCount = object.maxGramAcceptedTokenCount ?? 0;
     message.drafterModels = object.drafterModels?.map((e) => ModelForwards.fromPartial(e)) || [];
+    message.walltimeImprovement = object.walltimeImprovement ?? 0;
     return message;
   },
 };
