@@ -43,9 +43,11 @@ FEWEST_ALONE, MOST_ALONE = 2, PROMPTS
 
 def long_and_full(runs):
     """The runs for the long form, with a quarter of their streams, and for the full one."""
-    for *way, stream_count in runs:
-        yield pytest.param(*way, max(FEWEST_ALONE, stream_count // 4), marks=pytest.mark.long)
-        yield pytest.param(*way, stream_count, marks=pytest.mark.full)
+    quarters = [(*way, max(FEWEST_ALONE, -(-count // 4))) for *way, count in runs]
+    return [
+        *(pytest.param(*run, marks=pytest.mark.long) for run in quarters),
+        *(pytest.param(*run, marks=pytest.mark.full) for run in runs),
+    ]
 
 
 def prompt(index):

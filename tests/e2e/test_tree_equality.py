@@ -42,7 +42,7 @@ def proof(bundled, oracle, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "cell", cells(), ids=lambda cell: "-".join(map(str, asdict(cell).values()))
+    "cell", list(cells()), ids=lambda cell: "-".join(map(str, asdict(cell).values()))
 )
 def test_with_trees_too_the_tokens_are_those_of_plain_decoding(cell, proof, prompts):
     outcome = Outcome()
