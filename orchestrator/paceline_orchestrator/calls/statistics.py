@@ -124,8 +124,8 @@ class Statistics:
     def walltime_improvement(self) -> float:
         """SWI, each model's forwards at their measured mean; 0 where it is not known.
 
-        Source: "Cascade Speculative Drafting" (arXiv 2312.11462), section 5, which counts forwards
-        at fixed costs.
+        Source: Chen et al. 2023, "Cascade Speculative Drafting" (arXiv 2312.11462), where each
+        model's forwards have a fixed cost.
         """
         drafters_ns = sum(it.forward_ns for it in self.drafter_models.values())
         targets_ns = self.forward_ns - drafters_ns

@@ -1321,8 +1321,9 @@ type GenerationStatistics struct {
 	// The drafters' forwards by model, of a stack the largest model first.
 	DrafterModels []*ModelForwards `protobuf:"bytes,20,rep,name=drafter_models,json=drafterModels,proto3" json:"drafter_models,omitempty"`
 	// SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-	// 1 for plain decoding, and what the same forwards would gain if they alone took time and none
-	// overlapped. 0 where it is not known: calls were withdrawn, and never said what they ran.
+	// 1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
+	// they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
+	// never said what they ran.
 	WalltimeImprovement float64 `protobuf:"fixed64,21,opt,name=walltime_improvement,json=walltimeImprovement,proto3" json:"walltime_improvement,omitempty"`
 }
 

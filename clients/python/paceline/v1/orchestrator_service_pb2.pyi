@@ -762,8 +762,9 @@ class GenerationStatistics(_message.Message):
     """Of those, how many are what became output; a drafter may have found the same."""
     walltime_improvement: _builtins.float
     """SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-    1 for plain decoding, and what the same forwards would gain if they alone took time and none
-    overlapped. 0 where it is not known: calls were withdrawn, and never said what they ran.
+    1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
+    they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
+    never said what they ran.
     """
     @_builtins.property
     def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fallback]:

@@ -399,8 +399,9 @@ export interface GenerationStatistics {
   drafterModels: ModelForwards[];
   /**
    * SWI: the new tokens at the mean time of a target's forward, over the time in all forwards. It is
-   * 1 for plain decoding, and what the same forwards would gain if they alone took time and none
-   * overlapped. 0 where it is not known: calls were withdrawn, and never said what they ran.
+   * 1 for plain decoding of a prompt that takes one forward, and what the same forwards would gain if
+   * they alone took time and none overlapped. 0 where it is not known: calls were withdrawn, and
+   * never said what they ran.
    */
   walltimeImprovement: number;
 }
