@@ -43,11 +43,10 @@ class PoolSettings(Settings):
     )
     target_service: StringList = option(
         (),
-        kind="repeated",
         description="a headless Service of targets, NAME or NAME:PORT; can be given again",
     )
     drafter_service: StringList = option(
-        (), kind="repeated", description="a headless Service of drafters, in the same way"
+        (), description="a headless Service of drafters, in the same way"
     )
     pool_tls_authority: Path | None = Field(
         None, description="PEM file: speak TLS to model servers, and trust these"

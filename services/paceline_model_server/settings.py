@@ -71,7 +71,6 @@ class StackSettings(Settings):
 
     then: StringList = option(
         (),
-        kind="repeated",
         description="also draft with these, on the same device: smaller models of the same"
         f" tokenizer, largest first, and at last {MAX_GRAM}, the text itself; separated by commas,"
         " or given again",

@@ -152,7 +152,10 @@ def _usage(settings_class: type[Settings]) -> Iterator[str]:
 
 
 def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
-    """Add one option. Values stay text: the model parses and checks them, from every source."""
+    """Add one option; what takes several values can be given again.
+
+    Values stay text: the model parses and checks them, from every source.
+    """
     default, kind = field.get_default(), noted(field, "kind")
     silent = default is False or default in (None, "", ()) or field.is_required()
     # argparse formats help with %.
@@ -167,7 +170,7 @@ def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
             flag_of(name, field), dest=name, action=argparse.BooleanOptionalAction, help=text
         )
     else:
-        action = "append" if kind == "repeated" else "store"
+        action = "append" if typing.get_origin(field.annotation) is tuple else "store"
         group.add_argument(
             flag_of(name, field), dest=name, action=action, metavar=metavar, help=text
         )

@@ -42,6 +42,7 @@ __all__ = [
     "nearest",
     "noted",
     "option",
+    "separated",
 ]
 
 CONFIG_VARIABLE = "PACELINE_CONFIG"
@@ -74,12 +75,12 @@ def _check_address(address: str) -> str:
     raise ValueError("must be HOST:PORT, [IPV6]:PORT or unix:PATH")
 
 
-def _split(value: Any) -> Any:
+def separated(value: Any) -> Any:
     """Take a list from text: a variable, or each flag that is given, separates by commas."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return [part for each in value for part in _split(each)]
+        return [part for each in value for part in separated(each)]
     return value
 
 
@@ -89,11 +90,11 @@ def _wrap(value: object) -> object:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-StringList = Annotated[tuple[str, ...], BeforeValidator(_split)]
+StringList = Annotated[tuple[str, ...], BeforeValidator(separated)]
 OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_wrap)]
-RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_split)]
+RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(separated)]
 
-OptionKind = Literal["option", "argument", "arguments", "repeated"]
+OptionKind = Literal["option", "argument", "arguments"]
 
 
 def option(
@@ -103,8 +104,7 @@ def option(
 
     Args:
         flag: The flag, where it is not the field's name.
-        kind: "argument" is given without a flag, "arguments" as often as one likes; "repeated" is a
-            flag that can be given again.
+        kind: "argument" is given without a flag, "arguments" as often as one likes.
         limits: Pydantic's, such as `gt`.
     """
     extra: dict[str, Any] = {"flag": flag, "kind": kind}

@@ -17,7 +17,7 @@ from paceline_cli.local_system import LocalSystemConfig, reachable
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import Settings, option, separated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +35,6 @@ paceline bench gateway --streams 1,8 --repeats 3 --target-ms 20 --json gateway.j
 _StreamCount = Annotated[int, Field(ge=1, le=1024)]
 
 
-def _numbers(value: object) -> object:
-    return tuple(value.split(",")) if isinstance(value, str) else value
-
-
 class GatewayBenchSettings(Settings):
     """Send the same requests through gRPC and through a gateway, in turn, and compare the times.
 
@@ -47,7 +43,7 @@ class GatewayBenchSettings(Settings):
     The exit code is 0 if both doors gave the same texts, else 1.
     """
 
-    streams: Annotated[tuple[_StreamCount, ...], BeforeValidator(_numbers)] = Field(
+    streams: Annotated[tuple[_StreamCount, ...], BeforeValidator(separated)] = Field(
         (1, 64), min_length=1, description="requests at the same time, as numbers with commas"
     )
     tokens: int = Field(48, ge=2, le=4096, description="tokens of each request")

@@ -21,9 +21,9 @@ def numbers_to(most: int) -> BeforeValidator:
     """Read "1-3,8", or a list from a file, as 1, 2, 3 and 8; each from 1 to `most`."""
 
     def read(value: object) -> tuple[int, ...]:
-        parts = map(str, value) if isinstance(value, list | tuple) else str(value).split(",")
+        parts = value if isinstance(value, list | tuple) else [value]
         numbers: set[int] = set()
-        for part in parts:
+        for part in (part for each in parts for part in str(each).split(",")):
             found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
             if found is None:
                 raise ValueError(f"{part!r} is no number and no range such as 1-10")

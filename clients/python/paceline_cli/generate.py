@@ -114,9 +114,7 @@ class GenerateSettings(_Decoding):
     )
     file: Path | None = Field(None, description="read the prompt from a file")
     max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
-    stop: OneOrMore = option(
-        (), description="end before this string; can be given again", kind="repeated"
-    )
+    stop: OneOrMore = option((), description="end before this string; can be given again")
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     resume_attempts: int = Field(
         2, ge=0, description="how often to go on by itself after a broken connection"

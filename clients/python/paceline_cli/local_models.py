@@ -27,9 +27,8 @@ class LocalModelSettings(Settings):
         (),
         description="further option of the targets, as NAME=VALUE, such as device=cuda:0 (`paceline"
         " serve target --help` has them all); can be given again",
-        kind="repeated",
     )
-    drafter_option: OneOrMore = option((), description="the same for the drafters", kind="repeated")
+    drafter_option: OneOrMore = option((), description="the same for the drafters")
 
     def target_arguments(self, model: str | Path | None) -> tuple[str, ...]:
         """Return a target's flags."""

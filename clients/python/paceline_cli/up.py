@@ -73,10 +73,9 @@ class UpSettings(LocalModelSettings):
     orchestrator_option: OneOrMore = option(
         (),
         description="further option of the orchestrator, as NAME=VALUE; can be given again",
-        kind="repeated",
     )
     gateway_option: OneOrMore = option(
-        (), description="further option of the gateway, in the same way", kind="repeated"
+        (), description="further option of the gateway, in the same way"
     )
     log_directory: Path | None = Field(None, description="where logs go; else they are not kept")
 

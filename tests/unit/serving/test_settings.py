@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline_model_server.settings import ModelServerSettings
+from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from paceline_serving.server_settings import ServerSettings
 
@@ -47,6 +48,15 @@ def test_a_list_is_separated_by_commas_and_its_flag_can_be_given_again(arguments
     arguments = ["--model=large", *arguments]
     settings = parse(ModelServerSettings, arguments, program="test", environment=environment)
     assert settings.then == ("small", "tiny", "max-gram")
+
+
+def test_whatever_takes_several_values_keeps_all_that_are_given():
+    arguments = ["--insecure", "--targets=a:1", "--targets=b:2,c:3"]
+    settings = parse(OrchestratorSettings, arguments, program="test", environment={})
+    assert settings.targets == ("a:1", "b:2", "c:3")
+    rates = ["--model=m", "--simulated-self-rates=0.5", "--simulated-self-rates=0.25,0.125"]
+    model = parse(ModelServerSettings, rates, program="test", environment={})
+    assert model.simulated_self_rates == (0.5, 0.25, 0.125)
 
 
 @pytest.mark.parametrize(
