@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from paceline import Strategy
-from support.processes import ServerProcess
+from support.processes import ServerProcess, last_words
 from support.streams import mishaps
 from support.system import MODELS, System, bundled_model
 
@@ -114,15 +111,4 @@ def test_a_target_takes_no_stack():
 
 
 def refusal(role: str, *flags: str) -> str:
-    """Return the one line that a server says which does not start."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", f"paceline_{role}", "--listen=127.0.0.1:0"),
-            *(f"--model={MODELS / 'python-target'}", *flags),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode != 0
-    return done.stderr.strip().splitlines()[-1]
+    return last_words(role, f"--model={MODELS / 'python-target'}", *flags)

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
+import pytest
 
+
+@pytest.mark.long
 def test_the_demo_streams_compares_and_draws(tmp_path):
     command = [sys.executable, "-m", "paceline_cli", "demo", "--prompts=1", "--max-tokens=8"]
     shown = subprocess.run(

@@ -32,7 +32,7 @@ def hub(tiny_pair, tmp_path, monkeypatch):
 
 
 def test_a_model_is_served_by_its_hub_id_and_of_its_repository_only_data_is_fetched(hub):
-    target = ServerProcess("target", f"--model={ID}", *FLAGS)
+    target = ServerProcess("target", f"--model={ID}", *FLAGS, is_warm=False)
     with running(target), grpc.insecure_channel(target.address) as channel:
         info = ModelServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=120)
     assert (info.model_name, info.model_revision) == (ID, COMMIT)
@@ -41,7 +41,7 @@ def test_a_model_is_served_by_its_hub_id_and_of_its_repository_only_data_is_fetc
 
 
 def test_an_id_that_the_hub_does_not_have_ends_the_server_with_one_clear_line(hub):
-    target = ServerProcess("target", "--model=someone/else", *FLAGS).start()
+    target = ServerProcess("target", "--model=someone/else", *FLAGS, is_warm=False).start()
     assert target.wait() == 1
     assert "someone/else" in target.log
     assert "Traceback" not in target.log

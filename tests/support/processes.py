@@ -22,11 +22,12 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.ports import free_address
+from support.warm import WarmProcess, is_fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "leftovers", "running"]
+__all__ = ["RUN_VARIABLE", "GatewayProcess", "ServerProcess", "last_words", "leftovers", "running"]
 
 # Everything that a test run starts inherits this variable, so that nothing can hide from the check
 # that it is gone: a child of a killed child is found, too.
@@ -45,26 +46,30 @@ class ServerProcess:
         flags: More of them.
         name: In logs; the role by default.
         tls: Whether it speaks TLS, so that its health is asked on a port of its own.
+        is_warm: Whether it is spared the seconds of its imports, by a fork. Libraries that read the
+            environment while they are imported need a process that imports them itself.
 
     Attributes:
         address: Its gRPC address, which it keeps over restarts.
     """
 
-    def __init__(self, role: str, *flags: str, name: str = "", tls: bool = False) -> None:
+    def __init__(
+        self, role: str, *flags: str, name: str = "", tls: bool = False, is_warm: bool = True
+    ) -> None:
         self.role = role
+        self._is_warm = is_warm
         self.name = name or role
         self.address = free_address()
         self.metrics_address = free_address()
         self._health_address = free_address() if tls else self.address
-        self._command = [
-            *(sys.executable, "-m", f"paceline_{role}"),
+        self._flags = [
             *(f"--listen={self.address}", f"--metrics-listen={self.metrics_address}"),
             *self._health_flags(tls),
             *("--exit-with-parent", "--log-level=info", *flags),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | subprocess.Popen[bytes] | None = None
         self._taken: tuple[int, tuple[int, int]] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the server
 
     def __repr__(self) -> str:
         return f"<{self.name} at {self.address}>"
@@ -76,8 +81,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        return Path(self._log.name).read_text(errors="replace")
 
     @property
     def is_running(self) -> bool:
@@ -85,9 +89,17 @@ class ServerProcess:
 
     def start(self) -> Self:
         assert not self.is_running
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
-        )
+        module, output = f"paceline_{self.role}", Path(self._log.name)
+        if self._is_warm:
+            self._process = WarmProcess(module, self._flags, output=output)
+        else:
+            with output.open("ab") as file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, *self._flags],
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=file,
+                )
         return self
 
     def wait_until_ready(self) -> None:
@@ -232,10 +244,21 @@ def running(*servers: ServerProcess) -> Iterator[None]:
         yield
 
 
+def last_words(role: str, *flags: str) -> str:
+    """Return the last line of a server that does not start."""
+    server = ServerProcess(role, *flags)
+    try:
+        assert server.start().wait() != 0
+        return server.log.strip().splitlines()[-1]
+    finally:
+        server.stop()
+
+
 def leftovers() -> Sequence[str]:
     """Name the living processes that this test run started, but for the run itself.
 
-    And but for multiprocessing's resource tracker, which is Python's own and ends with the run.
+    And but for multiprocessing's resource tracker and fork server, which are Python's own and end
+    with the run.
     """
     run = os.environ[RUN_VARIABLE]
     found = []
@@ -244,7 +267,8 @@ def leftovers() -> Sequence[str]:
             of_this_run = process.environ().get(RUN_VARIABLE) == run
             if of_this_run and process.pid != os.getpid() and process.status() != "zombie":
                 command = " ".join(process.cmdline())
-                if "multiprocessing.resource_tracker" not in command:
+                own = "multiprocessing.resource_tracker" in command or is_fork_server(process)
+                if not own:
                     found.append(command)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
