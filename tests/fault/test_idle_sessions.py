@@ -51,7 +51,7 @@ async def test_an_idle_session_outlives_many_leases_while_its_request_goes_on(id
         # Its first forward: an answer after a prompt may take as long as the request may.
         await until(lambda: hosts[busy].statistics().forwards_running, what="one is busy")
         await until(lambda: has_whole_leases(hosts[idle], clock), what="the other has a session")
-        assert not hosts[idle].statistics().calls_live
+        await until(lambda: not hosts[idle].statistics().calls_live, what="the other is idle")
         for _ in range(4):
             clock.seconds += 10
             await until(lambda: has_whole_leases(hosts[idle], clock), what="it is renewed")
