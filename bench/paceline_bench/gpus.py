@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline_protocol.methods import METHODS, Strategy, label_of
 
-__all__ = ["GPU_WORDS", "gpu_count"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline_bench.report import Row
+
+__all__ = ["GPU_WORDS", "gpu_count", "per_gpu"]
 
 GPU_WORDS = (
     "SI's drafter and target take turns, on one GPU; with DSI, and where SI drafts ahead, each"
@@ -22,3 +29,13 @@ def gpu_count(label: str, target_count: int, *, drafter_count: int = 1) -> int:
     overlaps = {method.label: method.overlaps for method in METHODS.values()}
     overlaps[label_of(Strategy.SPECULATIVE, drafts_ahead=True)] = True
     return target_count + (drafter_count if overlaps[label] else 0)
+
+
+def per_gpu(gpus: Callable[[Row], int]) -> dict[str, Callable[[Row], str]]:
+    """Return two columns: the devices that a row has in use, and the tokens/s of each."""
+
+    def made(row: Row) -> str:
+        speed = f"{row['tokens_per_second'] / gpus(row):.1f}"
+        return speed if row.get("identical", True) else "-"
+
+    return {"GPUs": lambda row: str(gpus(row)), "tokens/s per GPU": made}

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
+from paceline_bench.gpus import gpu_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -93,6 +94,7 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
     statistics = [each.finished.statistics for each in own]
     tokens = sum(len(each.token_ids) for each in own)
     forwards = sum(each.target_forward_count for each in statistics)
+    drafter_forwards = sum(each.drafter_forward_count for each in statistics)
     drafted = sum(each.drafted_token_count for each in statistics)
     accepted = sum(each.accepted_token_count for each in statistics)
     judged = accepted + sum(each.rejected_token_count for each in statistics)
@@ -101,13 +103,16 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
         "strategy": way.strategy.abbreviation,
         "tokens": tokens,
         "target_forwards": forwards,
-        "drafter_forwards": sum(each.drafter_forward_count for each in statistics),
+        "drafter_forwards": drafter_forwards,
         "drafter_models": _forwards_by_model(statistics),
         "lookaheads": sorted({each.finished.lookahead for each in own}),
         "tokens_per_forward": tokens / forwards,
         "rows_per_forward": 1 + drafted / forwards,
         "accepted": accepted,
         "acceptance_rate": accepted / judged if judged else None,
+        "gpu_count": gpu_count(
+            way.strategy.abbreviation, way.targets, drafter_count=int(drafter_forwards > 0)
+        ),
         "tokens_per_second": tokens / _seconds(own),
         "times_as_fast": _seconds(plain) / _seconds(own),
         "repeats_times_as_fast": [

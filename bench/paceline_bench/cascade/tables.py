@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from paceline_bench.cascade.recipes import ONE_STAGE_MORE
+from paceline_bench.gpus import GPU_WORDS, per_gpu
 from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.pair.tables import contest_tables
 from paceline_bench.report import speed, table, times
@@ -49,12 +51,17 @@ _SEARCHED: dict[str, Callable[[Row], str]] = {
 }
 
 
-def report(content: Mapping[str, Any]) -> str:
-    """Lay out the ways in Markdown, for each kind of text, and what was searched."""
+def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
+    """Lay out the ways in Markdown, for each kind of text, and what was searched.
+
+    Args:
+        by_gpu: Whether to say also what each device makes of it.
+    """
+    columns = _COLUMNS | per_gpu(itemgetter("gpu_count")) if by_gpu else _COLUMNS
     kinds = list(dict.fromkeys(row["texts"] for row in content["rows"]))
     tables = [
         f"{kind}, each drafter at its best parameters for SI and measured costs:\n\n"
-        + table(_of_kind(content["rows"], kind), _COLUMNS)
+        + table(_of_kind(content["rows"], kind), columns)
         for kind in kinds
     ]
     lookups = [
@@ -64,6 +71,7 @@ def report(content: Mapping[str, Any]) -> str:
     searched = "The search, on other prompts:\n\n" + table(content["searched"], _SEARCHED)
     lines = [*_costs(content["costs"]), *_orders(content["searched"])]
     lines += [line for kind in kinds for line in _lookups(_of_kind(content["lookup"], kind), kind)]
+    lines += [GPU_WORDS] if by_gpu else []
     return "\n".join([*tables, *lookups, searched, *lines, ""])
 
 

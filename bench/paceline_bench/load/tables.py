@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
+from paceline_bench.gpus import per_gpu
 from paceline_bench.report import circumstances_line, markdown_table, speed, table, times
 
 if TYPE_CHECKING:
@@ -104,10 +105,7 @@ def _per_gpu(target_count: int, drafter_count: int) -> Columns:
     def gpus(row: Row) -> int:
         return target_count + (drafter_count if row["strategy"] != "non-SI" else 0)
 
-    return {
-        "GPUs": lambda row: str(gpus(row)),
-        "tokens/s per GPU": lambda row: f"{row['tokens_per_second'] / gpus(row):.1f}",
-    }
+    return per_gpu(gpus)
 
 
 def findings(rows: Sequence[Row], memory: Iterable[Row]) -> list[str]:

@@ -8,6 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from paceline.words import counted
+from paceline_bench.gpus import per_gpu
 from paceline_bench.pair.contest import Group, Method, times_as_fast
 from paceline_bench.report import Spread, circumstances_line, markdown_table, speed, table, times
 
@@ -41,12 +42,12 @@ def report(content: Content, *, per_gpu_targets: int | None = None) -> str:
         per_gpu_targets: To say also what each device would make of it: the targets of DSI where it
             was not asked for fewer.
     """
-    per_gpu = {} if per_gpu_targets is None else _per_gpu(per_gpu_targets)
+    gpu_columns = {} if per_gpu_targets is None else _per_gpu(per_gpu_targets)
     sections = [_latencies(content["models"]), _rows(content["models"])]
     if "acceptance" in content:
         sections.append(_acceptance(content["acceptance"]))
     if rows := content["rows"]:
-        sections += [contest_tables(rows, per_gpu), _split(rows)]
+        sections += [contest_tables(rows, gpu_columns), _split(rows)]
     if content["sharing"]:
         sections.append(_sharing(content["sharing"]))
     if strategies := content["sharing_strategies"]:
@@ -55,7 +56,7 @@ def report(content: Content, *, per_gpu_targets: int | None = None) -> str:
         columns = {
             "": _NAME,
             **_SPEED,
-            **per_gpu,
+            **gpu_columns,
             "tokens/forward": _tokens_per_forward,
             **over_plain,
         }
@@ -234,12 +235,7 @@ def _per_gpu(target_count: int) -> Columns:
             return 1
         return (row["targets"] or target_count) + 1
 
-    return {
-        "GPUs": lambda row: str(gpus(row)),
-        "tokens/s per GPU": _if_identical(
-            lambda row: f"{row['tokens_per_second'] / gpus(row):.1f}"
-        ),
-    }
+    return per_gpu(gpus)
 
 
 def pair_summary(results: Results) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from paceline.limits import MOST_LOOKAHEAD
+from paceline_bench.gpus import gpu_count
 from paceline_bench.protocol_runs import (
     Batch,
     Setup,
@@ -90,7 +91,7 @@ class Forecast:
     @property
     def gpu_count(self) -> int:
         """Devices it needs: one for each server, or one for all of them where they take turns."""
-        return self.target_count + (self.drafts_ahead or METHODS[self.strategy].overlaps)
+        return gpu_count(self.label, self.target_count)
 
     @property
     def mean_ns(self) -> float:

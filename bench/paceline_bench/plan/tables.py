@@ -15,17 +15,26 @@ if TYPE_CHECKING:
     from paceline_bench.plan.forecast import Forecast
     from paceline_bench.report import Results, Row
 
-__all__ = ["HEADINGS", "conclusions", "json_rows", "plan", "table_rows"]
+__all__ = ["HEADINGS", "PER_GPU", "conclusions", "json_rows", "plan", "table_rows"]
 
 HEADINGS = ("", "GPUs", "lookahead", "tokens/forward", "ms", "speed-up", "gain per target")
+PER_GPU = "tokens/s per GPU"
+"""Stands above the last column instead, where `table_rows` is told of tokens."""
 # A smaller gain is not worth a GPU, nor the planner's while (AUTO takes what is simpler).
 _WORTHWHILE_GAIN = 0.02
 _NOTABLE_GAIN = 0.001
 _NOTABLE_ERROR = 0.0005
 
 
-def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
-    """Lay out the rows for HEADINGS: times with errors, and what one more target is worth."""
+def table_rows(
+    rows: Sequence[Forecast], *, token_count: int | None = None
+) -> list[tuple[str, ...]]:
+    """Lay out the rows for HEADINGS: times with errors, and what one more target is worth.
+
+    Args:
+        rows: The first is plain decoding.
+        token_count: To say instead what each device makes: the tokens of a generation.
+    """
     plain = rows[0]
     return [
         (
@@ -35,7 +44,9 @@ def table_rows(rows: Sequence[Forecast]) -> list[tuple[str, ...]]:
             f"{row.tokens_per_forward:.2f}",
             _milliseconds(row),
             f"{plain.mean_ns / row.mean_ns:.2f}x",
-            _gain_words(_marginal_gain(rows, index)),
+            _gain_words(_marginal_gain(rows, index))
+            if token_count is None
+            else f"{token_count / row.mean_ns * 1e9 / row.gpu_count:.1f}",
         )
         for index, row in enumerate(rows)
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from paceline_bench.gpus import GPU_WORDS, per_gpu
 from paceline_bench.report import speed, table, times
 
 if TYPE_CHECKING:
@@ -64,11 +66,16 @@ def _best_tree(adapter: str, rows: Sequence[Row]) -> str:
     )
 
 
-def report(content: Mapping[str, Any]) -> str:
-    """Lay out the ways in Markdown, and the break-even with two models."""
+def report(content: Mapping[str, Any], *, by_gpu: bool = False) -> str:
+    """Lay out the ways in Markdown, and the break-even with two models.
+
+    Args:
+        by_gpu: Whether to say also what each device makes of it.
+    """
     rows = content["rows"]
+    columns = _COLUMNS | per_gpu(itemgetter("gpu_count")) if by_gpu else _COLUMNS
     lines = [break_even(row, two=rows[1]) for row in rows[2:]]
-    return "\n".join([table(rows, _COLUMNS), *lines, ""])
+    return "\n".join([table(rows, columns), *lines, *([GPU_WORDS] if by_gpu else []), ""])
 
 
 def break_even(row: Row, *, two: Row) -> str:

@@ -72,6 +72,7 @@ class CascadeSettings(Settings):
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
+    per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     models, load_at_start = find_models(settings.models), load_average()
     content = _Bench(settings, models).run()
-    print(report(content), end="")
+    print(report(content, by_gpu=settings.per_gpu), end="")
     if settings.json_file is not None:
         write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:

@@ -76,6 +76,7 @@ class SelfSettings(Settings):
         max_length=8,
         description="of a sweep: thresholds of pruning; 0: none",
     )
+    per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: Path | None = Field(None, description="where to draw them, such as self.png")
@@ -84,6 +85,8 @@ class SelfSettings(Settings):
     def _sweeps_or_not(self) -> Self:
         if self.sweep and not self.adapter:
             raise ValueError("--sweep needs an --adapter")
+        if self.sweep and self.per_gpu:
+            raise ValueError("--per-gpu does not go with --sweep, which has one device")
         for name in _OF_SWEEPS:
             if not self.sweep and name in self.model_fields_set:
                 raise ValueError(f"--{name.replace('_', '-')} goes with --sweep")
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         print(sweep_report(content), end="")
     else:
         content = asyncio.run(_run(settings, models, adapters))
-        print(report(content), end="")
+        print(report(content, by_gpu=settings.per_gpu), end="")
     if settings.json_file is not None:
         write_json(settings.json_file, **content, load_at_start=load_at_start)
     if settings.chart is not None:

@@ -13,7 +13,7 @@ from paceline.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
 from paceline_bench.plan.forecast import forecast, forecast_jobs
-from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
+from paceline_bench.plan.tables import HEADINGS, PER_GPU, conclusions, json_rows, table_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
@@ -25,6 +25,8 @@ from paceline_serving.settings import RateList, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from paceline_bench.plan.forecast import Forecast, ForecastJob
 
@@ -100,6 +102,7 @@ class PlanSettings(Settings):
     self_guess_ms: float = Field(
         0, ge=0, le=1e6, description="more for each forward beside which such a target guesses"
     )
+    per_gpu: bool = Field(False, description="tokens/s over the GPUs in use, instead of gains")
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
     json_file: Path | None = option(None, description="where to keep the rows", flag="json")
@@ -152,11 +155,17 @@ def main(arguments: Sequence[str]) -> int:
     with progress("simulating", total=len(jobs)) as step:
         rows = compute_all(forecast, jobs, on_done=lambda job: step(_label(job)))
     print(_conditions(settings))
-    Console(highlight=False).print(table(HEADINGS, table_rows(rows)))
+    Console(highlight=False).print(_table(rows, settings))
     print()
     print("\n".join(conclusions(rows, node)))
     _keep(settings, rows)
     return 0
+
+
+def _table(rows: Sequence[Forecast], settings: PlanSettings) -> Table:
+    if settings.per_gpu:
+        return table((*HEADINGS[:-1], PER_GPU), table_rows(rows, token_count=settings.tokens))
+    return table(HEADINGS, table_rows(rows))
 
 
 def _keep(settings: PlanSettings, rows: Sequence[Forecast]) -> None:

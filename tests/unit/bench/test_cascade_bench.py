@@ -30,6 +30,7 @@ from paceline_bench.cascade.search import (
     measured_cost,
 )
 from paceline_bench.cascade.tables import report
+from paceline_bench.gpus import GPU_WORDS
 from paceline_cli.bench_cascade_ways import drafted_ways, told_row
 from paceline_engine.cascade import parse_matrix
 
@@ -211,12 +212,18 @@ ROW = {
     "tokens_per_forward": 4.0,
     "drafter_models": {"small": 1234, "smaller": 56},
     "acceptance_rate": None,
+    "gpu_count": 1,
     "tokens_per_second": 100.0,
     "times_as_fast": 2.0,
     "repeats_times_as_fast": [1.5, 2.5],
     "identical": True,
 }
-DISTRIBUTED = ROW | {"name": f"DSI, {DRAFTER_AND_TEXT}", "strategy": "DSI", "swi": None}
+DISTRIBUTED = ROW | {
+    "name": f"DSI, {DRAFTER_AND_TEXT}",
+    "strategy": "DSI",
+    "swi": None,
+    "gpu_count": 3,
+}
 
 
 def lookup_row(group, method, ms, tokens_per_forward):
@@ -260,6 +267,16 @@ def test_the_report_says_which_stage_makes_it_worse():
     assert f"| SI, {DRAFTER_AND_TEXT} | k = 4+10, 2 for drafter {line}" in told
     assert f"{DRAFTER_AND_TEXT} is WORSE than {DRAFTER}, 0.75x" in told
     assert f"{ALL_STAGES} is at least as good as {DRAFTER_AND_TEXT}, 1.20x" in told
+
+
+def test_the_report_says_what_each_gpu_makes_where_it_is_asked():
+    told = report(CONTENT | {"rows": [ROW, DISTRIBUTED]}, by_gpu=True).splitlines()
+    assert [line.split("|")[-3:-1] for line in told if line.startswith(("| SI", "| DSI"))] == [
+        [" 1 ", " 100.0 "],
+        [" 3 ", " 33.3 "],
+    ]
+    assert GPU_WORDS in told
+    assert "GPU" not in report(CONTENT)
 
 
 def test_the_report_has_no_swi_of_dsi_and_no_speed_of_another_text():

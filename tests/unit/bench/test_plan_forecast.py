@@ -287,6 +287,11 @@ def test_the_table_has_times_speed_ups_and_marginal_gains():
     ]
 
 
+def test_the_table_says_what_each_gpu_makes_where_it_knows_the_tokens():
+    listed = [*rows(1000, 500), row(Strategy.DISTRIBUTED, 2, 250)]
+    assert [line[-1] for line in table_rows(listed, token_count=60)] == ["60.0", "120.0", "80.0"]
+
+
 def test_si_that_drafts_ahead_has_a_row_of_its_own_and_no_gain_per_target():
     both = [*rows(1000, 500)]
     both.append(replace(both[1], times_ns=(400.0 * MS,) * 3, drafts_ahead=True))

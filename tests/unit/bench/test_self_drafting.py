@@ -65,6 +65,22 @@ def test_a_row_has_each_models_forwards_and_what_lookaheads_there_were():
     assert row["lookaheads"] == [2, 3]
 
 
+def test_a_drafters_gpu_counts_where_it_does_not_wait_for_the_target():
+    def gpus(strategy, *, drafter_forwards):
+        own = [completion(1, drafter_forward=drafter_forwards)]
+        return row_of(way("", strategy, targets=2), own, plain=own)["gpu_count"]
+
+    assert gpus(Strategy.DISTRIBUTED, drafter_forwards=5) == 3
+    assert gpus(Strategy.DISTRIBUTED, drafter_forwards=0) == 2  # the text drafted alone
+    assert gpus(Strategy.SPECULATIVE, drafter_forwards=5) == 2
+
+
+def test_the_report_says_what_each_gpu_makes_where_it_is_asked():
+    rows = [row_of(way(name), PLAIN, plain=PLAIN) for name in ("non-SI", "SI")]
+    assert "| 1 | 4.0 |" in report({"rows": rows}, by_gpu=True)
+    assert "GPU" not in report({"rows": rows})
+
+
 def test_a_text_that_differs_is_told_and_has_no_speed():
     row = a_row(tokens=(1, 2, 3, 5))
     assert not row["identical"]
