@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_protocol.simulation import ServerLatency
 
-__all__ = ["TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
+__all__ = ["DEFAULT_VOCABULARY_SIZE", "TABLE2", "PaperRow", "ReferenceTimes", "SimulatedNode"]
 
 _NS_PER_MS = 1_000_000
+DEFAULT_VOCABULARY_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class SimulatedNode:
         acceptance_rate: How often the drafter agrees with the target, in [0, 1].
         target_count: How many targets there are.
         rank_decay: q: how likely the drafter's next runner-up is right where it is wrong.
+        vocabulary_size: Tokens there are. Of two, a guess from the text is right half of the time.
     """
 
     target: ServerLatency
@@ -29,6 +31,7 @@ class SimulatedNode:
     acceptance_rate: float
     target_count: int = 7
     rank_decay: float = DEFAULT_RANK_DECAY
+    vocabulary_size: int = DEFAULT_VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

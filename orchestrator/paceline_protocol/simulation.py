@@ -158,8 +158,9 @@ def simulate(
     """Run a method to its end, with every server to itself.
 
     A draft of width 2 or more is answered with its tree, what a forward finds together; a tree is
-    judged along its right path, and what follows is guessed if that was asked for. Withdrawn work
-    frees its server at once. Of what happens at the same time, drafted tokens come first, then
+    judged along its right path, and what follows is guessed if that was asked for. A drafter whose
+    forwards take no time, as the text itself, gives a chain at once. Withdrawn work frees its
+    server at once. Of what happens at the same time, drafted tokens come first, then
     verdicts, each in the order of their start.
 
     Args:
@@ -293,11 +294,16 @@ class _Run:
 
     def _answer_draft(self, work: _Work, command: StartDraft) -> None:
         self._result.drafter_forwards += 1
-        found = self._find_chain(work) if work.tree is None else self._find_tree(work, work.tree)
+        if work.tree is None:
+            latency = self._latencies[SpanKind.DRAFT][command.drafter]
+            is_free = not (latency.first or latency.step or latency.call)
+            found = self._find_chain(work, count=command.max_tokens if is_free else 1)
+        else:
+            found = self._find_tree(work, work.tree)
         self._result.drafted_count += len(found)
         work.span.token_ids += found.token_ids
         work.span.parents += found.parents
-        work.forward_count += 1
+        work.forward_count += len(found) if work.tree is None else 1
         ended = work.forward_count == command.max_tokens
         if ended:
             del self._working[SpanKind.DRAFT, command.draft_id]
@@ -307,11 +313,12 @@ class _Run:
         elif not work.span.withdrawn:
             self._schedule(work)
 
-    def _find_chain(self, work: _Work) -> Proposal:
-        self._held[work.span.machine] = _Held([*work.text])
-        token_id = self._oracle.draft(work.span.server, work.text)
-        work.text.append(token_id)
-        return Proposal((token_id,))
+    def _find_chain(self, work: _Work, *, count: int) -> Proposal:
+        start = len(work.text)
+        for _ in range(count):
+            self._held[work.span.machine] = _Held([*work.text])
+            work.text.append(self._oracle.draft(work.span.server, work.text))
+        return Proposal(tuple(work.text[start:]))
 
     def _find_tree(self, work: _Work, tree: DraftedTree) -> Proposal:
         assert isinstance(work.command, StartDraft)

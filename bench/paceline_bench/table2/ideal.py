@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
+from paceline_protocol.max_gram import MaxGram
 from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
@@ -27,8 +28,7 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.proposal import NOTHING
-from paceline_protocol.ranks import DEFAULT_RANK_DECAY
-from paceline_protocol.simulation import Span, SpanKind, simulate
+from paceline_protocol.simulation import ServerLatency, Span, SpanKind, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOracle", "Plan", "Schedule", "ServedCall", "ideal_schedule"]
 
+_DRAFTER, _TEXT = 0, 1  # seats of drafters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -56,6 +58,7 @@ class Plan:
         width: How many tokens were drafted at a place.
         branches: How many tokens beside the chain's a drafter's forward followed.
         drafts_ahead: Whether SI's drafter went on while the target verified.
+        is_extended: Whether the text itself drafted beyond the drafter.
     """
 
     strategy: Strategy
@@ -65,6 +68,7 @@ class Plan:
     width: int = 1
     branches: int = 0
     drafts_ahead: bool = False
+    is_extended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +110,38 @@ class Schedule:
 
 
 class BackendOracle:
-    """What simulated models say; see TokenOracle. They are asked, and do not wait."""
+    """What simulated models say; see TokenOracle. They are asked, and do not wait.
 
-    def __init__(
-        self, acceptance_rate: float, *, length: int, rank_decay: float = DEFAULT_RANK_DECAY
-    ) -> None:
-        """Build it.
+    Args:
+        node: The models.
+        length: Tokens of the longest text, the prompt counted.
+    """
 
-        Args:
-            length: Tokens of the longest text, the prompt counted.
-        """
+    def __init__(self, node: SimulatedNode, *, length: int) -> None:
         spec = SessionSpec(reserve_length=length)
-        target = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
-        drafter = replace(target, acceptance_rate=acceptance_rate, rank_decay=rank_decay)
+        target = SimulatedModel(
+            ttft_seconds=0, tpot_seconds=0, vocabulary_size=node.vocabulary_size
+        )
+        drafter = replace(target, acceptance_rate=node.acceptance_rate, rank_decay=node.rank_decay)
         self._target = ModelText(SimulatedBackend(target), spec)
         self._drafter = ModelText(SimulatedBackend(drafter), spec)
+        self._max_gram = MaxGram()
 
     def draft(self, drafter: int, text: Sequence[int]) -> int:
-        """Ask the drafter; there is one."""
-        assert drafter == 0
+        """Ask the drafter, or the text."""
+        if drafter == _TEXT:
+            return self._by_text(text)
         return self._drafter.draft(text).token_ids[0]
 
     def rank(self, drafter: int, text: Sequence[int], *, width: int) -> Ranked:
-        """Ask the drafter; there is one."""
-        assert drafter == 0
+        """Ask the drafter; the text has no runners-up."""
+        assert drafter != _TEXT
         return self._drafter.rank(text, width=width)
+
+    def _by_text(self, text: Sequence[int]) -> int:
+        self._max_gram.follow(text)
+        (token_id,) = self._max_gram.propose(1)
+        return token_id
 
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Ask the target."""
@@ -159,14 +170,15 @@ def ideal_schedule(
     )
     capacity = CapacityChanged(
         targets=tuple(range(plan.target_count)),
-        drafters=(0,) if METHODS[plan.strategy].drafts else (),
+        drafters=(_DRAFTER, _TEXT)[: METHODS[plan.strategy].drafts + plan.is_extended],
+        text=_TEXT if plan.is_extended else None,
     )
     method = _CauseKeeper(create_method(plan.strategy, task, capacity=capacity))
-    oracle = BackendOracle(
-        node.acceptance_rate, length=len(prompt) + max_tokens, rank_decay=node.rank_decay
-    )
     result = simulate(
-        method, oracle, targets=[node.target] * plan.target_count, drafters=[node.drafter]
+        method,
+        BackendOracle(node, length=len(prompt) + max_tokens),
+        targets=[node.target] * plan.target_count,
+        drafters=[node.drafter, ServerLatency(0, 0)],
     )
     path = _critical_path(method, result, node)
     assert sum(call.duration_ns for call in path) == result.total_time, "each starts at its cause"
@@ -248,11 +260,15 @@ def _critical_path(
     path: list[ServedCall] = []
     moment = causes.last
     while moment is not None:
-        span = spans[moment.kind, moment.call_id]
+        key = moment.kind, moment.call_id
+        span = spans[key]
+        if moment.kind is SpanKind.DRAFT and span.server == _TEXT:
+            moment = causes.cause[key]  # which took no time
+            continue
         latency = node.drafter if moment.kind is SpanKind.DRAFT else node.target
         is_first = prefills[span.machine] is span
         first_ns = int(latency.first if is_first else latency.step)
         duration_ns = int(latency.call) + first_ns + (moment.forward_count - 1) * int(latency.step)
         path.append(ServedCall(moment.kind, is_first, moment.forward_count, first_ns, duration_ns))
-        moment = causes.cause[moment.kind, moment.call_id]
+        moment = causes.cause[key]
     return tuple(reversed(path))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline import Strategy
 from paceline_bench.table2.ideal import ideal_schedule
-from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical, make_prompt
+from paceline_bench.table2.online import PLAIN, PLANNED, Way, is_identical
 from paceline_bench.table2.trace import mean_breakdown
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _TRACED_PROMPTS = 5
+_SI = Way(Strategy.SPECULATIVE)
 
 
 @dataclass(slots=True)
@@ -61,13 +62,12 @@ class RowRuns:
     by_way: dict[Way, list[Run]] = field(default_factory=dict)
     traces: dict[Way, list[tuple[Run, Trace]]] = field(default_factory=dict)
 
-    def best(self, strategy: Strategy, *, shape: Shape = CHAIN, drafts_ahead: bool = False) -> Way:
-        """Return a strategy's fastest way: the median over the prompts, in units of non-SI's time.
+    def best(self, kind: Way) -> Way:
+        """Return the fastest way of a kind: the median over prompts, in units of non-SI's time.
 
         A prompt that takes long, or a run that was disturbed, so counts no more than another.
         """
-        kind = strategy, shape, drafts_ahead
-        own = (way for way in self.by_way if (way.strategy, way.shape, way.drafts_ahead) == kind)
+        own = (way for way in self.by_way if way.kind == kind.kind)
         return min(own, key=lambda way: statistics.median(self._over_plain(way)))
 
     def is_identical(self, way: Way) -> bool:
@@ -199,6 +199,7 @@ def ways(
     *,
     shape: Shape = CHAIN,
     ahead: bool = False,
+    extended: bool = False,
 ) -> list[Way]:
     """List what is measured on a row, in the order of a repeat; what the paper has not comes last.
 
@@ -207,13 +208,15 @@ def ways(
         dsi_lookaheads: Of DSI, besides the planner's.
         shape: Of the trees with which SI and DSI come once more; a chain: they do not.
         ahead: Whether SI comes once more drafting ahead, with trees, too.
+        extended: Whether DSI comes once more with the text itself beyond its drafter.
     """
     si = [Way(Strategy.SPECULATIVE, lookahead) for lookahead in si_lookaheads]
     dsi = [Way(Strategy.DISTRIBUTED, lookahead) for lookahead in dsi_lookaheads]
     ahead_of_si = [replace(way, drafts_ahead=True) for way in si] if ahead else []
     drafting = (*si, *ahead_of_si, *dsi)
     trees = [replace(way, shape=shape) for way in drafting] if shape.width > 1 else []
-    return [PLAIN, *si, PLANNED, *dsi, *ahead_of_si, *trees]
+    beyond_drafts = [replace(way, is_extended=True) for way in dsi] if extended else []
+    return [PLAIN, *si, PLANNED, *dsi, *ahead_of_si, *trees, *beyond_drafts]
 
 
 def sleeps_ns(node: SimulatedNode) -> set[int]:
@@ -230,10 +233,10 @@ async def measure_row(
 ) -> RowRuns:
     """Time every way once for each prompt, in turn, so that a disturbance hits all alike."""
     runs = RowRuns(await system.alternate(ways, repeats=repeats, on_repeat=on_repeat))
-    for way in (PLAIN, runs.best(Strategy.SPECULATIVE), PLANNED):
+    for way in (PLAIN, runs.best(_SI), PLANNED):
         runs.traces[way] = []
         for index in range(min(repeats, _TRACED_PROMPTS)):
-            runs.traces[way].append(await system.trace(way, make_prompt(f"repeat {index}")))
+            runs.traces[way].append(await system.trace(way, system.prompt(f"repeat {index}")))
     return runs
 
 
@@ -244,23 +247,16 @@ def evaluate(row: PaperRow, runs: RowRuns, *, echoes: Mapping[int, Echo]) -> Row
     """
     measured = _Evaluation(row.node, runs, echoes).measured
     by_way = {way: measured(way) for way in runs.by_way}
-    kinds = dict.fromkeys(
-        (way.strategy, way.shape, way.drafts_ahead)
-        for way in by_way
-        if way.drafts_ahead or way.shape != CHAIN
-    )
+    kinds = {way.kind: way for way in by_way if way.is_beyond_the_paper}
     return RowResult(
         row=row,
         echoes=echoes,
         plain=by_way[PLAIN],
-        speculative=by_way[runs.best(Strategy.SPECULATIVE)],
+        speculative=by_way[runs.best(_SI)],
         planned=by_way[PLANNED],
-        distributed=by_way[runs.best(Strategy.DISTRIBUTED)],
+        distributed=by_way[runs.best(PLANNED)],
         swept=tuple(each for way, each in by_way.items() if way.lookahead is not None),
-        beyond=tuple(
-            by_way[runs.best(strategy, shape=shape, drafts_ahead=drafts_ahead)]
-            for strategy, shape, drafts_ahead in kinds
-        ),
+        beyond=tuple(by_way[runs.best(way)] for way in kinds.values()),
     )
 
 

@@ -14,6 +14,7 @@ import psutil
 
 from paceline import Strategy
 from paceline.request import GenerateOptions
+from paceline_bench.node import DEFAULT_VOCABULARY_SIZE
 from paceline_bench.processes import quiet
 from paceline_bench.table2.ideal import Plan
 from paceline_bench.table2.trace import Trace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline import AsyncClient, Started, TimelineEvent
 
 __all__ = [
+    "EXTENDED",
     "PLAIN",
     "PLANNED",
     "PROMPT_TOKENS",
@@ -37,9 +39,11 @@ __all__ = [
 ]
 
 PROMPT_TOKENS = 128
+EXTENDED = " + Max-Gram"
+"""Ends the name of a strategy where the text itself drafts beyond its drafter."""
 # The planner learns the acceptance rate from each request, and thinks it over behind the last one.
 _WARM_UPS = 4
-_FIRST_FILL_TOKEN, _VOCABULARY = 256, 2048  # of the simulated backend
+_FIRST_FILL_TOKEN = 256  # of the simulated backend, where it has words
 _PAGE_SECONDS = 10.0
 
 
@@ -51,17 +55,30 @@ class Way:
         lookahead: None if the planner chooses.
         shape: How wide drafts are.
         drafts_ahead: Whether SI's drafter goes on while the target verifies. The paper's SI rests.
+        is_extended: Whether the text itself drafts beyond the drafter.
     """
 
     strategy: Strategy
     lookahead: int | None = None
     shape: Shape = CHAIN
     drafts_ahead: bool = False
+    is_extended: bool = False
 
     @property
     def strategy_name(self) -> str:
-        """What the paper calls it; "SI ahead" is not in it."""
-        return self.strategy.abbreviation + (" ahead" if self.drafts_ahead else "")
+        """What the paper calls it; "SI ahead" and "DSI + Max-Gram" are not in it."""
+        ahead = " ahead" if self.drafts_ahead else ""
+        return self.strategy.abbreviation + ahead + (EXTENDED if self.is_extended else "")
+
+    @property
+    def is_beyond_the_paper(self) -> bool:
+        """Whether the paper has no such way."""
+        return self.drafts_ahead or self.is_extended or self.shape != CHAIN
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What ways have in common that differ in their lookahead alone."""
+        return self.strategy, self.shape, self.drafts_ahead, self.is_extended
 
     def __str__(self) -> str:
         trees = f", width {self.shape.width}" if self.shape.width > 1 else ""
@@ -108,6 +125,7 @@ class OnlineSystem:
         orchestrator_pid: The orchestrator's process.
         metrics_addresses: Where the model servers show their last calls, by name.
         max_tokens: Tokens of each request.
+        vocabulary_size: Of the models.
     """
 
     def __init__(
@@ -117,11 +135,13 @@ class OnlineSystem:
         orchestrator_pid: int,
         metrics_addresses: Mapping[str, str],
         max_tokens: int,
+        vocabulary_size: int = DEFAULT_VOCABULARY_SIZE,
     ) -> None:
         self._client = client
         self._orchestrator = psutil.Process(orchestrator_pid)
         self._metrics_addresses = metrics_addresses
         self._max_tokens = max_tokens
+        self._vocabulary_size = vocabulary_size
         self._broadcasts: dict[Way, bool] = {}
 
     async def alternate(
@@ -133,17 +153,21 @@ class OnlineSystem:
         answer does not tell and the ideal depends on.
         """
         for index in range(_WARM_UPS):
-            await self._run(PLANNED, make_prompt(f"warm-up {index}"))
+            await self._run(PLANNED, self.prompt(f"warm-up {index}"))
         for way in ways:
-            traced, _ = await self.trace(way, make_prompt("broadcast"))
+            traced, _ = await self.trace(way, self.prompt("broadcast"))
             self._broadcasts[way] = traced.plan.broadcast_prefill
         runs: dict[Way, list[Run]] = {way: [] for way in ways}
         for index in range(repeats):
             for way in ways:
-                run, _ = await self._run(way, make_prompt(f"repeat {index}"))
+                run, _ = await self._run(way, self.prompt(f"repeat {index}"))
                 runs[way].append(run)
             on_repeat(f"repeat {index + 1} of {repeats}")
         return runs
+
+    def prompt(self, name: str) -> tuple[int, ...]:
+        """Make a prompt of the models' tokens that depends on its name alone."""
+        return make_prompt(name, vocabulary_size=self._vocabulary_size)
 
     async def trace(self, way: Way, prompt: Sequence[int]) -> tuple[Run, Trace]:
         """Take a request apart. Noting everything makes it a little slower than others."""
@@ -171,6 +195,8 @@ class OnlineSystem:
             options["dispatch"] = "blocks"
         if way.shape.width > 1:
             options["width"], options["branches"] = way.shape.width, way.shape.branches
+        if way.is_extended:
+            options["drafter"] = "server_and_max_gram"
         generation = self._client.generate(prompt, **options)
         cpu_seconds = self._cpu_seconds()
         started_ns = time.perf_counter_ns()
@@ -199,6 +225,7 @@ class OnlineSystem:
             width=started.width,
             branches=started.branches,
             drafts_ahead=way.drafts_ahead,
+            is_extended=way.is_extended,
         )
 
     def _records(self, since_ns: int) -> dict[str, list[dict[str, Any]]]:
@@ -219,10 +246,11 @@ def is_identical(runs: Iterable[Run], plain: Iterable[Run]) -> bool:
     return all(run.token_ids == expected[run.prompt] for run in runs)
 
 
-def make_prompt(name: str) -> tuple[int, ...]:
-    """Make a prompt that depends on its name alone."""
+def make_prompt(name: str, *, vocabulary_size: int = DEFAULT_VOCABULARY_SIZE) -> tuple[int, ...]:
+    """Make a prompt that depends on its name and the vocabulary alone."""
     source = random.Random(name)  # noqa: S311  no secret
-    return tuple(source.choices(range(_FIRST_FILL_TOKEN, _VOCABULARY), k=PROMPT_TOKENS))
+    first = _FIRST_FILL_TOKEN if vocabulary_size > _FIRST_FILL_TOKEN else 0
+    return tuple(source.choices(range(first, vocabulary_size), k=PROMPT_TOKENS))
 
 
 def _page(address: str) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from paceline_bench.report import spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline_bench.report import Row
     from paceline_bench.table2.measurement import Measured, RowResult
+    from paceline_bench.table2.online import Way
 
 __all__ = ["kept"]
 
@@ -22,8 +23,9 @@ def kept(results: Sequence[RowResult]) -> dict[str, list[Row]]:
     return {
         "rows": [line for result in results for line in _rows(result)],
         "sweeps": [_json(result, each) for result in results for each in result.swept],
-        "trees": _beyond(results, drafts_ahead=False),
-        "ahead": _beyond(results, drafts_ahead=True),
+        "trees": _beyond(results, lambda way: not way.drafts_ahead and not way.is_extended),
+        "ahead": _beyond(results, lambda way: way.drafts_ahead),
+        "extended": _beyond(results, lambda way: way.is_extended),
         "echoes": [
             {"name": result.row.name, **asdict(echo)}
             for result in results
@@ -53,12 +55,12 @@ def _rows(result: RowResult) -> list[Row]:
     return [plain, speculative, planned, best]
 
 
-def _beyond(results: Sequence[RowResult], *, drafts_ahead: bool) -> list[Row]:
+def _beyond(results: Sequence[RowResult], is_wanted: Callable[[Way], bool]) -> list[Row]:
     return [
         _beyond_json(result, each)
         for result in results
         for each in result.beyond
-        if each.way.drafts_ahead is drafts_ahead
+        if is_wanted(each.way)
     ]
 
 

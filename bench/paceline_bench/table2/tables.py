@@ -16,6 +16,7 @@ from paceline_bench.report import (
     times,
 )
 from paceline_bench.table2.grid import MOST_SLOWER
+from paceline_bench.table2.online import EXTENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ __all__ = [
 
 _STRATEGIES = ("non-SI", "SI", "DSI")
 _BEST = "DSI (best lookahead)"
+_BEYOND_KINDS = ("ahead", "trees", "extended")
 # Online over ideal; above it a breakdown is shown.
 _WORTH_EXPLAINING = 1.10
 BREAKDOWN_HEADINGS = {
@@ -79,7 +81,7 @@ def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
         per_gpu: Whether to say also what each device makes of it.
     """
     rows = list(_table2_rows(content))
-    beyond = [*content.get("ahead", []), *content.get("trees", [])]
+    beyond = [row for kind in _BEYOND_KINDS for row in content.get(kind, [])]
     main = [by_strategy[strategy] for _, by_strategy in rows for strategy in _STRATEGIES]
     parts = [
         f"### Medians for {max_tokens} tokens, prefill included\n",
@@ -107,7 +109,8 @@ def _per_gpu(rows: Sequence[Row], max_tokens: int) -> str:
         return max_tokens * 1e3 / float(row["median_ms"])
 
     def gpus(row: Row) -> int:
-        return gpu_count(row["strategy"], max(row["target_counts"]))
+        label = row["strategy"].removesuffix(EXTENDED)
+        return gpu_count(label, max(row["target_counts"]))
 
     columns: dict[str, Callable[[Row], str]] = {
         "row": lambda row: row["name"],

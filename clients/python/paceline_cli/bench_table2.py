@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceline import AsyncClient
 from paceline.limits import MOST_BRANCHES, MOST_LOOKAHEAD, MOST_WIDTH
-from paceline_bench.node import TABLE2
+from paceline_bench.node import DEFAULT_VOCABULARY_SIZE, TABLE2
 from paceline_bench.report import load_average, write_json
 from paceline_bench.table2 import measurement as table2
 from paceline_bench.table2.echo import summarise_echoes, time_echoes
@@ -47,11 +47,15 @@ paceline bench table2 --rows 2 --repeats 3 --per-gpu
 paceline bench table2 --rows vicuna-7b/alpaca,phi3-14b/mbpp --si-lookaheads 3,5
 paceline bench table2 --rows 4 --width 4 --branches 3 --rank-decay 0.3
 paceline bench table2 --rows starcoder-15b/humaneval --ahead
+paceline bench table2 --rows phi3-14b/humaneval,phi3-14b/mbpp --extended
 paceline bench table2 --json table2.json --chart table2.svg
 paceline bench table2 --grid 5 --repeats 5 --json grid.json --chart grid.svg
 """
 _ROWS = {row.name: row for row in TABLE2}
-_NOT_OF_A_GRID = ("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu", "width", "ahead")
+_NOT_OF_A_GRID = (
+    *("rows", "si_lookaheads", "dsi_lookaheads", "per_gpu"),
+    *("width", "ahead", "extended"),
+)
 
 
 def _check_rows(rows: str) -> str:
@@ -122,6 +126,11 @@ class Table2Settings(Settings):
     ahead: bool = Field(
         False, description="SI also drafting ahead while its target verifies, with trees, too"
     )
+    extended: bool = Field(
+        False,
+        description="DSI also with the text itself beyond its drafter; there are two tokens then,"
+        " so that the text is right half of the time",
+    )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
@@ -132,6 +141,8 @@ class Table2Settings(Settings):
             if self.grid and name in self.model_fields_set:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--grid has cells of its own, so --{flag} does not go with it")
+        if self.extended and self.width > 1:
+            raise ValueError("--extended has two tokens, too few for a --width of 2 or more")
         for name in ("branches", "rank_decay"):
             if self.width == 1 and name in self.model_fields_set:
                 flag = name.replace("_", "-")
@@ -172,7 +183,12 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
     return [
         replace(
             row,
-            node=replace(row.node, target_count=settings.targets, rank_decay=settings.rank_decay),
+            node=replace(
+                row.node,
+                target_count=settings.targets,
+                rank_decay=settings.rank_decay,
+                vocabulary_size=2 if settings.extended else row.node.vocabulary_size,
+            ),
         )
         for row in rows
     ]
@@ -181,13 +197,22 @@ def _chosen(settings: Table2Settings) -> list[PaperRow]:
 async def _measure(row: PaperRow, settings: Table2Settings) -> RowResult:
     shape = Shape(settings.width, settings.branches)
     ways = table2.ways(
-        settings.si_lookaheads, settings.dsi_lookaheads, shape=shape, ahead=settings.ahead
+        settings.si_lookaheads,
+        settings.dsi_lookaheads,
+        shape=shape,
+        ahead=settings.ahead,
+        extended=settings.extended,
     )
     sleeps = table2.sleeps_ns(row.node)
     bare_calls = await time_echoes(sleeps)
     async with running_system(_config(row.node)) as system:
         with progress(row.name, total=settings.repeats) as step:
-            async with _online(system, system, max_tokens=settings.max_tokens) as online:
+            async with _online(
+                system,
+                system,
+                max_tokens=settings.max_tokens,
+                vocabulary_size=row.node.vocabulary_size,
+            ) as online:
                 runs = await table2.measure_row(
                     online, ways, repeats=settings.repeats, on_repeat=step
                 )
@@ -231,7 +256,11 @@ def _keep(path: Path | None, **content: Any) -> None:
 
 @asynccontextmanager
 async def _online(
-    system: LocalSystem, targets: LocalSystem, *, max_tokens: int
+    system: LocalSystem,
+    targets: LocalSystem,
+    *,
+    max_tokens: int,
+    vocabulary_size: int = DEFAULT_VOCABULARY_SIZE,
 ) -> AsyncIterator[OnlineSystem]:
     servers = (*system.drafters, *targets.targets)
     async with AsyncClient(system.orchestrator_address) as client:
@@ -240,6 +269,7 @@ async def _online(
             orchestrator_pid=system.orchestrator.pid,
             metrics_addresses={server.name: server.metrics_address for server in servers},
             max_tokens=max_tokens,
+            vocabulary_size=vocabulary_size,
         )
 
 
@@ -248,19 +278,20 @@ def _config(node: SimulatedNode, *, more_targets: tuple[str, ...] = ()) -> Local
         targets=node.target_count,
         drafters=1,
         more_targets=more_targets,
-        target_arguments=_flags(node.target),
+        target_arguments=_flags(node.target, node),
         drafter_arguments=(
-            *_flags(node.drafter),
+            *_flags(node.drafter, node),
             f"--simulated-acceptance-rate={node.acceptance_rate}",
             f"--simulated-rank-decay={node.rank_decay}",
         ),
     )
 
 
-def _flags(latency: ServerLatency) -> tuple[str, ...]:
+def _flags(latency: ServerLatency, node: SimulatedNode) -> tuple[str, ...]:
     return (
         "--backend=simulated",
         "--debug-calls",
+        f"--simulated-vocabulary-size={node.vocabulary_size}",
         f"--simulated-ttft-seconds={int(latency.first) / 1e9!r}",
         f"--simulated-tpot-seconds={int(latency.step) / 1e9!r}",
     )

@@ -132,8 +132,8 @@ def test_si_that_drafts_ahead_stands_beside_the_papers_which_stays_the_baseline(
     runs = runs_at({SI_2: 1.5, SI_4: 1.5, PLANNED: 1.04, ahead_4: 2.0})
     measured = table2.evaluate(ROW, runs, echoes=ECHOES)
 
-    assert runs.best(Strategy.SPECULATIVE) in (SI_2, SI_4)
-    assert measured.speculative.way == runs.best(Strategy.SPECULATIVE)
+    assert runs.best(SI_2) in (SI_2, SI_4)
+    assert measured.speculative.way == runs.best(SI_2)
     assert [each.way for each in measured.beyond] == [ahead_2]
     assert measured.identical
     (row,) = kept([measured])["ahead"]
@@ -143,6 +143,25 @@ def test_si_that_drafts_ahead_stands_beside_the_papers_which_stays_the_baseline(
     assert "| tiny | SI ahead | - | 2 |" in text
     assert re.search(r"\| tiny \| SI ahead \| 2 \| [\d.]+ \| [\d.]+ \|", text)
     assert "SI ahead" not in report(kept([result]), max_tokens=12)
+
+
+def test_dsi_with_the_text_beyond_its_drafter_stands_beside_dsi_as_it_is(monkeypatch, result):
+    extended = replace(DSI_1, is_extended=True)
+    assert table2.ways([2], [1], extended=True) == [PLAIN, SI_2, PLANNED, DSI_1, extended]
+    monkeypatch.setitem(PLANS, extended, PLANS[DSI_1])
+    runs = runs_at({SI_4: 1.5, PLANNED: 1.04, extended: 0.9})
+    measured = table2.evaluate(ROW, runs, echoes=ECHOES)
+    assert runs.best(DSI_1) != extended
+    assert [each.way for each in measured.beyond] == [extended]
+    content = kept([measured])
+    (row,) = content["extended"]
+    assert not content["trees"]
+    assert not content["ahead"]
+    assert row["strategy"] == "DSI + Max-Gram"
+    assert row["speed_up_over_chain"] == measured.beyond[0].speed_over(measured.distributed)
+    text = report(content, max_tokens=12, per_gpu=True)
+    assert "| tiny | DSI + Max-Gram | - | 1 |" in text
+    assert "| tiny | DSI + Max-Gram | 8 |" in text
 
 
 def test_the_floor_charges_each_call_of_the_critical_path_once():
@@ -177,9 +196,9 @@ def test_dsi_at_its_best_lookahead_may_be_as_planned_or_not():
 
 def test_one_disturbed_run_does_not_make_a_lookahead_the_worse():
     runs = runs_at({SI_4: 1.1})
-    assert runs.best(Strategy.SPECULATIVE) == SI_2
+    assert runs.best(SI_2) == SI_2
     runs.by_way[SI_2][0] = replace(runs.by_way[SI_2][0], elapsed_ns=10**12)
-    assert runs.best(Strategy.SPECULATIVE) == SI_2
+    assert runs.best(SI_2) == SI_2
 
 
 def test_ratios_are_taken_prompt_by_prompt(result):

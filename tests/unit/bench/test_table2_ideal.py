@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from paceline_bench.node import TABLE2, SimulatedNode
@@ -114,8 +116,43 @@ def test_every_plan_has_the_same_output_and_a_critical_path_as_long_as_itself(pl
     assert schedule.critical_path[-1].kind is not SpanKind.DRAFT
 
 
+TWO_TOKENS = SimulatedNode(
+    target=ServerLatency(first=30, step=30),
+    drafter=ServerLatency(first=20, step=20),
+    acceptance_rate=0.9,
+    vocabulary_size=2,
+)
+BINARY = make_prompt("a prompt", vocabulary_size=2)
+
+
+def test_the_text_extends_drafts_in_no_time_and_gains_where_the_drafter_is_slow():
+    plain = ideal_schedule(TWO_TOKENS, PLAIN, prompt=BINARY, max_tokens=60)
+    dsi = Plan(strategy=Strategy.DISTRIBUTED, lookahead=2, target_count=4)
+    extended = replace(dsi, is_extended=True)
+    alone, beside = (
+        ideal_schedule(TWO_TOKENS, plan, prompt=BINARY, max_tokens=60) for plan in (dsi, extended)
+    )
+    assert plain.result.token_ids == alone.result.token_ids == beside.result.token_ids
+    assert sum(call.duration_ns for call in beside.critical_path) == beside.total_ns
+    by_text = [span for span in beside.result.spans if span.machine == (False, 1)]
+    assert by_text
+    assert all(span.start == span.end for span in by_text)
+    assert any(len(span.token_ids) > 1 for span in by_text)
+    assert beside.total_ns < alone.total_ns
+
+
+def test_of_two_tokens_the_text_guesses_half():
+    """2,000 guesses, within 5 standard errors."""
+    oracle, text, right, count = BackendOracle(TWO_TOKENS, length=4000), list(BINARY), 0, 2000
+    for _ in range(count):
+        _, token_id = oracle.judge(text, ())
+        right += oracle.draft(1, text) == token_id
+        text.append(token_id)
+    assert right / count == pytest.approx(0.5, abs=5 * (0.25 / count) ** 0.5)
+
+
 def test_the_oracle_says_what_the_backend_says():
-    backend, oracle = Backend(0.6), BackendOracle(0.6, length=300)
+    backend, oracle = Backend(0.6), BackendOracle(NODE, length=300)
     text = list(PROMPT)
     agreed = 0
     for _ in range(100):
@@ -142,7 +179,7 @@ def test_the_rows_are_those_of_the_paper():
 
 def test_the_oracle_ranks_as_a_drafter_of_that_rank_decay_does():
     """3,000 places; the second is right with 0.4 x 0.5, within 5 standard errors."""
-    oracle = BackendOracle(0.6, length=4000, rank_decay=0.5)
+    oracle = BackendOracle(replace(NODE, rank_decay=0.5), length=4000)
     text, second, count = list(PROMPT), 0, 3000
     for _ in range(count):
         ranked = oracle.rank(0, text, width=3)
