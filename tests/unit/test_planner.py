@@ -15,7 +15,7 @@ from paceline_orchestrator.planning.estimates import (
     smallest_lookahead,
 )
 from paceline_orchestrator.planning.forms import OPEN_SHAPES
-from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import VerificationRule
@@ -268,6 +268,22 @@ def test_what_is_asked_for_is_kept():
 def test_a_plan_says_what_plain_decoding_would_take(strategy):
     plan = Planner().choose(replace(VICUNA, call_ns=2 * MS), Wish(strategy=strategy))
     assert plan.plain_token_ns == pytest.approx(37.7 * MS)
+
+
+def test_the_text_beyond_a_drafter_has_all_targets_and_a_place_in_each_block():
+    phi = replace(VICUNA, drafter_step_ns=24_000_000, acceptance_rate=0.95, target_first_ns=1)
+    both = DrafterKind.SERVER_AND_MAX_GRAM
+    dsi = Wish(strategy=Strategy.DISTRIBUTED)
+    alone = Planner().choose(phi, dsi)
+    assert (alone.target_count, alone.lookahead) == (2, 1)
+    extended = Planner().choose(phi, replace(dsi, drafter=both))
+    assert (extended.target_count, extended.lookahead) == (7, 2)
+    assert "the text drafts beyond the drafter" in extended.note
+    asked = replace(dsi, drafter=both, lookahead=1, target_count=3)
+    assert Planner().choose(phi, asked).target_count == 3
+    assert Planner().choose(phi, asked).lookahead == 1
+    si = Wish(strategy=Strategy.SPECULATIVE, drafter=both)
+    assert Planner().choose(phi, si).target_count == 1
 
 
 def test_no_more_targets_are_used_than_there_are():

@@ -39,6 +39,9 @@ __all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
 
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
+# With the text beyond a drafter, on Table 2's rows (bench/LOG.md, 2026-11-23): a token of the text
+# beside the drafter's is worth a fifth of the time, further ones next to nothing.
+_TEXT_LOOKAHEAD = 2
 
 
 class DrafterKind(Enum):
@@ -173,6 +176,8 @@ class Planner:
         best = _fastest(wanted)
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
+        if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and METHODS[best.strategy].overlaps:
+            best = _with_room_for_text(best, wish, available)
         others = [each for each in options if each is not best]
         return self._plan(best, measurements, others=others)
 
@@ -259,6 +264,20 @@ class Planner:
             acceptance_percent=5 * round(20 * measurements.acceptance_rate),
         )
         return self._starts.broadcasts(start)
+
+
+def _with_room_for_text(option: Option, wish: Wish, available: int) -> Option:
+    """Plan for what the text drafts beyond a drafter, at once and for nothing.
+
+    It fills targets for which a drafter alone is too slow, so all that may be used are; and blocks
+    for which that would be waited for, so they have room for a token of the text.
+    """
+    return replace(
+        option,
+        target_count=available,
+        lookahead=wish.lookahead or max(option.lookahead, _TEXT_LOOKAHEAD),
+        note="the text drafts beyond the drafter",
+    )
 
 
 def _fastest(options: Sequence[Option]) -> Option:
