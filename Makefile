@@ -46,12 +46,15 @@ demo: install ## stream real text through real processes, compare the strategies
 
 # More for pytest: PYTEST_ARGS=-x
 PYTEST_ARGS ?=
-# So many processes of tests at once.
+# So many cores for tests at once.
 JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores : 4)))
 
 # A file's tests stay together, since they share servers; files in their order, contract to unit:
 # those that come last should be short.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# These wait for servers now and then, so there is one process more.
+test test-long: SPREAD := -n $(shell echo $$(($(JOBS) + 1))) --dist loadfile --no-loadscope-reorder
 
 test: install ## every test but the long ones, the chart's and the other languages'
 	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)
