@@ -270,14 +270,14 @@ def test_a_plan_says_what_plain_decoding_would_take(strategy):
     assert plan.plain_token_ns == pytest.approx(37.7 * MS)
 
 
-def test_the_text_beyond_a_drafter_has_all_targets_and_a_place_in_each_block():
+def test_the_text_beyond_a_drafter_has_two_targets_more_and_a_place_in_each_block():
     phi = replace(VICUNA, drafter_step_ns=24_000_000, acceptance_rate=0.95, target_first_ns=1)
     both = DrafterKind.SERVER_AND_MAX_GRAM
     dsi = Wish(strategy=Strategy.DISTRIBUTED)
     alone = Planner().choose(phi, dsi)
     assert (alone.target_count, alone.lookahead) == (2, 1)
     extended = Planner().choose(phi, replace(dsi, drafter=both))
-    assert (extended.target_count, extended.lookahead) == (7, 2)
+    assert (extended.target_count, extended.lookahead) == (4, 2)
     assert "the text drafts beyond the drafter" in extended.note
     asked = replace(dsi, drafter=both, lookahead=1, target_count=3)
     assert Planner().choose(phi, asked).target_count == 3

@@ -40,8 +40,9 @@ __all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
 # With the text beyond a drafter, on Table 2's rows (bench/LOG.md, 2026-11-23): a token of the text
-# beside the drafter's is worth a fifth of the time, further ones next to nothing.
-_TEXT_LOOKAHEAD = 2
+# beside the drafter's is worth a fifth of the time, and so are two targets more; further ones gain
+# next to nothing, and what they are asked costs this process time.
+_TEXT_LOOKAHEAD, _TEXT_TARGETS = 2, 2
 
 
 class DrafterKind(Enum):
@@ -269,12 +270,12 @@ class Planner:
 def _with_room_for_text(option: Option, wish: Wish, available: int) -> Option:
     """Plan for what the text drafts beyond a drafter, at once and for nothing.
 
-    It fills targets for which a drafter alone is too slow, so all that may be used are; and blocks
-    for which that would be waited for, so they have room for a token of the text.
+    It fills targets for which a drafter alone is too slow, so there are some more; and blocks for
+    which that would be waited for, so they have room for a token of the text.
     """
     return replace(
         option,
-        target_count=available,
+        target_count=min(option.target_count + _TEXT_TARGETS, available),
         lookahead=wish.lookahead or max(option.lookahead, _TEXT_LOOKAHEAD),
         note="the text drafts beyond the drafter",
     )
