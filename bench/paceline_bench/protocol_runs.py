@@ -7,10 +7,11 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_bench.gpus import gpu_count
 from paceline_engine.adapters.rank_paths import likeliest_tree
 from paceline_protocol.guesses import OwnGuesses
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.methods import Strategy, create_method, label_of
 from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import MOST_WIDTH, hit_rates
 from paceline_protocol.simulation import ServerLatency, simulate
@@ -69,7 +70,7 @@ class Setup:
     @property
     def gpu_count(self) -> int:
         """Devices in use: one for each server, or one for all of them where they take turns."""
-        return self.target_count + (self.drafts_ahead or METHODS[self.strategy].overlaps)
+        return gpu_count(label_of(self.strategy, drafts_ahead=self.drafts_ahead), self.target_count)
 
 
 def own_guesses(
