@@ -51,10 +51,10 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? core
 
 # A file's tests stay together, since they share servers; files in their order, contract to unit:
 # those that come last should be short.
-SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SPREAD = -n $(or $(WORKERS),$(JOBS)) --dist loadfile --no-loadscope-reorder
 
 # These wait for servers now and then, so there is one process more.
-test test-long: SPREAD := -n $(shell echo $$(($(JOBS) + 1))) --dist loadfile --no-loadscope-reorder
+test test-long: WORKERS = $(shell echo $$(($(JOBS) + 1)))
 
 test: install ## every test but the long ones, the chart's and the other languages'
 	$(BIN)/python -m pytest $(SPREAD) -m "not full and not long" --ignore=tests/chart --ignore=tests/clients $(PYTEST_ARGS)

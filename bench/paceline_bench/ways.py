@@ -111,7 +111,9 @@ def row_of(way: Way, own: Sequence[Completion], *, plain: Sequence[Completion]) 
         "accepted": accepted,
         "acceptance_rate": accepted / judged if judged else None,
         "gpu_count": gpu_count(
-            way.strategy.abbreviation, way.targets, drafter_count=int(drafter_forwards > 0)
+            way.strategy.abbreviation,
+            max(each.finished.targets_used for each in own),
+            drafter_count=int(drafter_forwards > 0),
         ),
         "tokens_per_second": tokens / _seconds(own),
         "times_as_fast": _seconds(plain) / _seconds(own),

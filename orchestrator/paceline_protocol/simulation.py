@@ -131,7 +131,7 @@ class SimulationResult:
         total_time: When the method finished.
         spans: All that servers did, by start.
         target_forwards: Answered forwards of targets.
-        drafter_forwards: Answered forwards of drafters.
+        drafter_forwards: Answered forwards of drafters, but for those that take no time.
         drafted_count: Tokens that drafters found, those of trees included.
         judged_count: Tokens that answered verifications were about.
     """
@@ -293,10 +293,10 @@ class _Run:
                 self._answer_verify(work, work.command)
 
     def _answer_draft(self, work: _Work, command: StartDraft) -> None:
-        self._result.drafter_forwards += 1
+        latency = self._latencies[SpanKind.DRAFT][command.drafter]
+        is_free = work.tree is None and not (latency.first or latency.step or latency.call)
+        self._result.drafter_forwards += not is_free
         if work.tree is None:
-            latency = self._latencies[SpanKind.DRAFT][command.drafter]
-            is_free = not (latency.first or latency.step or latency.call)
             found = self._find_chain(work, count=command.max_tokens if is_free else 1)
         else:
             found = self._find_tree(work, work.tree)

@@ -152,7 +152,7 @@ def _usage(settings_class: type[Settings]) -> Iterator[str]:
 
 
 def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
-    """Add one option; what takes several values can be given again.
+    """Add one option; the flag of a tuple can be given again.
 
     Values stay text: the model parses and checks them, from every source.
     """

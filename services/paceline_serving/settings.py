@@ -3,7 +3,8 @@
 A settings class is a frozen pydantic model. One field is one option, under three names:
 `drain_seconds` in YAML, `PACELINE_DRAIN_SECONDS` in the environment, `--drain-seconds` as a flag.
 Every field has a description, with its unit: it is the help text. `option` declares what is more
-than that on a command line: an argument without a flag, a flag that can be given again.
+than that on a command line: an argument without a flag, a flag of another name. The flag of a
+tuple can be given again.
 """
 
 from __future__ import annotations

@@ -49,6 +49,19 @@ def test_a_row_has_every_strategy_with_equal_outputs_and_an_ideal_below_its_floo
     assert rows[2]["paper_speed_up_over_si"] == 1.92
 
 
+def test_with_the_text_beyond_the_drafter_more_is_drafted_and_the_outputs_are_equal(tmp_path):
+    file = tmp_path / "t.json"
+    lookaheads = ("--si-lookaheads", "1", "--dsi-lookaheads", "2")
+    ran = bench("--rows", ROW, "--max-tokens", "12", "--extended", *lookaheads, "--json", str(file))
+    assert ran.returncode == 0, ran.stderr
+    content = json.loads(file.read_text())
+    (extended,) = content["extended"]
+    (alone,) = (it for it in content["sweeps"] if it["strategy"] == "DSI")
+    assert extended["strategy"] == "DSI + Max-Gram"
+    assert extended["identical"]
+    assert extended["drafted_tokens"] > alone["drafted_tokens"]
+
+
 def test_online_and_simulated_runs_accept_the_same_draft_tokens(measured):
     _, content, _ = measured
 

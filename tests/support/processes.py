@@ -269,7 +269,7 @@ def leftovers() -> Sequence[str]:
                 command = " ".join(process.cmdline())
                 own = "multiprocessing.resource_tracker" in command or is_fork_server(process)
                 if not own:
-                    found.append(command)
+                    found.append(f"{process.pid} {process.name()}: {command}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found

@@ -1,7 +1,8 @@
 """Servers that need not import for seconds: forked from a process that has done so.
 
-That process is Python's own fork server, one for each test process. What `python -m` does is seen
-by tests/contract/test_server_process.py, and by the tests of the commands.
+That process is Python's own fork server, one for each test process. What it imports it takes from
+what is installed, or PYTHONPATH, in the environment of the first test that starts a server. What
+`python -m` does is seen by tests/contract/test_server_process.py, and by the tests of the commands.
 """
 
 from __future__ import annotations
@@ -9,32 +10,33 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
-    from pathlib import Path
+    from multiprocessing.process import BaseProcess
 
     import psutil
 
-__all__ = ["WarmProcess", "is_fork_server"]
+__all__ = ["PRELOADED", "WarmProcess", "is_fork_server"]
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "grpc.aio",
-        "paceline_engine.backends.transformers",
-        "paceline_gateway.application",
-        "paceline_model_server.application",
-        "paceline_orchestrator.application",
-        "transformers.models.llama.modeling_llama",
-    ]
+PRELOADED = (
+    "grpc.aio",
+    "paceline_engine.backends.transformers",
+    "paceline_gateway.application",
+    "paceline_model_server.application",
+    "paceline_orchestrator.application",
+    "transformers.models.llama.modeling_llama",
 )
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
 class WarmProcess:
@@ -58,6 +60,8 @@ class WarmProcess:
         )
         self._process.start()
         theirs.close()
+        # Where a failed test left it, even stopped: multiprocessing would wait for its end.
+        weakref.finalize(self, _end, self._process, self.stdin)
 
     @property
     def pid(self) -> int:
@@ -73,9 +77,7 @@ class WarmProcess:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self._process.exitcode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        _send(self._process, number)
 
 
 def is_fork_server(process: psutil.Process) -> bool:
@@ -83,6 +85,17 @@ def is_fork_server(process: psutil.Process) -> bool:
     return process.ppid() == os.getpid() and "multiprocessing.forkserver" in " ".join(
         process.cmdline()
     )
+
+
+def _send(process: BaseProcess, number: signal.Signals) -> None:
+    if process.exitcode is None:
+        with suppress(ProcessLookupError):
+            os.kill(cast("int", process.pid), number)
+
+
+def _end(process: BaseProcess, stdin: Connection) -> None:
+    stdin.close()
+    _send(process, signal.SIGKILL)
 
 
 def _run(
@@ -96,10 +109,8 @@ def _run(
         for descriptor, source in enumerate((stdin, file, file)):
             os.dup2(source.fileno(), descriptor)
     stdin.close()
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(descriptor, mode, closefd=False)  # noqa: SIM115 - as long as the process
-        for descriptor, mode in enumerate("rww")
-    )
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
+    Path("/proc/self/comm").write_text(module[:15])  # in lists of processes
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]

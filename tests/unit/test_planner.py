@@ -279,6 +279,7 @@ def test_the_text_beyond_a_drafter_has_two_targets_more_and_a_place_in_each_bloc
     extended = Planner().choose(phi, replace(dsi, drafter=both))
     assert (extended.target_count, extended.lookahead) == (4, 2)
     assert "the text drafts beyond the drafter" in extended.note
+    assert extended.note.count("DSI") == 1
     asked = replace(dsi, drafter=both, lookahead=1, target_count=3)
     assert Planner().choose(phi, asked).target_count == 3
     assert Planner().choose(phi, asked).lookahead == 1
@@ -492,6 +493,14 @@ def test_dispatching_takes_no_more_than_half_of_the_event_loop(
         request_count=requests,
     )
     assert Planner().choose(many, Wish(strategy=Strategy.DISTRIBUTED)).lookahead == lookahead
+
+
+def test_targets_for_the_text_are_those_that_can_be_dispatched_to():
+    wish = Wish(strategy=Strategy.DISTRIBUTED, drafter=DrafterKind.SERVER_AND_MAX_GRAM)
+    slow = replace(VICUNA, drafter_step_ns=40 * MS, target_first_ns=1)
+    for dispatch_ms, count in ((0, 3), (1, 3), (9, 2), (20, 1)):
+        plan = Planner().choose(replace(slow, dispatch_ns=dispatch_ms * MS), wish)
+        assert plan.target_count == count
 
 
 def test_a_lookahead_below_the_affordable_is_taken_only_when_asked_for():

@@ -140,8 +140,9 @@ class BackendOracle:
 
     def _by_text(self, text: Sequence[int]) -> int:
         self._max_gram.follow(text)
-        (token_id,) = self._max_gram.propose(1)
-        return token_id
+        found = self._max_gram.propose(1)
+        assert found, "the text has something to say where there are few tokens"
+        return found[0]
 
     def judge(self, prefix: Sequence[int], block: Sequence[int]) -> tuple[int, int]:
         """Ask the target."""

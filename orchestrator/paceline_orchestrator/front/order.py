@@ -110,7 +110,12 @@ class Order:
             or self.options.dispatch is DispatchPolicy.BLOCKS
         ):
             return None
-        return Growth(self.plan.lookahead, is_fixed=self.options.wish.lookahead is not None)
+        drafter = self.plan.drafter
+        return Growth(
+            self.plan.lookahead,
+            is_fixed=self.options.wish.lookahead is not None,
+            has_text=drafter is not None and drafter.has_servers and drafter.has_text,
+        )
 
     @property
     def drafter_count(self) -> int:

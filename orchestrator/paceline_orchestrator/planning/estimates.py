@@ -54,6 +54,7 @@ __all__ = [
     "Measurements",
     "Option",
     "affordable_lookahead",
+    "affordable_targets",
     "distributed_token_ns",
     "needed_target_count",
     "on_its_part",
@@ -407,6 +408,15 @@ def affordable_lookahead(measurements: Measurements) -> int:
         drafters = min(measurements.drafter_count, drafters)
     dispatching_ns = _DISPATCH_PARTS * drafters * measurements.dispatch_ns
     return min(max(1, _ceil_div(dispatching_ns, measurements.drafter_step_ns)), MOST_LOOKAHEAD)
+
+
+def affordable_targets(measurements: Measurements) -> int:
+    """Return how many targets of each request this process can give one verification after another.
+
+    It is what `affordable_lookahead` is where drafts are there at once.
+    """
+    dispatching_ns = _DISPATCH_PARTS * measurements.request_count * measurements.dispatch_ns
+    return measurements.verification_ns // max(1, dispatching_ns)
 
 
 def _ceil_div(numerator: int, denominator: int) -> int:

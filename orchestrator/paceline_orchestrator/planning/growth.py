@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from paceline_orchestrator.planning.estimates import needed_target_count, smallest_lookahead
 
-__all__ = ["Growth"]
+__all__ = ["TEXT_LOOKAHEAD", "TEXT_TARGETS", "Growth"]
+
+# With the text beyond a drafter, on Table 2's rows (bench/LOG.md, 2026-11-23): a token of the text
+# beside the drafter's is worth a fifth of the time, and so are two targets more; further ones gain
+# next to nothing, and what they are asked costs this process time.
+TEXT_LOOKAHEAD, TEXT_TARGETS = 2, 2
+"""Of a request whose text drafts beyond a drafter: its shortest blocks, and its further targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,19 +21,22 @@ class Growth:
 
     Attributes:
         is_fixed: Whether the client said so; else more targets take shorter blocks.
+        has_text: Whether the text drafts beyond the drafter.
     """
 
     lookahead: int
     is_fixed: bool
+    has_text: bool = False
 
     def target_limit(self, target_ns: int, drafter_ns: int) -> int:
         """Return the most targets that are of use."""
         lookahead = self.lookahead if self.is_fixed else 1
-        return needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
+        needed = needed_target_count(target_ns, drafter_ns, lookahead=lookahead)
+        return needed + (TEXT_TARGETS if self.has_text else 0)
 
     def lookahead_with(self, target_count: int, *, target_ns: int, drafter_ns: int) -> int:
         """Return the lookahead for so many targets: never more than planned."""
         if self.is_fixed:
             return self.lookahead
         shortest = smallest_lookahead(target_ns, drafter_ns, target_count=target_count)
-        return min(self.lookahead, shortest)
+        return min(self.lookahead, max(shortest, TEXT_LOOKAHEAD if self.has_text else 1))

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from paceline_orchestrator.planning.estimates import (
     Option,
+    affordable_targets,
     own_guesses_are_free,
     plain,
     speculative,
 )
 from paceline_orchestrator.planning.forecasts import FORECASTS, Case
 from paceline_orchestrator.planning.forms import Forms
+from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
 from paceline_protocol.methods import METHODS, Strategy
@@ -39,10 +41,6 @@ __all__ = ["DrafterKind", "Plan", "Planner", "Wish"]
 
 # Another method is taken only where it is faster by more than the estimates are good for.
 _WORTHWHILE_GAIN = 1.02
-# With the text beyond a drafter, on Table 2's rows (bench/LOG.md, 2026-11-23): a token of the text
-# beside the drafter's is worth a fifth of the time, and so are two targets more; further ones gain
-# next to nothing, and what they are asked costs this process time.
-_TEXT_LOOKAHEAD, _TEXT_TARGETS = 2, 2
 
 
 class DrafterKind(Enum):
@@ -177,9 +175,9 @@ class Planner:
         best = _fastest(wanted)
         if METHODS[best.strategy].drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
-        if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and METHODS[best.strategy].overlaps:
-            best = _with_room_for_text(best, wish, available)
         others = [each for each in options if each is not best]
+        if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and METHODS[best.strategy].overlaps:
+            best = _with_room_for_text(best, wish, measurements, available)
         return self._plan(best, measurements, others=others)
 
     def choose_for_text(
@@ -267,17 +265,21 @@ class Planner:
         return self._starts.broadcasts(start)
 
 
-def _with_room_for_text(option: Option, wish: Wish, available: int) -> Option:
+def _with_room_for_text(
+    option: Option, wish: Wish, measurements: Measurements, available: int
+) -> Option:
     """Plan for what the text drafts beyond a drafter, at once and for nothing.
 
-    It fills targets for which a drafter alone is too slow, so there are some more; and blocks for
-    which that would be waited for, so they have room for a token of the text.
+    It fills targets that the drafter is too slow for, so there are more of them, as far as this
+    process can dispatch to them; and a block of one token has no room for it, so blocks are longer.
     """
+    affordable = max(option.target_count, affordable_targets(measurements))
+    words = "the text drafts beyond the drafter"
     return replace(
         option,
-        target_count=min(option.target_count + _TEXT_TARGETS, available),
-        lookahead=wish.lookahead or max(option.lookahead, _TEXT_LOOKAHEAD),
-        note="the text drafts beyond the drafter",
+        target_count=min(option.target_count + TEXT_TARGETS, available, affordable),
+        lookahead=wish.lookahead or max(option.lookahead, TEXT_LOOKAHEAD),
+        note="; ".join(filter(None, (option.note, words))),
     )
 
 

@@ -14,7 +14,7 @@ from paceline_bench.self_drafting.tables import report
 from paceline_bench.ways import Way, compete, parameter_count, row_of
 
 
-def completion(*token_ids, seconds=1.0, models=(), lookahead=0, **counts):
+def completion(*token_ids, seconds=1.0, models=(), lookahead=0, targets=1, **counts):
     statistics = {
         "target_forward_count": len(token_ids),
         "drafter_forward_count": 0,
@@ -25,7 +25,9 @@ def completion(*token_ids, seconds=1.0, models=(), lookahead=0, **counts):
         "drafter_models": models,
     }
     statistics |= {f"{name}_count": count for name, count in counts.items()}
-    finished = SimpleNamespace(statistics=SimpleNamespace(**statistics), lookahead=lookahead)
+    finished = SimpleNamespace(
+        statistics=SimpleNamespace(**statistics), lookahead=lookahead, targets_used=targets
+    )
     return SimpleNamespace(token_ids=token_ids, finished=finished)
 
 
@@ -66,13 +68,13 @@ def test_a_row_has_each_models_forwards_and_what_lookaheads_there_were():
 
 
 def test_a_drafters_gpu_counts_where_it_does_not_wait_for_the_target():
-    def gpus(strategy, *, drafter_forwards):
-        own = [completion(1, drafter_forward=drafter_forwards)]
-        return row_of(way("", strategy, targets=2), own, plain=own)["gpu_count"]
+    def gpus(strategy, *, used, drafter_forwards):
+        own = [completion(1, targets=each, drafter_forward=drafter_forwards) for each in used]
+        return row_of(way("", strategy, targets=7), own, plain=own)["gpu_count"]
 
-    assert gpus(Strategy.DISTRIBUTED, drafter_forwards=5) == 3
-    assert gpus(Strategy.DISTRIBUTED, drafter_forwards=0) == 2  # the text drafted alone
-    assert gpus(Strategy.SPECULATIVE, drafter_forwards=5) == 2
+    assert gpus(Strategy.DISTRIBUTED, used=(1, 2), drafter_forwards=5) == 3
+    assert gpus(Strategy.DISTRIBUTED, used=(2,), drafter_forwards=0) == 2  # by the text alone
+    assert gpus(Strategy.SPECULATIVE, used=(1,), drafter_forwards=5) == 1
 
 
 def test_the_report_says_what_each_gpu_makes_where_it_is_asked():

@@ -138,7 +138,14 @@ def test_the_text_extends_drafts_in_no_time_and_gains_where_the_drafter_is_slow(
     assert by_text
     assert all(span.start == span.end for span in by_text)
     assert any(len(span.token_ids) > 1 for span in by_text)
+    answered = [span for span in beside.result.spans if span.machine == (False, 0)]
+    assert beside.result.drafter_forwards == sum(len(span.token_ids) for span in answered)
     assert beside.total_ns < alone.total_ns
+
+
+def test_nodes_have_the_vocabulary_of_simulated_models():
+    model = SimulatedModel(ttft_seconds=0, tpot_seconds=0)
+    assert NODE.vocabulary_size == model.vocabulary_size
 
 
 def test_of_two_tokens_the_text_guesses_half():

@@ -223,6 +223,14 @@ def test_more_targets_take_shorter_blocks_and_never_longer_ones_than_planned(
     assert Growth(4, is_fixed=True).lookahead_with(target_count, **times) == 4
 
 
+def test_where_the_text_drafts_too_growth_goes_two_targets_further_and_keeps_its_room():
+    times = {"target_ns": 50, "drafter_ns": 30}
+    alone, extended = (Growth(4, is_fixed=False, has_text=it) for it in (False, True))
+    assert (alone.target_limit(50, 30), extended.target_limit(50, 30)) == (2, 4)
+    assert (alone.lookahead_with(2, **times), extended.lookahead_with(2, **times)) == (1, 2)
+    assert Growth(1, is_fixed=True, has_text=True).lookahead_with(4, **times) == 1
+
+
 def test_verdicts_change_what_a_drafter_is_worth():
     planning = a_planning([a_server(30)])
     assert a_plan(planning).strategy is Strategy.SPECULATIVE
