@@ -26,7 +26,7 @@ from paceline_model_server.application import ModelApplication
 from paceline_serving.lifecycle import ServerProcess
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.telemetry import new_registry
-from paceline_serving.transport import pod_channel
+from paceline_serving.transport import POD_CHANNEL_OPTIONS
 from paceline_target.servicer import ROLE as TARGET
 from support.prefix_digest import prefix_digest
 
@@ -75,6 +75,18 @@ def decoded() -> Iterator[None]:
         raise decode(error) from None
 
 
+def _patient_channel(address: str, credentials: Any) -> grpc.aio.Channel:
+    """Open a channel as orchestrators do, that takes no busy machine for a frozen server."""
+    options = [
+        *POD_CHANNEL_OPTIONS,
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", 20_000),
+    ]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials, options)
+
+
 class ModelClient:
     """Calls of one drafter or target, with everything valid unless said otherwise.
 
@@ -85,7 +97,7 @@ class ModelClient:
     """
 
     def __init__(self, role: Any, address: str, *, credentials: Any = None) -> None:
-        self.channel = pod_channel(address, credentials=credentials)
+        self.channel = _patient_channel(address, credentials)
         self.model = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.sessions = session_service_pb2_grpc.SessionServiceStub(self.channel)
         stub = (
