@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from paceline_protocol.messages import EmitTokens, FinishReason
@@ -53,6 +53,11 @@ class DraftStatistics:
     branch_judged: int = 0
     branch_accepted: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
+
+    def __add__(self, later: DraftStatistics) -> DraftStatistics:
+        """Return what became of both methods' draft tokens, of one after the other."""
+        names = [each.name for each in fields(DraftStatistics)]
+        return DraftStatistics(*(getattr(self, it) + getattr(later, it) for it in names))
 
     @property
     def first_accepted(self) -> int:

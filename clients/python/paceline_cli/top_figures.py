@@ -182,13 +182,20 @@ def totals(
             "paceline_branch_rows_accepted_total", of="paceline_branch_rows_total"
         ),
         cancelled_per_second=readings.rate("paceline_worthless_rpcs_cancelled_total"),
-        repairs_per_second=readings.rate("paceline_fallbacks_total"),
+        repairs_per_second=_repairs(readings),
         asked_targets=max(
             int(now.total("paceline_stream_verifiers")),
             int(now.total("paceline_verifications_in_flight")),
         ),
         wanted_targets=max(int(it.now.total("paceline_desired_verifiers")) for it in orchestrators),
     )
+
+
+def _repairs(readings: Readings) -> float | None:
+    all_kinds = readings.rate("paceline_fallbacks_total")
+    if all_kinds is None:
+        return None
+    return all_kinds - (readings.rate("paceline_fallbacks_total", kind="load_changed") or 0.0)
 
 
 def _failures(readings: Readings) -> float | None:

@@ -59,7 +59,7 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     summary: Fewer than {{ mulf 100 $values.acceptanceRate }} % of the draft tokens are accepted
     description: Outputs are right all the same, but the drafter earns little. Compare with `paceline check-pair`; a drafter that used to do better may have the wrong revision.
 - alert: PacelineRepairs
-  expr: sum by (kind) (rate(paceline_fallbacks_total{{ "{" }}{{ $scope }}}[10m])) > 0.1
+  expr: sum by (kind) (rate(paceline_fallbacks_total{kind!="load_changed", {{ $scope }}}[10m])) > 0.1
   for: 10m
   labels: {severity: warning}
   annotations:

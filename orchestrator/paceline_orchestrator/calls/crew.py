@@ -177,6 +177,18 @@ class Crew:
         self._known = self.capacity
         return pause_seconds
 
+    def resize(self, *, target_count: int, drafter_count: int, growth: Growth | None) -> None:
+        """Have as many seats from here on: who has one too many goes, a home never does.
+
+        The caller is to pass on the capacity that is left.
+        """
+        self._growth, self._has_grown, self.lookahead = growth, False, None
+        leaving = [*self._drafters.resize(drafter_count), *self._targets.resize(target_count)]
+        for session in leaving:
+            session.close()
+        self._given_up.intersection_update(range(len(self._targets.sessions)))
+        self.fill()
+
     def close(self) -> None:
         """End all sessions, behind the caller's back."""
         for session in self.sessions:

@@ -53,6 +53,7 @@ from paceline_protocol.messages import (
     TokensDrafted,
     VerifyFailed,
 )
+from paceline_protocol.succession import SuccessiveDecoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,12 +66,14 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.planning.growth import Growth
     from paceline_protocol.messages import (
         CapacityChanged,
         Command,
         FinishReason,
     )
     from paceline_protocol.methods import DecodingMethod
+    from paceline_protocol.succession import Successor
 
 __all__ = ["Driver"]
 
@@ -112,7 +115,7 @@ class Driver:
         text: TextDrafter | None = None,
     ) -> None:
         self._create_method = create_method
-        self._method: DecodingMethod | None = None
+        self._method: SuccessiveDecoding | None = None
         self._crew = crew
         self._pool = pool
         self._recorder = recorder
@@ -193,6 +196,35 @@ class Driver:
         """What became of those that the text itself drafted."""
         return self._text.statistics if self._text is not None else TextStatistics()
 
+    def change(
+        self,
+        successor: Successor,
+        *,
+        drafts: bool,
+        target_count: int,
+        drafter_count: int,
+        growth: Growth | None,
+    ) -> None:
+        """Go on with another method, from the next final tokens on, and with other servers.
+
+        Args:
+            successor: Makes it.
+            drafts: Whether it has work for a drafter; until there is one the present method stays.
+            target_count: Seats for targets.
+            drafter_count: Seats for drafters.
+            growth: See Crew.
+        """
+        if self._is_over:
+            return
+        if self._text is not None:
+            self._text.drafts = drafts
+        self._crew.resize(target_count=target_count, drafter_count=drafter_count, growth=growth)
+        if self._method is None:
+            self._create_method = partial(successor, ())
+        else:
+            self._decide(partial(self._method.become, successor, drafts=drafts))
+        self._tell_capacity()
+
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         if error is not None:
@@ -207,7 +239,8 @@ class Driver:
         self._tell_capacity()
         await self._assembly.ended()
         if self._failure is None:
-            self._method = self._create_method(self._capacity)
+            capacity = self._capacity
+            self._method = SuccessiveDecoding(self._create_method(capacity), capacity)
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()

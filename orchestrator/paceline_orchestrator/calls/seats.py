@@ -62,6 +62,17 @@ class Seats:
                 return True
         return False
 
+    def resize(self, count: int) -> list[RemoteSession]:
+        """Have so many seats, or up to the first one taken; take out and return who has no seat."""
+        first = next(iter(sorted({*self.taken, *self.arriving})), 0)
+        count = max(count, first + 1) if count else 0
+        leaving = [it for it in self.sessions[count:] if it is not None]
+        leaving += [it for index, it in self.arriving.items() if index >= count]
+        for session in leaving:
+            self.dismiss(session)
+        self.sessions = self.sessions[:count] + [None] * (count - len(self.sessions))
+        return leaving
+
     def clear(self) -> None:
         """Take everyone out."""
         self.sessions = [None] * len(self.sessions)

@@ -34,6 +34,7 @@ class Fallback(Enum):
     NO_DRAFTER = "no_drafter"
     SESSION_REFUSED = "session_refused"
     DEADLINE = "deadline"
+    LOAD_CHANGED = "load_changed"
 
 
 class EventKind(Enum):
@@ -129,7 +130,8 @@ class Statistics:
         """
         drafters_ns = sum(it.forward_ns for it in self.drafter_models.values())
         targets_ns = self.forward_ns - drafters_ns
-        is_told = not (self.untold_count or self.fallbacks)
+        repairs = self.fallbacks.keys() - {Fallback.LOAD_CHANGED}
+        is_told = not (self.untold_count or repairs)
         if not is_told or targets_ns <= 0 or not self.target_forward_count:
             return 0.0
         return self.token_count * targets_ns / self.target_forward_count / self.forward_ns

@@ -64,6 +64,7 @@ class TextDrafter:
 
     Attributes:
         statistics: What became of what it drafted.
+        drafts: Whether there is work for a drafter at all.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class TextDrafter:
         self._indexed_length = self._skipped  # of that, what the index has, and is final
         self._guesses: list[_Guess] = []  # whose tokens are not all final yet
         self.statistics = TextStatistics()
+        self.drafts = True
 
     def is_wanted(self, capacity: CapacityChanged) -> bool:
         """Whether it shall draft, with these servers there."""
-        return self._is_beside or not capacity.drafters
+        return self.drafts and (self._is_beside or not capacity.drafters)
 
     def join(self, capacity: CapacityChanged) -> CapacityChanged:
         """Take its seat beside these servers, if it is wanted and has read the prompt."""

@@ -11,6 +11,7 @@ from paceline_orchestrator.calls.crew import Crew
 from paceline_orchestrator.calls.driver import Driver
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.rpcs import one_hot
+from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.front.text import FinalToken
 from paceline_orchestrator.front.translation import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.translation import ClientMessage
+    from paceline_orchestrator.planning.planner import Plan
     from paceline_protocol.max_gram import MaxGramRules
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
@@ -77,6 +79,7 @@ class Generation:
         if self._text.stop_string or order.was_resumed_to_eos:
             order = replace(order, max_tokens=len(order.resumed))
         self._order = order
+        self._present = order.plan
         self._position = len(order.prefix)
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
@@ -154,14 +157,54 @@ class Generation:
         return plain_ns / token_ns if token_ns and plain_ns else None
 
     @property
+    def order(self) -> Order:
+        """What it decodes, and how it began."""
+        return self._order
+
+    @property
+    def length(self) -> int:
+        """How long its text is by now, prompt included."""
+        return self._position
+
+    @property
+    def drafts(self) -> bool:
+        """Whether its present method has work for a drafter."""
+        return METHODS[self._present.strategy].drafts
+
+    @property
     def strategy(self) -> Strategy:
-        """How it is decoded."""
+        """How it was begun."""
         return self._order.plan.strategy
 
     def statistics(self) -> Statistics:
         """Return what it took so far."""
         took = self._recorder.statistics(self._driver.statistics)
         return replace(took, text=self._driver.text_statistics)
+
+    def follow(self, plan: Plan) -> bool:
+        """Go on as a newer plan says, from the next tokens on, if that is another method.
+
+        Returns:
+            Whether it is.
+        """
+        order = replace(self._order, plan=plan)
+        if plan.strategy is self._present.strategy or not order.follows_load:
+            return False
+        self._present = plan
+        self._recorder.fallback(Fallback.LOAD_CHANGED)
+
+        def create(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
+            rest = replace(order, resumed=order.resumed + emitted)
+            return create_method(plan.strategy, rest.task(is_alone=False), capacity=capacity)
+
+        self._driver.change(
+            create,
+            drafts=self.drafts,
+            target_count=order.target_count,
+            drafter_count=order.drafter_count,
+            growth=order.growth,
+        )
+        return True
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order

@@ -118,6 +118,17 @@ class Order:
         )
 
     @property
+    def follows_load(self) -> bool:
+        """Whether another method may go on with it: where all of that is left to the planner.
+
+        A target that drafts for itself, and the text as the only drafter, are for whole requests.
+        """
+        wish, plan = self.options.wish, self.plan
+        is_open = wish.strategy is None and wish.drafter is None and plan.drafter is None
+        is_exact = self.options.rule is VerificationRule.EXACT
+        return is_open and is_exact and not METHODS[plan.strategy].self_drafts and self._missing > 0
+
+    @property
     def drafter_count(self) -> int:
         """Drafters to use at most."""
         has_servers = self.plan.drafter is None or self.plan.drafter.has_servers

@@ -31,6 +31,7 @@ from paceline_orchestrator.front.admission import (
 from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import share_of
 from paceline_orchestrator.front.order import Order
+from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message
@@ -94,6 +95,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._idle.set()
         self._begun = asyncio.Event()
         self._is_draining = False
+        self._pacing = Pacing(planning)
         self._shares = FairShares(settings.request_limit)
         self._texts = TextWorkers()
         self._preparing: set[asyncio.Task[Any]] = set()  # requests that are not yet decoded
@@ -148,6 +150,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             )
             with (
                 closing(generation),
+                self._pacing.following(generation),
                 self._metrics.request(generation),
                 self._demand.stream(
                     verifier_limit=order.verifier_limit,

@@ -83,12 +83,12 @@ class Planning:
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
-        targets = self._pool.targets(model)
         from_text = wish.drafter is not None and not wish.drafter.has_servers
         drafters = () if from_text else self._drafters(model, wish.strategy)
-        pair = _pair(model, drafters)
-        rates = HitRates() if pair is None else self._rates.of(pair)
-        measurements = self._measure(targets, drafters, prompt_length=prompt_length, rates=rates)
+        pair, rates = self._known_of(model, drafters)
+        measurements = self._measure(
+            self._pool.targets(model), drafters, length=prompt_length, rates=rates
+        )
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
             measurements = replace(measurements, guess_count=0.0)
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
@@ -106,6 +106,43 @@ class Planning:
         shape = wish.shape or plan.shape
         plan = replace(plan, shape=shape, pair=pair, hit_rates=rates.by_rank)
         return plan if wish.strategy is None else replace(plan, note="")
+
+    def plan_again(
+        self, wish: Wish, model: ModelFacts, *, length: int, drafts: bool
+    ) -> Plan | None:
+        """Choose how a running request, that leaves it to the planner, is to be decoded by now.
+
+        What is measured of one method at rest, or doubted of another, is left to `plan`.
+
+        Args:
+            wish: What it said.
+            model: Its target model.
+            length: Of its text by now.
+            drafts: Whether it has a drafter.
+
+        Returns:
+            None while no target or no drafter is ready: then there is nothing to choose.
+        """
+        targets = self._pool.targets(model)
+        drafters = self._drafters(model, wish.strategy)
+        if not (targets and drafters):
+            return None
+        pair, rates = self._known_of(model, drafters)
+        measurements = self._measure(targets, drafters, length=length, rates=rates, is_here=True)
+        if drafts:
+            measurements = replace(measurements, drafting_count=measurements.drafting_count - 1)
+        plan = self._planner.choose(measurements, wish)
+        return replace(plan, shape=wish.shape or plan.shape, pair=pair, hit_rates=rates.by_rank)
+
+    def _known_of(
+        self, model: ModelFacts, drafters: Sequence[ModelServer]
+    ) -> tuple[Pair | None, HitRates]:
+        """Return who works together, if a server drafts, and what is known of its tokens."""
+        facts = drafters[0].facts if drafters else None
+        if facts is None:
+            return None, HitRates()
+        pair = Pair(model.fingerprint, facts.fingerprint)
+        return pair, self._rates.of(pair)
 
     def _plan_for_text(self, measurements: Measurements, wish: Wish) -> Plan:
         """Plan a request whose text is the only drafter, if it is of use.
@@ -182,16 +219,27 @@ class Planning:
         targets: Sequence[ModelServer],
         drafters: Sequence[ModelServer],
         *,
-        prompt_length: int,
+        length: int,
         rates: HitRates,
+        is_here: bool = False,
     ) -> Measurements:
+        """Return what is known for a request.
+
+        Args:
+            targets: Where it may be verified.
+            drafters: Where it may be drafted.
+            length: Of its text.
+            rates: Of its models.
+            is_here: Whether it has a home by now, and is counted among those who have.
+        """
+        homes = sum(it.home_count for it in targets) - is_here
         target = targets[0].latency
         target_ns = target.step_ns or _ASSUMED_TARGET_NS
         drafter = drafters[0] if drafters else None
         drafter_ns = drafter.latency.step_ns if drafter else 0
         return Measurements(
             target_step_ns=target_ns,
-            target_first_ns=max(target_ns, target.expected_ns(prompt_length)),
+            target_first_ns=max(target_ns, target.expected_ns(length)),
             drafter_step_ns=(drafter_ns or _ASSUMED_DRAFTER_NS)
             + (drafter.latency.lag_ns if drafter else 0),
             acceptance_rate=rates.acceptance_rate,
@@ -199,7 +247,7 @@ class Planning:
             drafter_count=len(drafters),
             call_ns=_ASSUMED_CALL_NS if target.call_ns is None else target.call_ns,
             dispatch_ns=round(self._dispatch_ns.value),
-            request_count=1 + _others(targets, own=sum(it.home_count for it in targets)),
+            request_count=1 + _others(targets, own=homes),
             drafting_count=1 + (_others((drafter,), own=drafter.session_count) if drafter else 0),
             target_prices=target.prices,
             drafter_prices=drafter.latency.prices if drafter else RowPrices(),
@@ -209,12 +257,6 @@ class Planning:
             tree_tokens=min(MOST_TREE_TOKENS, _tree_tokens(targets[0], drafter)),
             tree_depth=targets[0].facts.tree_depth_limit if targets[0].facts else 0,
         )
-
-
-def _pair(model: ModelFacts, drafters: Sequence[ModelServer]) -> Pair | None:
-    """Return the models that work together, if a server drafts."""
-    facts = drafters[0].facts if drafters else None
-    return None if facts is None else Pair(model.fingerprint, facts.fingerprint)
 
 
 def _tree_tokens(target: ModelServer, drafter: ModelServer | None) -> int:

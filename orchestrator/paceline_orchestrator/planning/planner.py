@@ -73,6 +73,7 @@ class Plan:
         keep_prefill: Whether each should finish its first verification for the prompt's sake.
         token_ns: Expected time for each token after the first.
         plain_token_ns: The same, had it been decoded plainly.
+        is_crowded: Whether there are more requests than targets.
         note: What was chosen and why, in one line.
         drafter: Who drafts; None: servers, and the text itself while there is none.
         shape: How wide drafts are.
@@ -96,6 +97,7 @@ class Plan:
     hit_rates: tuple[float, ...] = ASSUMED_RATES
     own_guesses: bool = False
     drafts_ahead: bool = False
+    is_crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,7 @@ class Planner:
             shape=option.shape,
             own_guesses=own_guesses_are_free(option, measurements),
             drafts_ahead=option.drafts_ahead,
+            is_crowded=measurements.request_count > measurements.target_count,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:

@@ -153,7 +153,7 @@ def test_the_calls_in_a_forward_tell_of_other_orchestrators_requests():
 
 def test_a_target_that_computes_a_request_of_ours_beside_others_is_no_slower_alone():
     busy = [a_server(30, beside=16, row_ms=1) for _ in range(2)]
-    measured = a_planning(busy)._measure(busy, [], prompt_length=5, rates=HitRates())
+    measured = a_planning(busy)._measure(busy, [], length=5, rates=HitRates())
     assert measured.target_step_ns == 30 * MS
 
 
@@ -202,7 +202,7 @@ def test_the_planner_hears_how_long_a_prompt_takes(prompt_length):
     for target in targets:
         target.latency.adopt(((1, 30 * MS),), prefill_fixed_ns=0, prefill_ns_per_token=MS)
     planning = a_planning(targets)
-    measured = planning._measure(targets, [], prompt_length=prompt_length, rates=HitRates())
+    measured = planning._measure(targets, [], length=prompt_length, rates=HitRates())
     assert measured.target_first_ns == max(30, prompt_length) * MS
 
 

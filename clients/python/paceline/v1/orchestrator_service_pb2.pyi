@@ -30,7 +30,9 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     STRATEGY_UNSPECIFIED: _Strategy.ValueType  # 0
     """Not set; a request that leaves it so gets AUTO."""
     STRATEGY_AUTO: _Strategy.ValueType  # 1
-    """The planner picks from measured latencies, acceptance and load; `started` says what."""
+    """The planner picks from measured latencies, acceptance and load; `started` says what. While it
+    runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+    """
     STRATEGY_AUTOREGRESSIVE: _Strategy.ValueType  # 2
     """Plain decoding with one target ("non-SI")."""
     STRATEGY_SPECULATIVE: _Strategy.ValueType  # 3
@@ -49,7 +51,9 @@ class Strategy(_Strategy, metaclass=_StrategyEnumTypeWrapper):
 STRATEGY_UNSPECIFIED: Strategy.ValueType  # 0
 """Not set; a request that leaves it so gets AUTO."""
 STRATEGY_AUTO: Strategy.ValueType  # 1
-"""The planner picks from measured latencies, acceptance and load; `started` says what."""
+"""The planner picks from measured latencies, acceptance and load; `started` says what. While it
+runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+"""
 STRATEGY_AUTOREGRESSIVE: Strategy.ValueType  # 2
 """Plain decoding with one target ("non-SI")."""
 STRATEGY_SPECULATIVE: Strategy.ValueType  # 3
@@ -203,6 +207,8 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     """A server had no room for a session."""
     FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
     """A server did not answer in time, and was left alone."""
+    FALLBACK_KIND_LOAD_CHANGED: _FallbackKind.ValueType  # 8
+    """Under AUTO: with the load, how it is decoded has changed."""
 
 class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
     """What can go otherwise than planned."""
@@ -223,6 +229,8 @@ FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
 """A server had no room for a session."""
 FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
 """A server did not answer in time, and was left alone."""
+FALLBACK_KIND_LOAD_CHANGED: FallbackKind.ValueType  # 8
+"""Under AUTO: with the load, how it is decoded has changed."""
 Global___FallbackKind: _TypeAlias = FallbackKind  # noqa: Y015
 
 class _TimelineEventKind:

@@ -31,7 +31,10 @@ export const protobufFileName = "paceline/v1/orchestrator_service.proto";
 export enum Strategy {
   /** STRATEGY_UNSPECIFIED - Not set; a request that leaves it so gets AUTO. */
   STRATEGY_UNSPECIFIED = 0,
-  /** STRATEGY_AUTO - The planner picks from measured latencies, acceptance and load; `started` says what. */
+  /**
+   * STRATEGY_AUTO - The planner picks from measured latencies, acceptance and load; `started` says what. While it
+   * runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+   */
   STRATEGY_AUTO = 1,
   /** STRATEGY_AUTOREGRESSIVE - Plain decoding with one target ("non-SI"). */
   STRATEGY_AUTOREGRESSIVE = 2,
@@ -119,6 +122,8 @@ export enum FallbackKind {
   FALLBACK_KIND_SESSION_REFUSED = 6,
   /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and was left alone. */
   FALLBACK_KIND_DEADLINE = 7,
+  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: with the load, how it is decoded has changed. */
+  FALLBACK_KIND_LOAD_CHANGED = 8,
 }
 
 /** What a timeline event tells of. */

@@ -1,0 +1,205 @@
+"""Running requests follow the load: with the planner's word, at once where servers fill up, and
+later where they empty; and nothing of them is lost, or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.seats import Seats
+from paceline_orchestrator.calls.text_drafter import TextDrafter
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.planning.planner import Planner
+from paceline_protocol.methods import Strategy
+from support.fake_text import continuation
+from support.orchestrating import PROMPT
+from support.virtual_servers import drafters, targets
+from support.virtual_system import Stream, now, virtual_system
+from support.virtual_time import virtually
+
+PLAIN, SI, DSI = Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED
+
+
+class _ByCount(Planner):
+    """Takes one method up to so many requests, and plain decoding with more."""
+
+    def __init__(self, alone, *, most):
+        super().__init__()
+        self._alone, self._most = alone, most
+
+    def choose(self, measurements, wish=None):
+        if wish.strategy is None:
+            crowded = measurements.request_count > self._most
+            wish = replace(wish, strategy=PLAIN if crowded else self._alone)
+        return super().choose(measurements, wish)
+
+
+class _Requests:
+    """Asks a system for texts, and keeps what came and when."""
+
+    def __init__(self, system, *, alone=SI, most=1):
+        self.system = system
+        system.servicer._planning._planner = _ByCount(alone, most=most)
+        self._tasks = asyncio.TaskGroup()
+        self._reading = {}
+
+    async def __aenter__(self):
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *failure):
+        await self._tasks.__aexit__(*failure)
+        await self.system.settle()
+        assert self.system.leftovers() == []
+
+    def ask(self, count, **request):
+        """Ask for so many tokens, and return the stream that they come in."""
+        stream = Stream()
+
+        async def read():
+            await self.system.generate(max_tokens=count, into=stream, **request)
+            assert stream.token_ids == continuation(PROMPT, count)
+
+        self._reading[id(stream)] = self._tasks.create_task(read(), name="a client")
+        return stream
+
+    async def end_of(self, stream):
+        await self._reading[id(stream)]
+
+    def calls(self, *methods, since):
+        return [it for it in self.system.records(*methods) if it.sent_at >= since]
+
+
+def changes(stream):
+    """Count how often the way of decoding has changed."""
+    told = {it.kind: it.count for it in stream.finished.statistics.fallbacks}
+    return told.pop(pb.FALLBACK_KIND_LOAD_CHANGED, 0)
+
+
+def models(target_count=1):
+    return [*drafters(1), *targets(target_count, row_seconds=0.001)]
+
+
+@virtually
+async def test_who_drafts_decodes_plainly_as_soon_as_others_crowd_the_target():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        first = requests.ask(100)
+        await asyncio.sleep(0.5)
+        assert first.started.strategy == pb.STRATEGY_SPECULATIVE
+        second = requests.ask(100)
+        await asyncio.sleep(0.2)  # a round is over, and sessions are closed
+        crowded = now()
+        await asyncio.sleep(0.5)
+        assert requests.calls("Draft", "Verify", since=crowded) == []
+        assert second.started.strategy == pb.STRATEGY_AUTOREGRESSIVE
+        assert system.server("drafter-0").session_count == 0, "its room is for others"
+    assert changes(first) == 1
+    assert first.started.strategy == pb.STRATEGY_SPECULATIVE, "as it began"
+
+
+@virtually
+async def test_who_is_left_drafts_again_and_who_began_plainly_does_then():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        first = requests.ask(400)
+        await asyncio.sleep(0.1)
+        requests.ask(10)
+        last = requests.ask(400)
+        await asyncio.sleep(1.5)
+        drafted = requests.calls("Draft", since=now() - 0.5)
+        assert drafted == [], "two are too many"
+        await requests.end_of(first)
+        await asyncio.sleep(1.5)
+        assert requests.calls("Draft", since=first.ended)
+    assert last.started.strategy == pb.STRATEGY_AUTOREGRESSIVE
+    assert changes(last) == 1
+    assert last.finished.statistics.accepted_token_count > 0
+
+
+@virtually
+async def test_a_request_alone_does_not_take_itself_for_company():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        alone = requests.ask(400)
+    assert changes(alone) == 0
+    assert requests.calls("Decode", since=0.0) == []
+
+
+@virtually
+async def test_dsi_gives_its_other_targets_back():
+    async with (
+        virtual_system(*models(3)) as system,
+        _Requests(system, alone=DSI, most=3) as requests,
+    ):
+        first = requests.ask(300)
+        await asyncio.sleep(0.3)
+        assert first.started.target_count > 1
+        for _ in range(3):
+            requests.ask(100)
+        await asyncio.sleep(0.3)
+        assert sum(system.server(f"target-{it}").session_count for it in range(3)) == 4
+    assert changes(first) >= 1
+
+
+@virtually
+async def test_a_load_that_goes_up_and_down_changes_it_less_and_less_often():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        stream = requests.ask(900)
+        while stream.finished is None:
+            requests.ask(3)
+            await asyncio.sleep(1.1)
+        took = stream.ended - stream.began
+    # At the start, and then after 1, 2, 4 and 8 seconds at the earliest.
+    assert 10 < took < 25
+    assert 3 <= changes(stream) <= 5
+
+
+@pytest.mark.parametrize(
+    "wish", [{"strategy": pb.STRATEGY_SPECULATIVE}, {"drafter": pb.DRAFTER_KIND_SERVER}]
+)
+@virtually
+async def test_what_a_request_says_of_its_method_stays(wish):
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        stream = requests.ask(100, **wish)
+        await asyncio.sleep(0.3)
+        requests.ask(30)
+        await asyncio.sleep(0.3)
+    assert changes(stream) == 0
+
+
+@virtually
+async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(monkeypatch):
+    read = []
+    monkeypatch.setattr(TextDrafter, "read_prompt", read.append)
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        stream = requests.ask(60)
+        await asyncio.sleep(0.3)
+        requests.ask(60)
+    assert changes(stream) == 1
+    assert read == []
+
+
+def test_of_the_seats_that_go_the_home_is_none():
+    home, guest, coming = object(), object(), object()
+    seats = Seats(Role.TARGET, [None, home, guest, None], {3: coming})
+    assert seats.resize(1) == [guest, coming]
+    assert (seats.sessions, seats.arriving) == ([None, home], {})
+    assert seats.resize(4) == []
+    assert seats.empty == [0, 2, 3]
+    assert seats.resize(0) == [home]
+    assert seats.sessions == []
+
+
+@virtually
+async def test_a_drafter_that_is_lost_meanwhile_changes_nothing_of_the_text():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        stream = requests.ask(600)
+        await asyncio.sleep(0.2)
+        requests.ask(100)
+        await asyncio.sleep(0.2)
+        drafter = system.models[0]
+        await drafter.kill()
+        await asyncio.sleep(6)
+        await drafter.start()
+    assert stream.finished is not None
