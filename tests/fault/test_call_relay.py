@@ -129,7 +129,8 @@ async def test_a_status_passes_with_its_words_and_details():
 async def test_a_cancel_reaches_the_server():
     async with relayed() as (upstream, relay, channel):
         call = unary(channel, "Wait")
-        await until(lambda: relay.running["Wait"], what="it runs")
+        await until(lambda: upstream.begun, what="it runs")
+        assert relay.running["Wait"]
         call.cancel()
         await until(lambda: upstream.cancelled, what="the server saw the cancel")
         await until(lambda: not relay.running["Wait"], what="the relay forgot the call")
