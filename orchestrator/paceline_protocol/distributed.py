@@ -77,7 +77,7 @@ class DistributedDecoding:
     """
 
     def __init__(self, task: DecodingTask, capacity: CapacityChanged) -> None:
-        self._task = task
+        self._task = _with_lookahead_of(capacity, task)
         self._commitment = Commitment(task)
         self._tree = TokenTree(
             task.prompt[-1], length=len(task.prompt), statistics=self._commitment.statistics
@@ -183,8 +183,7 @@ class DistributedDecoding:
     def _take_capacity(self, capacity: CapacityChanged) -> list[Command]:
         self._capacity = capacity
         lost_drafts = [d for d in self._drafts.values() if d.drafter not in capacity.drafters]
-        if capacity.lookahead is not None:
-            self._task = replace(self._task, lookahead=capacity.lookahead)
+        self._task = _with_lookahead_of(capacity, self._task)
         self._warm.intersection_update(capacity.drafters)
         commands = [self._stop_draft(draft) for draft in lost_drafts]
         return commands + self._verifications.change(capacity)
@@ -374,3 +373,7 @@ class DistributedDecoding:
         return self._commitment.prefix + tuple(
             passed.token_id for passed in self._tree.path_to(node)[1:]
         )
+
+
+def _with_lookahead_of(capacity: CapacityChanged, task: DecodingTask) -> DecodingTask:
+    return task if capacity.lookahead is None else replace(task, lookahead=capacity.lookahead)

@@ -81,7 +81,7 @@ class SuccessiveDecoding:
         """End early; see DecodingMethod."""
         return self._count(self._method.stop())
 
-    def become(self, successor: Successor, *, drafts: bool) -> list[Command]:
+    def become(self, successor: Successor, *, drafts: bool) -> None:
         """Let another method go on with the next final tokens; the last one named does.
 
         Args:
@@ -89,7 +89,6 @@ class SuccessiveDecoding:
             drafts: Whether it has work for a drafter: then it waits until there is one.
         """
         self._next, self._next_drafts = successor, drafts
-        return []
 
     def _proceed(self, commands: Sequence[Command]) -> list[Command]:
         emitted = [it.token_ids for it in commands if isinstance(it, EmitTokens)]

@@ -114,6 +114,11 @@ def test_every_alert_says_how_bad_it_is_what_it_means_and_what_to_do():
         assert alert["annotations"]["description"].endswith(".")
 
 
+def test_to_follow_the_load_is_no_repair():
+    (repairs,) = (it["expr"] for it in alerts() if it["alert"] == "PacelineRepairs")
+    assert 'kind!="load_changed"' in repairs
+
+
 def test_the_readme_explains_every_alert_and_no_other():
     readme = (CHART / "README.md").read_text()
     explained = re.findall(r"^\| `(Paceline\w+)` \|", readme, re.MULTILINE)

@@ -177,16 +177,21 @@ class Crew:
         self._known = self.capacity
         return pause_seconds
 
-    def resize(self, *, target_count: int, drafter_count: int, growth: Growth | None) -> None:
-        """Have as many seats from here on: who has one too many goes, a home never does.
+    def widen(self, *, target_count: int, drafter_count: int) -> None:
+        """Have at least as many seats from here on."""
+        self._targets.resize(max(target_count, self._targets.count))
+        self._drafters.resize(max(drafter_count, self._drafters.count))
+        self.fill()
 
-        The caller is to pass on the capacity that is left.
+    def resize(self, *, target_count: int, drafter_count: int, growth: Growth | None) -> None:
+        """Have as many seats from here on: who has one too many goes, the home last.
+
+        Calls of those who go must have been withdrawn. The caller is to pass on the capacity.
         """
         self._growth, self._has_grown, self.lookahead = growth, False, None
-        leaving = [*self._drafters.resize(drafter_count), *self._targets.resize(target_count)]
-        for session in leaving:
+        for session in (*self._drafters.resize(drafter_count), *self._targets.resize(target_count)):
             session.close()
-        self._given_up.intersection_update(range(len(self._targets.sessions)))
+        self._given_up.difference_update(self._targets.closed)
         self.fill()
 
     def close(self) -> None:
@@ -247,7 +252,7 @@ class Crew:
         if self._growth is None or not (target_ns and drafter_ns):
             return
         limit = self._growth.target_limit(target_ns, drafter_ns)
-        for server in servers[: max(0, limit - len(seats.sessions))]:
+        for server in servers[: max(0, limit - seats.count)]:
             seats.sessions.append(None)
             self._invite(seats, len(seats.sessions) - 1, server)
             self._has_grown = True

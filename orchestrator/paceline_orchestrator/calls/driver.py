@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,24 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Staff"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staff:
+    """Whom a method has work for.
+
+    Attributes:
+        drafts: Whether for a drafter, be it the text itself.
+        target_count: Seats for targets.
+        drafter_count: Seats for drafters.
+        growth: See Crew.
+    """
+
+    drafts: bool
+    target_count: int
+    drafter_count: int
+    growth: Growth | None
 
 
 class Driver:
@@ -125,6 +143,7 @@ class Driver:
         self._deliver = deliver
         self._conclude = conclude
         self._text = text
+        self._staff: Staff | None = None  # to be seen to
         self._reading: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
@@ -196,34 +215,28 @@ class Driver:
         """What became of those that the text itself drafted."""
         return self._text.statistics if self._text is not None else TextStatistics()
 
-    def change(
-        self,
-        successor: Successor,
-        *,
-        drafts: bool,
-        target_count: int,
-        drafter_count: int,
-        growth: Growth | None,
-    ) -> None:
+    def change(self, successor: Successor, staff: Staff) -> bool:
         """Go on with another method, from the next final tokens on, and with other servers.
 
-        Args:
-            successor: Makes it.
-            drafts: Whether it has work for a drafter; until there is one the present method stays.
-            target_count: Seats for targets.
-            drafter_count: Seats for drafters.
-            growth: See Crew.
+        Who is wanted in addition is sought at once, and who is not leaves when the method changes.
+
+        Returns:
+            Whether there is still something to decode.
         """
-        if self._is_over:
-            return
-        if self._text is not None:
-            self._text.drafts = drafts
-        self._crew.resize(target_count=target_count, drafter_count=drafter_count, growth=growth)
+        if self._is_over or not self._crew.seat_count:
+            return False
+
+        def begin(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
+            self._staff = staff
+            return successor(emitted, capacity)
+
+        self._crew.widen(target_count=staff.target_count, drafter_count=staff.drafter_count)
         if self._method is None:
-            self._create_method = partial(successor, ())
+            self._create_method = partial(begin, ())
         else:
-            self._decide(partial(self._method.become, successor, drafts=drafts))
+            self._method.become(begin, drafts=staff.drafts)
         self._tell_capacity()
+        return True
 
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
@@ -247,9 +260,24 @@ class Driver:
             self._turned.clear()
             self._calls.count_verdicts()
             self._deliver_final()
+            self._restaff()
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
+
+    def _restaff(self) -> None:
+        """Let go whom a new method has no work for: by now their calls are withdrawn."""
+        staff, self._staff = self._staff, None
+        if staff is None or self._is_over:
+            return
+        if self._text is not None:
+            self._text.drafts = staff.drafts
+        self._crew.resize(
+            target_count=staff.target_count,
+            drafter_count=staff.drafter_count,
+            growth=staff.growth,
+        )
+        self._tell_capacity()
 
     @property
     def _is_over(self) -> bool:

@@ -19,11 +19,18 @@ class Seats:
     Attributes:
         sessions: By seat, the open session; None where nobody sits.
         arriving: By seat, the session that is being opened for it.
+        closed: The seats that nobody is to take.
     """
 
     role: Role
     sessions: list[RemoteSession | None]
     arriving: dict[int, RemoteSession] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        """How many seats can be taken."""
+        return len(self.sessions) - len(self.closed)
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -39,11 +46,11 @@ class Seats:
 
     @property
     def empty(self) -> list[int]:
-        """The seats that nobody has or is about to have."""
+        """The seats that nobody has or is about to have, and somebody could."""
         return [
             index
             for index, session in enumerate(self.sessions)
-            if session is None and index not in self.arriving
+            if session is None and index not in self.arriving and index not in self.closed
         ]
 
     @property
@@ -63,14 +70,24 @@ class Seats:
         return False
 
     def resize(self, count: int) -> list[RemoteSession]:
-        """Have so many seats, or up to the first one taken; take out and return who has no seat."""
-        first = next(iter(sorted({*self.taken, *self.arriving})), 0)
-        count = max(count, first + 1) if count else 0
-        leaving = [it for it in self.sessions[count:] if it is not None]
-        leaving += [it for index, it in self.arriving.items() if index >= count]
+        """Have so many seats that can be taken; who has one too many is taken out, and returned.
+
+        A seat keeps its index. Those go first that nobody has, then those that somebody is about
+        to have, and of the others the last.
+        """
+        open_seats = [it for it in range(len(self.sessions)) if it not in self.closed]
+        missing = count - len(open_seats)
+        if missing > 0:
+            self.closed.difference_update(sorted(self.closed)[:missing])
+            self.sessions += [None] * (count - self.count)
+            return []
+        taken = set(self.taken)
+        kept = sorted(open_seats, key=lambda it: (it not in taken, it not in self.arriving, it))
+        self.closed.update(kept[count:])
+        leaving = [it for index, it in self.arriving.items() if index in self.closed]
+        leaving += [it for index in kept[count:] if (it := self.sessions[index]) is not None]
         for session in leaving:
             self.dismiss(session)
-        self.sessions = self.sessions[:count] + [None] * (count - len(self.sessions))
         return leaving
 
     def clear(self) -> None:

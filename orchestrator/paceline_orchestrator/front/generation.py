@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline_orchestrator.calls.crew import Crew
-from paceline_orchestrator.calls.driver import Driver
+from paceline_orchestrator.calls.driver import Driver, Staff
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.rpcs import one_hot
 from paceline_orchestrator.calls.statistics import Fallback
@@ -79,7 +79,8 @@ class Generation:
         if self._text.stop_string or order.was_resumed_to_eos:
             order = replace(order, max_tokens=len(order.resumed))
         self._order = order
-        self._present = order.plan
+        self._wanted = order.plan
+        self._plans = [order.plan]
         self._position = len(order.prefix)
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
@@ -168,8 +169,14 @@ class Generation:
 
     @property
     def drafts(self) -> bool:
-        """Whether its present method has work for a drafter."""
-        return METHODS[self._present.strategy].drafts
+        """Whether its method, or the one that is to follow, has work for a drafter."""
+        return METHODS[self._wanted.strategy].drafts
+
+    @property
+    def teaches(self) -> Plan:
+        """What its draft tokens are to be learnt by: of the plans that drafted the narrowest."""
+        drafting = [it for it in self._plans if METHODS[it.strategy].drafts]
+        return min(drafting, key=lambda it: it.shape.width, default=self._order.plan)
 
     @property
     def strategy(self) -> Strategy:
@@ -185,25 +192,27 @@ class Generation:
         """Go on as a newer plan says, from the next tokens on, if that is another method.
 
         Returns:
-            Whether it is.
+            Whether it is, and there is still something to decode.
         """
         order = replace(self._order, plan=plan)
-        if plan.strategy is self._present.strategy or not order.follows_load:
+        if plan.strategy is self._wanted.strategy or not order.follows_load:
             return False
-        self._present = plan
-        self._recorder.fallback(Fallback.LOAD_CHANGED)
 
         def create(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
+            self._recorder.fallback(Fallback.LOAD_CHANGED)
+            self._plans.append(plan)
             rest = replace(order, resumed=order.resumed + emitted)
             return create_method(plan.strategy, rest.task(is_alone=False), capacity=capacity)
 
-        self._driver.change(
-            create,
-            drafts=self.drafts,
+        staff = Staff(
+            drafts=METHODS[plan.strategy].drafts,
             target_count=order.target_count,
             drafter_count=order.drafter_count,
             growth=order.growth,
         )
+        if not self._driver.change(create, staff):
+            return False
+        self._wanted = plan
         return True
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
@@ -255,7 +264,7 @@ class Generation:
             order,
             reason=FinishReason.EOS if order.was_resumed_to_eos else reason,
             stop_string=self._text.stop_string,
-            lookahead=self._crew.lookahead or order.plan.lookahead,
+            lookahead=self._crew.lookahead or self._plans[-1].lookahead,
             targets_used=self._recorder.targets_used,
             token_count=self._text.token_count,
             statistics=self.statistics(),

@@ -54,15 +54,17 @@ class Pacing:
     def following(self, generation: Generation) -> Iterator[None]:
         """Have a request that runs meanwhile follow the load."""
         order = generation.order
-        if order.follows_load:
-            self._paces[generation] = _Pace()
+        if not order.follows_load:
+            yield
+            return
+        self._paces[generation] = _Pace()
+        try:
             self._look_later()
             if order.plan.is_crowded and not generation.drafts:
                 self._look(drafting=True)
-        try:
             yield
         finally:
-            self._paces.pop(generation, None)
+            del self._paces[generation]
             if not self._paces and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -74,10 +76,9 @@ class Pacing:
 
     def _look_again(self) -> None:
         self._timer = None
+        self._look_later()
         for drafting in (True, False):
             self._look(drafting=drafting)
-        if self._paces:
-            self._look_later()
 
     def _look(self, *, drafting: bool) -> None:
         """Plan one of those again that draft, or do not; what it does, those like it do, too."""

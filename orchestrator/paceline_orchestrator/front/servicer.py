@@ -169,7 +169,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                     took = generation.statistics()
                     self._planning.learn(
                         took.drafts,
-                        plan=order.plan,
+                        plan=generation.teaches,
                         verification_count=took.target_forward_count + took.cancelled_count,
                         text_accepted_count=took.text.accepted,
                         text_rejected_count=took.text.rejected,

@@ -99,12 +99,10 @@ class Planning:
             plan = self._plan_for_text(measurements, wish)
         else:
             plan = replace(self._planner.choose(measurements, wish), drafter=wish.drafter)
-        if wish.target_count and METHODS[plan.strategy].overlaps:
-            plan = replace(plan, target_count=wish.target_count)
+        plan = _granting(wish, plan)
         if wish.leaves_trees_open and plan.shape == CHAIN:
             rates.doubt()  # or what once was too little would never be tried again
-        shape = wish.shape or plan.shape
-        plan = replace(plan, shape=shape, pair=pair, hit_rates=rates.by_rank)
+        plan = replace(plan, pair=pair, hit_rates=rates.by_rank)
         return plan if wish.strategy is None else replace(plan, note="")
 
     def plan_again(
@@ -128,11 +126,11 @@ class Planning:
         if not (targets and drafters):
             return None
         pair, rates = self._known_of(model, drafters)
-        measurements = self._measure(targets, drafters, length=length, rates=rates, is_here=True)
-        if drafts:
-            measurements = replace(measurements, drafting_count=measurements.drafting_count - 1)
-        plan = self._planner.choose(measurements, wish)
-        return replace(plan, shape=wish.shape or plan.shape, pair=pair, hit_rates=rates.by_rank)
+        measurements = self._measure(
+            targets, drafters, length=length, rates=rates, is_here=True, drafts=drafts
+        )
+        plan = _granting(wish, self._planner.choose(measurements, wish))
+        return replace(plan, pair=pair, hit_rates=rates.by_rank)
 
     def _known_of(
         self, model: ModelFacts, drafters: Sequence[ModelServer]
@@ -222,6 +220,7 @@ class Planning:
         length: int,
         rates: HitRates,
         is_here: bool = False,
+        drafts: bool = False,
     ) -> Measurements:
         """Return what is known for a request.
 
@@ -231,6 +230,7 @@ class Planning:
             length: Of its text.
             rates: Of its models.
             is_here: Whether it has a home by now, and is counted among those who have.
+            drafts: Whether it has a drafter by now.
         """
         homes = sum(it.home_count for it in targets) - is_here
         target = targets[0].latency
@@ -248,7 +248,8 @@ class Planning:
             call_ns=_ASSUMED_CALL_NS if target.call_ns is None else target.call_ns,
             dispatch_ns=round(self._dispatch_ns.value),
             request_count=1 + _others(targets, own=homes),
-            drafting_count=1 + (_others((drafter,), own=drafter.session_count) if drafter else 0),
+            drafting_count=1
+            + (_others((drafter,), own=max(0, drafter.session_count - drafts)) if drafter else 0),
             target_prices=target.prices,
             drafter_prices=drafter.latency.prices if drafter else RowPrices(),
             guess_count=self._guess_count.value if _self_draft(targets) else 0.0,
@@ -257,6 +258,13 @@ class Planning:
             tree_tokens=min(MOST_TREE_TOKENS, _tree_tokens(targets[0], drafter)),
             tree_depth=targets[0].facts.tree_depth_limit if targets[0].facts else 0,
         )
+
+
+def _granting(wish: Wish, plan: Plan) -> Plan:
+    """Return a plan with what the request says, be it better or not."""
+    if wish.target_count and METHODS[plan.strategy].overlaps:
+        plan = replace(plan, target_count=wish.target_count)
+    return replace(plan, shape=wish.shape or plan.shape)
 
 
 def _tree_tokens(target: ModelServer, drafter: ModelServer | None) -> int:

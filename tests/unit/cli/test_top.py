@@ -19,6 +19,7 @@ from paceline.errors import ConnectionLostError, InvalidFieldError
 from paceline_cli.__main__ import main
 from paceline_cli.metrics_pages import Page, Source, parse_sources
 from paceline_cli.metrics_samples import Readings, Samples, parse_page
+from paceline_cli.top_figures import totals
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Scrape, Snapshot, Watch
@@ -67,6 +68,17 @@ def test_a_rate_is_what_was_gained_over_the_time_between_two_looks():
     assert readings.rate("x") == 3
     assert readings.rate("x", "y") == 3.5
     assert Readings(first).rate("x") is None
+
+
+def test_to_follow_the_load_is_no_repair():
+    gained = parse_page(
+        "# TYPE paceline_fallbacks_total counter\n"
+        'paceline_fallbacks_total{kind="target_lost"} 6.0\n'
+        'paceline_fallbacks_total{kind="load_changed"} 40.0\n'
+    )
+    second_look, first_look = Readings(gained, gained, 2.0), Readings(gained)
+    assert totals([second_look], [], told_running=None).repairs_per_second == 3
+    assert totals([first_look], [], told_running=None).repairs_per_second is None
 
 
 def test_a_counter_that_went_back_began_anew():

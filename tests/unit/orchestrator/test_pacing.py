@@ -61,7 +61,8 @@ class _Requests:
 
         async def read():
             await self.system.generate(max_tokens=count, into=stream, **request)
-            assert stream.token_ids == continuation(PROMPT, count)
+            resumed = [*request.get("resume_token_ids", ())]
+            assert resumed + stream.token_ids == continuation(PROMPT, count)
 
         self._reading[id(stream)] = self._tasks.create_task(read(), name="a client")
         return stream
@@ -115,6 +116,8 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then():
         assert requests.calls("Draft", since=first.ended)
     assert last.started.strategy == pb.STRATEGY_AUTOREGRESSIVE
     assert changes(last) == 1
+    assert last.started.lookahead == 0
+    assert last.finished.lookahead > 0, "as it ended"
     assert last.finished.statistics.accepted_token_count > 0
 
 
@@ -171,7 +174,11 @@ async def test_what_a_request_says_of_its_method_stays(wish):
 @virtually
 async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(monkeypatch):
     read = []
-    monkeypatch.setattr(TextDrafter, "read_prompt", read.append)
+
+    async def read_prompt(drafter):
+        read.append(drafter)
+
+    monkeypatch.setattr(TextDrafter, "read_prompt", read_prompt)
     async with virtual_system(*models()) as system, _Requests(system) as requests:
         stream = requests.ask(60)
         await asyncio.sleep(0.3)
@@ -183,12 +190,33 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
 def test_of_the_seats_that_go_the_home_is_none():
     home, guest, coming = object(), object(), object()
     seats = Seats(Role.TARGET, [None, home, guest, None], {3: coming})
-    assert seats.resize(1) == [guest, coming]
-    assert (seats.sessions, seats.arriving) == ([None, home], {})
-    assert seats.resize(4) == []
-    assert seats.empty == [0, 2, 3]
+    assert seats.resize(3) == []
+    assert seats.empty == [], "who is there matters more than a seat that nobody has"
+    assert set(seats.resize(1)) == {guest, coming}
+    assert (seats.taken, seats.empty, seats.count) == ((1,), [], 1)
+    assert seats.resize(3) == []
+    assert (seats.taken, seats.empty, seats.count) == ((1,), [0, 2], 3)
+    assert seats.resize(6) == []
+    assert (seats.empty, seats.count) == ([0, 2, 3, 4, 5], 6)
     assert seats.resize(0) == [home]
-    assert seats.sessions == []
+    assert (seats.taken, seats.empty, seats.count) == ((), [], 0)
+
+
+@virtually
+async def test_who_has_lost_a_target_stays_with_the_one_that_has_its_text():
+    async with (
+        virtual_system(*models(3)) as system,
+        _Requests(system, alone=DSI, most=2) as requests,
+    ):
+        stream = requests.ask(300)
+        await asyncio.sleep(0.3)
+        await system.models[1].kill()
+        await asyncio.sleep(0.3)
+        for _ in range(3):
+            requests.ask(60)
+        await asyncio.sleep(0.3)
+        assert sum(it.session_count for it in system.pool.servers) == 4, "one each, and no drafter"
+    assert changes(stream) >= 1
 
 
 @virtually
@@ -203,3 +231,17 @@ async def test_a_drafter_that_is_lost_meanwhile_changes_nothing_of_the_text():
         await asyncio.sleep(6)
         await drafter.start()
     assert stream.finished is not None
+
+
+@virtually
+async def test_what_was_resumed_and_what_tokens_carry_goes_on_with_the_next_method():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        resumed = continuation(PROMPT, 7)
+        stream = requests.ask(107, resume_token_ids=resumed, logprobs=True, top_logprobs=2)
+        await asyncio.sleep(0.3)
+        requests.ask(100)
+    assert changes(stream) == 1
+    logprobs = [logprob for chunk in stream.chunks for logprob in chunk.logprobs]
+    likeliest = [told for chunk in stream.chunks for told in chunk.top_logprobs]
+    assert len(logprobs) == len(likeliest) == len(stream.token_ids) == 100
+    assert all(told.logprobs[0] >= told.logprobs[1] for told in likeliest)
