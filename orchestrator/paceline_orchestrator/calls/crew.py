@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.deadline import Deadline
     from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.calls.keeper import SessionKeeper
+    from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
-    from paceline_orchestrator.planning.growth import Growth
 
 __all__ = ["Crew"]
 
@@ -44,13 +44,11 @@ class Crew:
         pool: Where servers come from.
         model: The target model that the request is pinned to.
         make_spec: What a session at a server of a role is opened for, by the model's fingerprint.
-        target_count: Seats for targets.
-        drafter_count: Seats for drafters.
+        staff: Whom there is work for: so many seats there are at first.
         keeper: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.
-        growth: How many more targets it takes if they come while it runs; None takes no more.
         self_drafting: Whether targets that draft for themselves are taken first.
 
     Attributes:
@@ -63,13 +61,11 @@ class Crew:
         model: ModelFacts,
         *,
         make_spec: Callable[[str], SessionSpec],
-        target_count: int,
-        drafter_count: int,
+        staff: Staff,
         keeper: SessionKeeper,
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
         arrived: Callable[[RemoteSession, PacelineError | None], None],
-        growth: Growth | None = None,
         self_drafting: bool = False,
     ) -> None:
         self._pool = pool
@@ -79,17 +75,17 @@ class Crew:
         self._deadline = deadline
         self._note_fallback = note_fallback
         self._arrived = arrived
-        self._growth = growth
+        self._growth = staff.growth
         self._since = time.monotonic()
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
         self._has_grown = False
         self.lookahead: int | None = None
-        self._targets = Seats(Role.TARGET, [None] * target_count)
-        self._drafters = Seats(Role.DRAFTER, [None] * drafter_count)
+        self._targets = Seats(Role.TARGET, [None] * staff.target_count)
+        self._drafters = Seats(Role.DRAFTER, [None] * staff.drafter_count)
         self._home: ModelServer | None = None
         self._known = CapacityChanged((), ())
         self.fill()
-        if drafter_count and not self._drafters.everyone:
+        if staff.drafter_count and not self._drafters.everyone:
             note_fallback(Fallback.NO_DRAFTER)
 
     @property
@@ -177,19 +173,21 @@ class Crew:
         self._known = self.capacity
         return pause_seconds
 
-    def widen(self, *, target_count: int, drafter_count: int) -> None:
+    def widen(self, staff: Staff) -> None:
         """Have at least as many seats from here on."""
-        self._targets.resize(max(target_count, self._targets.count))
-        self._drafters.resize(max(drafter_count, self._drafters.count))
+        self._targets.resize(max(staff.target_count, self._targets.count))
+        self._drafters.resize(max(staff.drafter_count, self._drafters.count))
         self.fill()
 
-    def resize(self, *, target_count: int, drafter_count: int, growth: Growth | None) -> None:
+    def resize(self, staff: Staff) -> None:
         """Have as many seats from here on: who has one too many goes, the home last.
 
         Calls of those who go must have been withdrawn. The caller is to pass on the capacity.
         """
-        self._growth, self._has_grown, self.lookahead = growth, False, None
-        for session in (*self._drafters.resize(drafter_count), *self._targets.resize(target_count)):
+        self._growth, self._has_grown, self.lookahead = staff.growth, False, None
+        leaving = self._drafters.resize(staff.drafter_count)
+        leaving += self._targets.resize(staff.target_count)
+        for session in leaving:
             session.close()
         self._given_up.difference_update(self._targets.closed)
         self.fill()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.recorder import Recorder
     from paceline_orchestrator.calls.session import RemoteSession
+    from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_orchestrator.planning.growth import Growth
     from paceline_protocol.messages import (
         CapacityChanged,
         Command,
@@ -76,31 +75,14 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
-__all__ = ["Driver", "Staff"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staff:
-    """Whom a method has work for.
-
-    Attributes:
-        drafts: Whether for a drafter, be it the text itself.
-        target_count: Seats for targets.
-        drafter_count: Seats for drafters.
-        growth: See Crew.
-    """
-
-    drafts: bool
-    target_count: int
-    drafter_count: int
-    growth: Growth | None
+__all__ = ["Driver"]
 
 
 class Driver:
-    """Runs one method for one request.
+    """Runs a request's method, and those that follow it.
 
     Args:
-        create_method: Makes what decides, for those who are there at the start.
+        create_method: Makes what decides at first, for those who are there at the start.
         crew: Who works; its sessions are closed in the end.
         pool: Says when servers are back.
         recorder: Told of everything.
@@ -230,7 +212,7 @@ class Driver:
             self._staff = staff
             return successor(emitted, capacity)
 
-        self._crew.widen(target_count=staff.target_count, drafter_count=staff.drafter_count)
+        self._crew.widen(staff)
         if self._method is None:
             self._create_method = partial(begin, ())
         else:
@@ -272,11 +254,7 @@ class Driver:
             return
         if self._text is not None:
             self._text.drafts = staff.drafts
-        self._crew.resize(
-            target_count=staff.target_count,
-            drafter_count=staff.drafter_count,
-            growth=staff.growth,
-        )
+        self._crew.resize(staff)
         self._tell_capacity()
 
     @property

@@ -73,12 +73,14 @@ class Seats:
         """Have so many seats that can be taken; who has one too many is taken out, and returned.
 
         A seat keeps its index. Those go first that nobody has, then those that somebody is about
-        to have, and of the others the last.
+        to have, and of the others the last. They come back behind the first one taken, if they can.
         """
         open_seats = [it for it in range(len(self.sessions)) if it not in self.closed]
         missing = count - len(open_seats)
         if missing > 0:
-            self.closed.difference_update(sorted(self.closed)[:missing])
+            first = min(self.taken, default=0)
+            again = sorted(self.closed, key=lambda it: (it < first, it))
+            self.closed.difference_update(again[:missing])
             self.sessions += [None] * (count - self.count)
             return []
         taken = set(self.taken)

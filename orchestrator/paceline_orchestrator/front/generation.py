@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline_orchestrator.calls.crew import Crew
-from paceline_orchestrator.calls.driver import Driver, Staff
+from paceline_orchestrator.calls.driver import Driver
 from paceline_orchestrator.calls.recorder import Recorder
 from paceline_orchestrator.calls.rpcs import one_hot
 from paceline_orchestrator.calls.statistics import Fallback
@@ -93,13 +93,11 @@ class Generation:
             pool,
             order.model,
             make_spec=lambda it: order.session_spec(it, length=self._position),
-            target_count=order.target_count,
-            drafter_count=order.drafter_count,
+            staff=order.staff,
             keeper=keeper,
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
-            growth=order.growth,
             self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
         )
         self._driver = Driver(
@@ -204,13 +202,7 @@ class Generation:
             rest = replace(order, resumed=order.resumed + emitted)
             return create_method(plan.strategy, rest.task(is_alone=False), capacity=capacity)
 
-        staff = Staff(
-            drafts=METHODS[plan.strategy].drafts,
-            target_count=order.target_count,
-            drafter_count=order.drafter_count,
-            growth=order.growth,
-        )
-        if not self._driver.change(create, staff):
+        if not self._driver.change(create, order.staff):
             return False
         self._wanted = plan
         return True

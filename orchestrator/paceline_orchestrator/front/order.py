@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.exchange import SessionSpec
+from paceline_orchestrator.calls.staff import Staff
 from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.growth import Growth
 from paceline_protocol.methods import METHODS
@@ -97,24 +98,13 @@ class Order:
         return frozenset() if self.options.ignore_eos else self.model.eos_token_ids
 
     @property
-    def target_count(self) -> int:
-        """Targets to use at most; none if everything was resumed."""
-        return self.plan.target_count if self._missing else 0
-
-    @property
-    def growth(self) -> Growth | None:
-        """How it takes more targets if they come while it runs; None if it does not."""
-        if (
-            not METHODS[self.plan.strategy].overlaps
-            or self.options.wish.target_count is not None
-            or self.options.dispatch is DispatchPolicy.BLOCKS
-        ):
-            return None
-        drafter = self.plan.drafter
-        return Growth(
-            self.plan.lookahead,
-            is_fixed=self.options.wish.lookahead is not None,
-            has_text=drafter is not None and drafter.has_servers and drafter.has_text,
+    def staff(self) -> Staff:
+        """Whom it has work for; nobody if everything was resumed."""
+        return Staff(
+            target_count=self.plan.target_count if self._missing else 0,
+            drafter_count=self.drafter_count,
+            growth=self._growth,
+            drafts=self._drafts,
         )
 
     @property
@@ -204,6 +194,22 @@ class Order:
             own_guesses=self.own_guesses,
             broadcast_prefill=is_alone and self.plan.broadcast_prefill,
             keep_prefill=is_alone and self.plan.keep_prefill,
+        )
+
+    @property
+    def _growth(self) -> Growth | None:
+        """How it takes more targets if they come while it runs; None if it does not."""
+        if (
+            not METHODS[self.plan.strategy].overlaps
+            or self.options.wish.target_count is not None
+            or self.options.dispatch is DispatchPolicy.BLOCKS
+        ):
+            return None
+        drafter = self.plan.drafter
+        return Growth(
+            self.plan.lookahead,
+            is_fixed=self.options.wish.lookahead is not None,
+            has_text=drafter is not None and drafter.has_servers and drafter.has_text,
         )
 
     @property

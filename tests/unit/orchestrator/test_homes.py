@@ -22,6 +22,7 @@ from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import ModelFacts, Timing
+from paceline_orchestrator.calls.staff import Staff
 from paceline_orchestrator.planning.growth import Growth
 from support.fake_models import FakeModelServer
 from support.orchestrating import orchestrating
@@ -75,13 +76,20 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
         pool,
         MODEL,
         make_spec=lambda _: SessionSpec(fingerprint="it", reserve_length=1),
-        target_count=target_count,
-        drafter_count=drafter_count,
-        growth=growth,
+        staff=staff(target_count, drafter_count=drafter_count, growth=growth),
         keeper=SimpleNamespace(open=opened_at_once, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
         arrived=lambda *_: None,
+    )
+
+
+def staff(target_count, *, drafter_count=0, growth=None):
+    return Staff(
+        target_count=target_count,
+        drafter_count=drafter_count,
+        growth=growth,
+        drafts=drafter_count > 0,
     )
 
 
@@ -114,6 +122,22 @@ async def test_a_guest_begins_nothing_where_another_request_is_at_home():
     host.close()
     assert guest.fill()
     assert (guest.capacity.targets, guest.capacity.leaving) == ((0, 1, 2), ())
+
+
+async def test_who_needs_one_target_stays_at_the_home_that_it_has_by_then():
+    pool = KnownTargets(3)
+    crew = await a_crew(pool, 3)
+    crew.vacate(crew.target(0), errors.OverloadedError("full", retry_after_seconds=60))
+    crew.fill()
+    homes = pool.homes
+    assert crew.capacity.targets == (1, 2)
+    crew.resize(staff(1))
+    await arrivals()
+    assert (crew.capacity.targets, pool.homes) == ((1,), homes)
+    assert [it.session_count for it in pool.servers] == homes, "the others are given back"
+    crew.widen(staff(2))
+    await arrivals()
+    assert (crew.capacity.targets, pool.homes) == ((1, 2), homes)
 
 
 async def test_where_every_target_is_a_home_each_request_has_its_own():

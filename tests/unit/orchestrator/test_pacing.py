@@ -195,7 +195,7 @@ def test_of_the_seats_that_go_the_home_is_none():
     assert set(seats.resize(1)) == {guest, coming}
     assert (seats.taken, seats.empty, seats.count) == ((1,), [], 1)
     assert seats.resize(3) == []
-    assert (seats.taken, seats.empty, seats.count) == ((1,), [0, 2], 3)
+    assert (seats.taken, seats.empty, seats.count) == ((1,), [2, 3], 3), "behind the home"
     assert seats.resize(6) == []
     assert (seats.empty, seats.count) == ([0, 2, 3, 4, 5], 6)
     assert seats.resize(0) == [home]
