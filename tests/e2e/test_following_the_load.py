@@ -10,15 +10,15 @@ import pytest
 from paceline import Strategy
 from support.system import System, simulated_model
 
-TOKENS, CROWD = 100, 9
+TOKENS, CROWD = 60, 9
 PROMPTS = [f"stream {index}:" for index in range(CROWD + 1)]
 
 
 @pytest.fixture(scope="module")
 def system():
     """A target whose rows are dear: alone speculation pays, and in a crowd plain decoding does."""
-    target = simulated_model("target", seconds=0.02, simulated_row_seconds=0.003)
-    drafter = simulated_model("drafter", seconds=0.001, simulated_acceptance_rate=0.9)
+    target = simulated_model("target", seconds=0.04, simulated_row_seconds=0.006)
+    drafter = simulated_model("drafter", seconds=0.002, simulated_acceptance_rate=0.6)
     with System(drafters=[drafter], targets=[target]).running() as system:
         yield system
 
