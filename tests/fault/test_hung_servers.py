@@ -7,10 +7,11 @@ How many seconds: tests/unit/orchestrator/test_silent_servers.py, on a clock of 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
+from paceline.errors import NoTargetError
 from support.links import linked_system
 from support.streams import PROMPT
 from support.system import simulated_model
@@ -124,9 +125,11 @@ def test_a_server_that_hung_is_back_when_it_is_well_and_not_before(role, system,
     with system.client() as client:
         with hung(links[f"{role}-0"], role):
             while seen_ready():
-                given_up(client, "speculative", text)
+                with suppress(NoTargetError):  # on a very busy machine the other one is late, too
+                    given_up(client, "speculative", text)
             ends = time.monotonic() + LEFT_ALONE_SECONDS
             while time.monotonic() < ends:
-                given_up(client, "speculative", text)
+                with suppress(NoTargetError):
+                    given_up(client, "speculative", text)
                 assert not seen_ready(), "its health alone brought it back"
         eventually(seen_ready, what="it is used again")
