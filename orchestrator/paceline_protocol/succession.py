@@ -114,8 +114,8 @@ class SuccessiveDecoding:
     def _count(self, commands: Sequence[Command]) -> list[Command]:
         """Give calls ids that count on from those of the methods before."""
         moved = [_moved(command, self._passed) for command in commands]
-        numbers = [call[1] for command in moved if (call := _call_of(command))]
-        self._highest = max([self._highest, *numbers])
+        begun = [_call_of(command) for command in moved if isinstance(command, _STARTS)]
+        self._highest = max([self._highest, *(call[1] for call in begun if call)])
         return moved
 
 
@@ -127,8 +127,8 @@ def _call_of(message: Command | Event) -> tuple[str, int] | None:
 
 def _moved(message: Message, offset: int) -> Message:
     """Return a message about the call that has another id."""
-    call = _call_of(message)
-    if call is None or not offset:
+    call = _call_of(message) if offset else None
+    if call is None:
         return message
     name, number = call
     changes: dict[str, Any] = {name: number + offset}

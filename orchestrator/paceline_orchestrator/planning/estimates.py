@@ -142,6 +142,11 @@ class Measurements:
         return measured and self.tree_tokens > 0
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether there are more requests than targets."""
+        return self.request_count > self.target_count
+
+    @property
     def part(self) -> int:
         """This request's part of the targets, rounded; at least one, which it may have to share."""
         return max(1, (2 * self.target_count + self.request_count) // (2 * self.request_count))

@@ -159,7 +159,7 @@ class Planner:
             for strategy, method in METHODS.items()
             if _has_what_it_needs(method, measurements)
         ]
-        has_target = measurements.request_count <= measurements.target_count
+        has_target = not measurements.is_crowded
         if wish.strategy is None and has_target:
             asked = None if wish.leaves_trees_open else wish.shape or CHAIN
             options = self._forms.of(options, measurements, asked=asked)
@@ -252,7 +252,7 @@ class Planner:
             shape=option.shape,
             own_guesses=own_guesses_are_free(option, measurements),
             drafts_ahead=option.drafts_ahead,
-            is_crowded=measurements.request_count > measurements.target_count,
+            is_crowded=measurements.is_crowded,
         )
 
     def _broadcasts(self, option: Option, measurements: Measurements) -> bool:
