@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,8 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.seats import Seats
 from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.planning.planner import Planner
+from paceline_orchestrator.front.pacing import Pacing
+from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.methods import Strategy
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
@@ -102,12 +104,18 @@ async def test_who_drafts_decodes_plainly_as_soon_as_others_crowd_the_target():
 
 
 @virtually
-async def test_who_is_left_drafts_again_and_who_began_plainly_does_then():
+async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypatch):
+    plans = []
+
+    def learnt(drafts, *, plan, **_):
+        plans.append((drafts.accepted > 0, plan.strategy))
+
     async with virtual_system(*models()) as system, _Requests(system) as requests:
         first = requests.ask(400)
         await asyncio.sleep(0.1)
         requests.ask(10)
         last = requests.ask(400)
+        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
         await asyncio.sleep(1.5)
         drafted = requests.calls("Draft", since=now() - 0.5)
         assert drafted == [], "two are too many"
@@ -116,6 +124,7 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then():
         assert requests.calls("Draft", since=first.ended)
     assert last.started.strategy == pb.STRATEGY_AUTOREGRESSIVE
     assert changes(last) == 1
+    assert plans[-1] == (True, SI), "learnt by the plan that drafted"
     assert last.started.lookahead == 0
     assert last.finished.lookahead > 0, "as it ended"
     assert last.finished.statistics.accepted_token_count > 0
@@ -185,6 +194,34 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
         requests.ask(60)
     assert changes(stream) == 1
     assert read == []
+
+
+class _Running:
+    """A generation, to those that pace it."""
+
+    def __init__(self, wish):
+        self.order = SimpleNamespace(
+            follows_load=True,
+            model="model",
+            options=SimpleNamespace(wish=wish),
+            plan=SimpleNamespace(is_crowded=False),
+        )
+        self.drafts, self.length, self.followed = True, 9, []
+
+    def follow(self, plan):
+        self.followed.append(plan)
+        return False
+
+
+@virtually
+async def test_a_plan_is_for_those_that_wish_the_same_and_each_has_its_turn():
+    plans = iter(["the first's", None, "the third's"])
+    pacing = Pacing(SimpleNamespace(plan_again=lambda *_, **__: next(plans)))
+    one, other = _Running(Wish()), _Running(Wish(lookahead=7))
+    with pacing.following(one), pacing.following(other):
+        await asyncio.sleep(3.5)
+    assert one.followed == ["the first's", "the third's"]
+    assert other.followed == [], "its plan was none"
 
 
 def test_of_the_seats_that_go_the_home_is_none():
