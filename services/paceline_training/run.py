@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
-from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, pack_weights
+from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, load_adapter, pack_weights
 from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
+from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.model_loading import load_model, usable_device
 from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
@@ -100,6 +101,7 @@ def run_training(
     checkpoint: Path,
     device: str,
     tell: Callable[[str], None],
+    go_on_from: Path | None = None,
     fine_tuned: Path | None = None,
 ) -> AdapterCard:
     """Train an adapter for a model and write it to a directory, with its card.
@@ -115,11 +117,12 @@ def run_training(
         checkpoint: Where the state is kept meanwhile; what is there is gone on from.
         device: Of torch.
         tell: Takes lines of progress.
+        go_on_from: An adapter of these sizes for this model, whose weights are the first.
         fine_tuned: Where that model goes; nothing may be there. None unless the plan is joint.
 
     Raises:
         ModelLoadError: the model cannot be loaded, cannot have such an adapter, or not be
-            fine-tuned.
+            fine-tuned; or the adapter to go on from is damaged, or is another's.
         TextTooShortError: there is too little text.
         CheckpointError: the checkpoint is damaged or of another run.
     """
@@ -135,10 +138,13 @@ def run_training(
     generator = torch.Generator().manual_seed(text.seed)
     adapter.start_from(model, generator=generator)
     tuning = _tune(model, files, plan, generator=generator)
+    fingerprint = model_fingerprint(files)
+    earlier = None
+    if go_on_from is not None:
+        earlier = _go_on(adapter, model, go_on_from, sizes=sizes, fingerprint=fingerprint)
     windows = TextWindows(text.streams, length=text.window, batch=text.batch, seed=text.seed)
     texts = _continuations(model, text.validation)
     before = _text_loss(model, texts)
-    fingerprint = model_fingerprint(files)
     tell(
         f"{sizes.kind}: {sum(each.numel() for each in adapter.parameters()):,} weights,"
         f" {plan.steps} steps of {text.batch * text.window:,} tokens on {device}"
@@ -170,6 +176,8 @@ def run_training(
         "seed": text.seed,
     }
     del run["tree_nodes"]  # decides nothing of the weights
+    if earlier is not None:
+        run["earlier"] = {"weights_sha256": earlier.weights_sha256, "training": earlier.training}
     train_adapter(
         adapter,
         model,
@@ -189,6 +197,21 @@ def run_training(
     card = _write(adapter, files, sizes, run=run, plan=plan, measured=measured, out=out)
     checkpoint.unlink()
     return card
+
+
+def _go_on(
+    adapter: torch.nn.Module, model: Any, directory: Path, *, sizes: AdapterSizes, fingerprint: str
+) -> AdapterCard:
+    """Give an adapter another one's weights, and return that one's card."""
+    loaded = load_adapter(directory, model=model, fingerprint=fingerprint)
+    for size in ("kind", "reach", "layers", "rank", "exit_rank"):
+        there, wanted = getattr(loaded.card, size), getattr(sizes, size)
+        if there != wanted:
+            raise ModelLoadError(
+                f"adapter {str(directory)!r} has {size} {there}, and what is to be trained {wanted}"
+            )
+    adapter.load_state_dict(loaded.module.state_dict())
+    return loaded.card
 
 
 def _tune(

@@ -25,6 +25,7 @@ _EXAMPLES = """
 paceline train streams --model ~/big --data texts.txt --out ~/big-streams
 paceline train medusa --model ~/big --data a.txt --data b.txt --out ~/big-medusa --steps 2000
 paceline train streams --model ~/big --data a.txt --validation held-out.txt --out s --rate 2e-3
+paceline train streams --model ~/big --data more.txt --go-on-from ~/big-streams --out better
 paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
 """
 _CHECKPOINT_FILE = "checkpoint.pt"
@@ -105,6 +106,9 @@ class TrainSettings(_Sizes, _Schedule):
         None, description="file with text to measure on; else the last twentieth of the data"
     )
     out: Path | None = Field(None, description="where the adapter goes, with its card")
+    go_on_from: Path | None = Field(
+        None, description="begin with the weights of this adapter, which is for the same model"
+    )
     fine_tune: Path | None = Field(
         None,
         description="fine-tune the model, too (Speculative Streaming's shared LoRA, Medusa-2), and"
@@ -175,6 +179,7 @@ def _train(settings: TrainSettings) -> None:
         checkpoint=settings.out / _CHECKPOINT_FILE,
         device=settings.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         tell=console.print,
+        go_on_from=settings.go_on_from,
         fine_tuned=settings.fine_tune,
     )
     console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")

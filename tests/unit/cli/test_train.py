@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from paceline_cli.__main__ import main
 from paceline_engine.adapters.card import AdapterCard, model_fingerprint
@@ -59,6 +60,42 @@ def test_the_same_seed_gives_the_same_file_and_another_one_another(tiny_pair, te
         assert train("streams", tiny_pair, text, tmp_path / name, "--seed", seed) == 0
         digests.append(AdapterCard.read(tmp_path / name).weights_sha256)
     assert digests[0] == digests[1] != digests[2]
+
+
+def weights(folder, pair):
+    files = find_model_files(str(pair.target))
+    model = load_model(files, dtype="float32")
+    return load_adapter(folder, model=model, fingerprint=model_fingerprint(files)).module
+
+
+def test_training_goes_on_from_another_adapters_weights(tiny_pair, text, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train("streams", tiny_pair, text, first, "--rate", "1e-2") == 0
+    more = ("--go-on-from", str(first), "--rate", "1e-9")
+    assert train("streams", tiny_pair, text, second, *more) == 0
+    before, after = (weights(folder, tiny_pair).state_dict() for folder in (first, second))
+    torch.testing.assert_close(before, after)
+    card = json.loads((first / "card.json").read_text())
+    assert json.loads((second / "card.json").read_text())["training"]["earlier"] == {
+        "weights_sha256": card["weights_sha256"],
+        "training": card["training"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "complaint"),
+    [
+        ("medusa", (), "has kind streams, and what is to be trained medusa"),
+        ("streams", ("--rank", "4"), "has rank 32, and what is to be trained 4"),
+    ],
+)
+def test_training_goes_on_from_nothing_else(
+    kind, more, complaint, tiny_pair, text, tmp_path, capsys
+):
+    first = tmp_path / "first"
+    assert train("streams", tiny_pair, text, first) == 0
+    assert train(kind, tiny_pair, text, tmp_path / "b", "--go-on-from", str(first), *more) == 1
+    assert complaint in capsys.readouterr().err
 
 
 # What comes of it: tests/unit/training/test_fine_tuning.py.
