@@ -1,15 +1,14 @@
 """Train the bundled target's adapters: `python models/adapters.py streams` (or medusa).
 
 A quarter of the text is the standard library's sources and a quarter its tests, as the pair's is;
-half is what the target itself goes on with from beginnings in both, greedily. A recipe may have
-several stages, each with more of that and a fresh schedule. Hit rates are measured on held-out
-files. An interrupted run goes on where it was, from what is in the work folder.
+half is what the target itself goes on with from beginnings in both, greedily. Hit rates are
+measured on held-out files. An interrupted run goes on where it was, from what is in the work
+folder.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import write_adapters
 from corpus import load_corpus
-from paceline_engine.adapters.card import CARD_FILE
 from paceline_engine.backends.model_files import find_model_files
 from paceline_training.continuations import continue_text
 from paceline_training.run import AdapterSizes, TextPlan, run_training
@@ -33,14 +31,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["SIZES", "STAGES", "main"]
+__all__ = ["PLANS", "SIZES", "main"]
 
 _FOLDER = Path(__file__).resolve().parent
-_TARGET = _FOLDER / TARGET_FOLDER
 _WINDOW = 256
 _BATCH = 4
-# Of each stage.
-_OWN_TEXTS = (1024, 3072)
+_OWN_TEXTS = 1024
 _PROMPT_LENGTH = 64
 _OWN_TEXTS_AT_ONCE = 64
 
@@ -48,21 +44,26 @@ SIZES = {
     "medusa": AdapterSizes(kind="medusa", reach=4, layers=0, rank=0, exit_rank=0, tree_nodes=16),
     "streams": AdapterSizes(kind="streams", reach=4, layers=8, rank=32, exit_rank=8, tree_nodes=16),
 }
-_PLAN = TrainingPlan(
-    steps=1000,
-    rate=1e-3,
-    decay="linear",
-    warm_up_share=0.05,
-    labels="model",
-    precision="bfloat16",
-    checkpoint_steps=25,
-    report_steps=100,
-)
-STAGES = {
-    "medusa": (_PLAN,),
-    "streams": (
-        replace(_PLAN, steps=2400, rate=2e-3, checkpoint_steps=20),
-        replace(_PLAN, steps=3000, rate=2e-3, checkpoint_steps=20),
+PLANS = {
+    "medusa": TrainingPlan(
+        steps=1000,
+        rate=1e-3,
+        decay="linear",
+        warm_up_share=0.05,
+        labels="model",
+        precision="bfloat16",
+        checkpoint_steps=25,
+        report_steps=100,
+    ),
+    "streams": TrainingPlan(
+        steps=2400,
+        rate=2e-3,
+        decay="linear",
+        warm_up_share=0.05,
+        labels="model",
+        precision="bfloat16",
+        checkpoint_steps=20,
+        report_steps=100,
     ),
 }
 
@@ -82,54 +83,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # More threads hardly help with models of this size, and the number of them changes rounding.
     torch.set_num_threads(1)
     keep_freed_memory()
-    tokenizer = AutoTokenizer.from_pretrained(_TARGET)
+    target = _FOLDER / TARGET_FOLDER
+    tokenizer = AutoTokenizer.from_pretrained(target)
     corpus = load_corpus()
     parts = (corpus.training, corpus.tests, corpus.held_out)
     training, tests, held_out = (token_stream(part, tokenizer=tokenizer) for part in parts)
-    stages, earlier = STAGES[options.kind], None
-    for stage, plan in enumerate(stages):
-        is_last = stage == len(stages) - 1
-        out = options.work / f"{options.kind}-{stage}"
-        if is_last:
-            out = options.output or _TARGET.with_name(f"{_TARGET.name}-{options.kind}")
-        if is_last or not (out / CARD_FILE).exists():
-            own = _own_text(torch.cat((training, tests)), stage, folder=options.work)
-            run_training(
-                find_model_files(str(_TARGET)),
-                sizes=SIZES[options.kind],
-                text=TextPlan(
-                    streams=[training, tests if len(tests) else training, *own.chunk(2)],
-                    validation=held_out,
-                    window=_WINDOW,
-                    batch=_BATCH,
-                    seed=1 + stage,
-                ),
-                plan=plan,
-                checkpoint=options.work / f"{options.kind}-{stage}.pt",
-                out=out,
-                device="cuda" if torch.cuda.is_available() else "cpu",
-                tell=lambda line: print(line, flush=True),
-                go_on_from=earlier,
-            )
-        earlier = out
+    own = _own_text(target, torch.cat((training, tests)), folder=options.work)
+    run_training(
+        find_model_files(str(target)),
+        sizes=SIZES[options.kind],
+        text=TextPlan(
+            streams=[training, tests if len(tests) else training, *own.chunk(2)],
+            validation=held_out,
+            window=_WINDOW,
+            batch=_BATCH,
+            seed=1,
+        ),
+        plan=PLANS[options.kind],
+        checkpoint=options.work / f"{options.kind}.pt",
+        out=options.output or _FOLDER / f"{TARGET_FOLDER}-{options.kind}",
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        tell=lambda line: print(line, flush=True),
+    )
     if options.output is None:
         write_adapters(_FOLDER)
 
 
-def _own_text(stream: Tensor, stage: int, *, folder: Path) -> Tensor:
+def _own_text(target: Path, stream: Tensor, *, folder: Path) -> Tensor:
     """Have the target go on with beginnings of the text, or read what it said before."""
-    path = folder / f"own-text-{stage}.safetensors"
+    path = folder / "own-text.safetensors"
     if not path.exists():
-        count = _OWN_TEXTS[stage]
-        model = LlamaForCausalLM.from_pretrained(_TARGET, dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
         own = continue_text(
             model,
             stream,
-            count=count,
+            count=_OWN_TEXTS,
             prompt_length=_PROMPT_LENGTH,
             length=_WINDOW - _PROMPT_LENGTH,
             at_once=_OWN_TEXTS_AT_ONCE,
-            tell=lambda done: print(f"own text: {done} of {count}", flush=True),
+            tell=lambda done: print(f"own text: {done} of {_OWN_TEXTS}", flush=True),
         )
         folder.mkdir(parents=True, exist_ok=True)
         save_file({"token_ids": own}, path)

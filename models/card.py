@@ -75,7 +75,7 @@ def _adapters(cards: Sequence[dict[str, Any]]) -> str:
             (
                 card["kind"],
                 f"{facts['parameters']:,}",
-                f"{_tokens(facts) / 1e6:.1f}",
+                f"{facts['tokens'] / 1e6:.1f}",
                 " ".join(f"{rates[0]:.2f}" for rates in facts["hit_rates"]),
                 f"{reached['one guess each']:.2f}",
                 f"{reached['two guesses each']:.2f}",
@@ -95,12 +95,6 @@ def _adapters(cards: Sequence[dict[str, Any]]) -> str:
         ),
         rows,
     )
-
-
-def _tokens(facts: dict[str, Any]) -> int:
-    """Return how many tokens an adapter has learnt from, and those that it went on from."""
-    earlier = facts.get("earlier")
-    return int(facts["tokens"]) + (_tokens(earlier["training"]) if earlier else 0)
 
 
 def _quality(card: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ class DraftStatistics:
         accepted: Those that became output.
         rejected: Those that a target decided against.
         discarded: Those that nothing was decided about, or that another drafter had found before.
-        accepted_runs: For each token of the target's own, how many accepted ones preceded it.
+        own: Tokens of the target's own, which nobody had drafted.
         corrections_ahead: Of the accepted those that a drafter had as a runner-up: corrections that
             cost no draft, and where the runner-up was in a verification, no forward.
         branch_drafted: Tokens found beside the chains. Only those that became a chain's count as
@@ -47,7 +47,7 @@ class DraftStatistics:
     accepted: int = 0
     rejected: int = 0
     discarded: int = 0
-    accepted_runs: list[int] = field(default_factory=list)
+    own: int = 0
     corrections_ahead: int = 0
     branch_drafted: int = 0
     branch_judged: int = 0
@@ -88,7 +88,6 @@ class Commitment:
         self.statistics = DraftStatistics()
         self._eos_ids = task.eos_ids
         self._known_rates = task.hit_rates
-        self._run_length = 0
 
     @property
     def remaining(self) -> int:
@@ -124,7 +123,10 @@ class Commitment:
         count = 0
         for token_id, was_drafted in zip(token_ids, accepted, strict=True):
             count += 1
-            self._count(was_drafted)
+            if was_drafted:
+                self.statistics.accepted += 1
+            else:
+                self.statistics.own += 1
             if self.ends_after(token_id, length=len(self.prefix) + count):
                 at_eos = token_id in self._eos_ids
                 self.finish_reason = FinishReason.EOS if at_eos else FinishReason.LENGTH
@@ -133,11 +135,3 @@ class Commitment:
         return EmitTokens(
             tuple(token_ids[:count]), tuple(accepted[:count]), tuple(logprobs[:count])
         )
-
-    def _count(self, was_drafted: bool) -> None:
-        if was_drafted:
-            self.statistics.accepted += 1
-            self._run_length += 1
-        else:
-            self.statistics.accepted_runs.append(self._run_length)
-            self._run_length = 0

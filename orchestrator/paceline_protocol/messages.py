@@ -194,9 +194,15 @@ class StartDraft:
 
 @dataclass(frozen=True, slots=True)
 class StopDraft:
-    """Withdraw a draft: nothing more of it is wanted."""
+    """Withdraw a draft: nothing more of it is wanted.
+
+    Attributes:
+        draft_id: Its name.
+        by_rejection: Whether because it follows what was rejected, where the text goes on.
+    """
 
     draft_id: int
+    by_rejection: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +241,15 @@ class PromoteVerify:
 
 @dataclass(frozen=True, slots=True)
 class AbandonVerify:
-    """Withdraw a verification: its verdict is worthless."""
+    """Withdraw a verification: its verdict is worthless.
+
+    Attributes:
+        verify_id: Its name.
+        by_rejection: Whether because it follows what was rejected, where the text goes on.
+    """
 
     verify_id: int
+    by_rejection: bool = True
 
 
 @dataclass(frozen=True, slots=True)

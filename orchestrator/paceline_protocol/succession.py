@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from paceline_protocol.messages import (
+    AbandonVerify,
     CapacityChanged,
     Command,
     EmitTokens,
@@ -22,6 +23,7 @@ from paceline_protocol.messages import (
     StartDecode,
     StartDraft,
     StartVerify,
+    StopDraft,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +105,11 @@ class SuccessiveDecoding:
         assert self._next is not None
         begun = {_call_of(it) for it in commands if isinstance(it, _STARTS)}
         ended = [it for it in commands if not isinstance(it, (*_STARTS, PromoteVerify))]
-        withdrawn = [it for it in self._method.stop() if _call_of(it) not in (None, *begun)]
+        withdrawn = [
+            replace(it, by_rejection=False) if isinstance(it, AbandonVerify | StopDraft) else it
+            for it in self._method.stop()
+            if _call_of(it) not in (None, *begun)
+        ]
         commands = self._count([*ended, *withdrawn])
         self._past = self.statistics
         self._passed = self._highest

@@ -315,9 +315,11 @@ class Driver:
                 likeliest = kept.settle(command.token_ids) if kept is not None else ()
                 self._final.append((command, likeliest))
             case AbandonVerify():
-                self._calls.abandon_verify(command.verify_id, by_rejection=self._finish is None)
+                by_rejection = command.by_rejection and self._finish is None
+                self._calls.abandon_verify(command.verify_id, by_rejection=by_rejection)
             case StopDraft():
-                self._calls.stop_draft(command.draft_id, by_rejection=self._finish is None)
+                by_rejection = command.by_rejection and self._finish is None
+                self._calls.stop_draft(command.draft_id, by_rejection=by_rejection)
             case StopDecode():
                 self._calls.stop_decode(command.decode_id)
             case StartVerify() | StartDecode():

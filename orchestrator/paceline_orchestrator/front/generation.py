@@ -171,6 +171,11 @@ class Generation:
         return METHODS[self._wanted.strategy].drafts
 
     @property
+    def verifier_limit(self) -> int:
+        """How many targets it could use by now if there were as many."""
+        return replace(self._order, plan=self._wanted).verifier_limit
+
+    @property
     def teaches(self) -> Plan:
         """What its draft tokens are to be learnt by: of the plans that drafted the narrowest."""
         drafting = [it for it in self._plans if METHODS[it.strategy].drafts]

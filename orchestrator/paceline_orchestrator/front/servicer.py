@@ -153,7 +153,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 self._pacing.following(generation),
                 self._metrics.request(generation),
                 self._demand.stream(
-                    verifier_limit=order.verifier_limit,
+                    verifier_limit=lambda: generation.verifier_limit,
                     lookahead=order.options.wish.lookahead,
                 ),
             ):

@@ -182,7 +182,7 @@ class Planning:
         """
         if METHODS[plan.strategy].self_drafts:
             # Each verdict has a token of the target's own; the first one had nothing to judge.
-            count = max(0, len(drafts.accepted_runs) - 1)
+            count = max(0, drafts.own - 1)
             self._guess_count.add(drafts.accepted + drafts.rejected + drafts.discarded, count=count)
             self._guesses_accepted.add(drafts.accepted, count=count)
         elif text_count := text_accepted_count + text_rejected_count:

@@ -68,7 +68,7 @@ def desired_verifiers(demand: Demand, *, least: int, most: int, fixed: int = 0) 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    verifier_limit: int
+    verifier_limit: Callable[[], int]
     lookahead: int
 
     def wanted(self, target_us: int, drafter_us: int) -> int:
@@ -76,7 +76,7 @@ class _Stream:
         if not (target_us and drafter_us):
             return 1
         needed = needed_target_count(target_us, drafter_us, lookahead=self.lookahead)
-        return min(needed, self.verifier_limit)
+        return min(needed, self.verifier_limit())
 
 
 class DemandMeter:
@@ -114,11 +114,13 @@ class DemandMeter:
         self._active_until = self._clock() + _ACTIVE_SECONDS
 
     @contextmanager
-    def stream(self, *, verifier_limit: int, lookahead: int | None = None) -> Iterator[None]:
+    def stream(
+        self, *, verifier_limit: Callable[[], int], lookahead: int | None = None
+    ) -> Iterator[None]:
         """Count a stream for as long as it runs.
 
         Args:
-            verifier_limit: Targets that it could use if there were as many.
+            verifier_limit: Tells how many targets it could use by now if there were as many.
             lookahead: Draft tokens in a verification, if the client said how many.
         """
         key = object()

@@ -151,7 +151,26 @@ async def test_dsi_gives_its_other_targets_back():
             requests.ask(100)
         await asyncio.sleep(0.3)
         assert sum(system.server(f"target-{it}").session_count for it in range(3)) == 4
+        limits = [it.verifier_limit() for it in system.servicer._demand._streams.values()]
+        assert limits == [1] * 4, "nor does the autoscaler keep targets for it"
     assert changes(first) >= 1
+
+
+@virtually
+async def test_what_a_change_withdraws_counts_as_no_rejection():
+    perfect = drafters(1, agrees=lambda _: True)
+    async with (
+        virtual_system(*perfect, *models(3)[1:]) as system,
+        _Requests(system, alone=DSI) as requests,
+    ):
+        stream = requests.ask(300)
+        await asyncio.sleep(0.3)
+        requests.ask(100)
+        await requests.end_of(stream)
+        ends = {it.end for it in requests.calls("Draft", "Verify", since=0.0)}
+    assert changes(stream) >= 1
+    assert ends - {"answered"}, "something was withdrawn"
+    assert stream.finished.statistics.cancelled_rpc_count == 0
 
 
 @virtually

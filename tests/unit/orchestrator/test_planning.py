@@ -102,7 +102,7 @@ def took(
         drafted=accepted + rejected,
         accepted=accepted,
         rejected=rejected,
-        accepted_runs=[0] * forwards,
+        own=forwards,
         ranks=Counter(dict(ranks)),
     )
     plan = SimpleNamespace(

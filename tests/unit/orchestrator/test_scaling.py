@@ -95,7 +95,7 @@ def a_pool(target_ms=(36,), drafter_ms=(4,), calls=0):
 
 
 def an_order(*, lookahead=None, limit=64):
-    return {"lookahead": lookahead, "verifier_limit": limit}
+    return {"lookahead": lookahead, "verifier_limit": lambda: limit}
 
 
 def wanted(meter, *orders):
@@ -112,6 +112,15 @@ def test_each_stream_wants_what_equation_1_says_for_its_lookahead():
     assert wanted(meter, an_order(), an_order(lookahead=1)) == 3 + 9
     assert wanted(meter, an_order(limit=2)) == 2
     assert wanted(meter, an_order(limit=1)) == 1
+
+
+def test_a_stream_wants_what_its_method_can_use_by_now():
+    meter = DemandMeter(a_pool(), lookahead=3)
+    limit = 1
+    with meter.stream(verifier_limit=lambda: limit):
+        assert wanted(meter) == 1
+        limit = 64
+        assert wanted(meter) == 3
 
 
 def test_one_slow_server_does_not_count_and_unknown_latencies_make_one():

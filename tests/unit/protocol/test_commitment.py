@@ -44,8 +44,8 @@ def test_the_acceptance_rate_leaves_unjudged_tokens_out():
     assert DraftStatistics(drafted=9, accepted=3, rejected=1, discarded=5).acceptance_rate == 0.75
 
 
-def test_accepted_runs_are_counted_between_the_targets_own_tokens():
+def test_accepted_tokens_and_the_targets_own_are_counted():
     text = commitment(max_tokens=9)
     text.commit([3, 4, 5], accepted=[True, True, False])
-    text.commit([6, 7], accepted=[False, True])
-    assert text.statistics.accepted_runs == [2, 0]
+    text.commit([6, 7, 8], accepted=[False, True, True])
+    assert (text.statistics.accepted, text.statistics.own) == (4, 2)

@@ -147,8 +147,8 @@ def test_what_ran_ahead_is_withdrawn_and_what_was_only_about_to_is_not_begun():
     ahead = next(it for it in more if isinstance(it, StartVerify))
     method.become(successor(Strategy.AUTOREGRESSIVE, _TASK), drafts=False)
     commands = method.handle(BlockVerified(verify.verify_id, (), 5))
-    assert AbandonVerify(ahead.verify_id) in commands
-    assert StopDraft(draft.draft_id) in commands
+    assert AbandonVerify(ahead.verify_id, by_rejection=False) in commands
+    assert StopDraft(draft.draft_id, by_rejection=False) in commands
     assert [it for it in commands if isinstance(it, StartDraft | StartVerify)] == []
     assert method.handle(BlockVerified(ahead.verify_id, (0,), 9)) == [], "it comes too late"
 

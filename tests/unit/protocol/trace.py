@@ -123,12 +123,10 @@ class _Player:
 
     def _statistics(self) -> Iterator[str]:
         counts = self._method.statistics
-        runs = _joined(counts.accepted_runs) or "there is none"
         yield (
             f"{counts.drafted} drafted: {counts.accepted} accepted, {counts.rejected} rejected,"
-            f" {counts.discarded} discarded"
+            f" {counts.discarded} discarded; {counts.own} of the target's own"
         )
-        yield f"accepted before each token of the target's own: {runs}"
         yield f"acceptance rate: {counts.acceptance_rate:.3f}"
         if counts.branch_drafted:
             yield (
