@@ -14,24 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
-    CacheExhaustedError,
     DeadlineError,
     InternalError,
     InvalidFieldError,
     MalformedRequestError,
-    OverloadedError,
     PacelineError,
     SessionError,
     UnsupportedError,
 )
-from paceline_orchestrator.calls.assembly import Assembly
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
-from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.ledger import Ledger
 from paceline_orchestrator.calls.likeliest import LikeliestKept
-from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
+from paceline_orchestrator.calls.workforce import Workforce
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
@@ -117,7 +113,9 @@ class Driver:
         self._create_method = create_method
         self._method: SuccessiveDecoding | None = None
         self._crew = crew
-        self._pool = pool
+        self._workforce = Workforce(
+            crew, pool=pool, text=text, changed=self._post, give_up=self._fail
+        )
         self._recorder = recorder
         self._deadline = deadline
         self._ledger = Ledger(prompt_length)
@@ -126,7 +124,6 @@ class Driver:
         self._conclude = conclude
         self._text = text
         self._staff: Staff | None = None  # to be seen to
-        self._reading: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
             self._tasks,
@@ -143,12 +140,8 @@ class Driver:
         self._deciding = False
         self._turned = asyncio.Event()
         self._final: deque[tuple[EmitTokens, tuple[LikeliestTokens, ...]]] = deque()
-        self._timers: list[asyncio.TimerHandle] = []
-        self._assembly = Assembly()
-        self._endurance = Endurance(self._fail)
         self._finish: Finish | None = None
         self._failure: Exception | None = None
-        self._is_running = False
         self._is_closing = False
 
     async def run(self) -> None:
@@ -162,27 +155,17 @@ class Driver:
         """
         try:
             async with asyncio.timeout(self._deadline.remaining_seconds), self._tasks:
-                renewing = self._tasks.create_task(
-                    renew_sessions(lambda: self._crew.sessions), name="renew sessions"
-                )
                 try:
-                    with self._pool.listening(self._refill):
+                    with self._workforce.at_work(self._tasks):
                         await self._work()
                 finally:
                     # What is found out now begins nothing new here.
                     self._is_closing = True
-                    renewing.cancel()
-                    if self._reading is not None:
-                        self._reading.cancel()
                     self._calls.close()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
-            for timer in self._timers:
-                timer.cancel()
-            self._assembly.end()
-            self._endurance.close()
-            self._crew.close()
+            self._workforce.close()
         # Raised here, because a task group would wrap it.
         if self._failure is not None:
             raise self._failure
@@ -212,29 +195,21 @@ class Driver:
             self._staff = staff
             return successor(emitted, capacity)
 
-        self._crew.widen(staff)
         if self._method is None:
             self._create_method = partial(begin, ())
         else:
             self._method.become(begin, drafts=staff.drafts)
-        self._tell_capacity()
+        self._workforce.widen(staff)
         return True
 
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
-        if error is not None:
-            self._lose(session, error)
-            return
-        self._crew.fill()  # who has just come may have to leave already
-        self._tell_capacity()
+        self._workforce.take_arrival(session, error)
 
     async def _work(self) -> None:
         """Begin, and count and deliver in each turn what has come, until the end."""
-        self._is_running = True
-        self._tell_capacity()
-        await self._assembly.ended()
+        capacity = await self._workforce.assembled()
         if self._failure is None:
-            capacity = self._capacity
             self._method = SuccessiveDecoding(self._create_method(capacity), capacity)
             self._decide(self._method.start)
         while self._final or not self._is_over:
@@ -252,10 +227,7 @@ class Driver:
         staff, self._staff = self._staff, None
         if staff is None or self._is_over:
             return
-        if self._text is not None:
-            self._text.drafts = staff.drafts
-        self._crew.resize(staff)
-        self._tell_capacity()
+        self._workforce.resize(staff)
 
     @property
     def _is_over(self) -> bool:
@@ -263,7 +235,7 @@ class Driver:
 
     def _take_answer(self, event: Event) -> None:
         if isinstance(event, BlockVerified | TokensDecoded):
-            self._endurance.note_verdict()
+            self._workforce.note_verdict()
         self._post(event)
 
     def _post(self, event: Event) -> None:
@@ -367,58 +339,12 @@ class Driver:
             self._fail(InternalError(f"a target refused a call: {error.message}"))
             return
         if not isinstance(error, SessionError):
-            self._lose(session, error)
+            self._workforce.lose(session, error)
         self._post(_failed(call))
-
-    def _lose(self, session: RemoteSession, error: PacelineError) -> None:
-        """Do without a session that failed, or could not be opened, and find another server."""
-        is_target = session.server.role is Role.TARGET
-        if is_target and isinstance(error, CacheExhaustedError | OverloadedError):
-            self._endurance.note_refusal(session.server, error, targets=self._crew.target_servers)
-        pause = self._crew.vacate(session, error)
-        self._tell_capacity()
-        self._refill()
-        if pause is not None:
-            self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
-
-    def _refill(self) -> None:
-        """Find servers that are ready for empty seats."""
-        if self._crew.fill():
-            self._tell_capacity()
-
-    @property
-    def _capacity(self) -> CapacityChanged:
-        """Who can be given work: servers, and the text itself."""
-        capacity = self._crew.capacity
-        return capacity if self._text is None else self._text.join(capacity)
-
-    async def _read_prompt(self, text: TextDrafter) -> None:
-        await text.read_prompt()
-        self._tell_capacity()
-
-    def _have_text_read(self) -> None:
-        """Have the text read its prompt, the first time that it is wanted as a drafter."""
-        text = self._text
-        is_running = self._is_running and not self._is_over
-        if text is None or self._reading is not None or not (is_running and self._crew.seat_count):
-            return
-        if text.is_wanted(self._crew.capacity) and self._crew.is_assembled:
-            self._reading = self._tasks.create_task(self._read_prompt(text), name="read the prompt")
-
-    def _tell_capacity(self) -> None:
-        """Tell the method who is there; or begin, if there is no reason to wait for more."""
-        self._have_text_read()
-        capacity = self._capacity
-        if self._crew.seat_count:
-            self._endurance.note_targets(has_targets=bool(capacity.targets))
-        self._post(capacity)
-        has_target = bool(capacity.targets)
-        is_whole = (has_target and self._crew.is_assembled) or not self._crew.seat_count
-        self._assembly.note(has_target=has_target, is_whole=is_whole)
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._assembly.end()
+        self._workforce.stop_waiting()
         self._turned.set()
 
 
