@@ -24,7 +24,8 @@ TOKENS, STREAMS, SERVED_STREAMS = 400, 4, 8
 LATE_REQUESTS, LATE_SECONDS = 20, 60
 DISTURBED_TOKENS = 160  # the server's end comes after five; the more, the more slowness, too
 LONG = 1200  # six seconds at least
-# A fallback that a server's end causes comes each time; one by slowness, on a busy machine, not.
+# A fallback that a server's end causes comes each time. One by slowness does not; or on a machine
+# so busy that it does, it comes in peace, too.
 ATTEMPTS = 8
 BEGUN_WITHIN_SECONDS = 120
 
@@ -45,7 +46,10 @@ def test_running_streams_end_well_and_the_process_too(role, whole, text):
         if not any(done.finished.statistics.fallbacks for done in streams):
             return
         whole.mend()
-    pytest.fail(f"no attempt of {ATTEMPTS} was without a fallback")
+    in_peace = [streams_while(whole, lambda: None) for _ in range(ATTEMPTS)]
+    assert any(done.finished.statistics.fallbacks for streams in in_peace for done in streams), (
+        f"no attempt of {ATTEMPTS} was without a fallback, and slowness is not why"
+    )
 
 
 def streams_while(whole, action):
