@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline_protocol.distributed import DistributedDecoding
-from paceline_protocol.messages import CapacityChanged, StartDraft
+from paceline_protocol.messages import CapacityChanged, StartDraft, StartVerify
 from paceline_protocol.task import DecodingTask
 from support.chains import drafted
 
@@ -16,3 +16,12 @@ def test_drafts_run_at_most_512_tokens_ahead():
         commands = method.handle(drafted(draft_id, range(256)))
         windows += [command for command in commands if isinstance(command, StartDraft)]
     assert [len(window.prefix) for window in windows] == [1, 257]
+
+
+def test_the_servers_there_at_the_start_may_ask_for_another_lookahead():
+    task = DecodingTask((1,), 40, lookahead=4)
+    method = DistributedDecoding(task, CapacityChanged((0, 1), (0,), lookahead=2))
+    method.start()
+    commands = method.handle(drafted(1, [2, 3]))
+    blocks = [it.proposal.token_ids for it in commands if isinstance(it, StartVerify)]
+    assert blocks == [(2, 3)]
