@@ -4,10 +4,7 @@ A decoding method names servers by index. Behind an index is a seat; in a seat i
 some server, and after that server is lost, at another one, or at none. Who is to take a seat opens
 a session first: until then it is empty, or its former occupant works on.
 
-The target in the first seat taken is the request's home. At the others it is a guest: where another
-request is at home it begins nothing. So speculation that runs ahead uses targets that would idle,
-and every request has the target that plain decoding would have. As requests come and go, DSI
-shrinks and grows with the targets that are nobody's home.
+At one of its targets the request is at home, and at the others a guest: see `home`.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.candidates import Candidates
+from paceline_orchestrator.calls.home import Home
 from paceline_orchestrator.calls.seats import Seats
 from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.calls.statistics import Fallback
@@ -68,7 +66,6 @@ class Crew:
         arrived: Callable[[RemoteSession, PacelineError | None], None],
         self_drafting: bool = False,
     ) -> None:
-        self._pool = pool
         self._candidates = Candidates(pool, model, self_drafting=self_drafting)
         self._make_spec = make_spec
         self._keeper = keeper
@@ -82,7 +79,7 @@ class Crew:
         self.lookahead: int | None = None
         self._targets = Seats(Role.TARGET, [None] * staff.target_count)
         self._drafters = Seats(Role.DRAFTER, [None] * staff.drafter_count)
-        self._home: ModelServer | None = None
+        self._home = Home(pool, self._targets)
         self._known = CapacityChanged((), ())
         self.fill()
         if staff.drafter_count and not self._drafters.everyone:
@@ -92,7 +89,7 @@ class Crew:
     def capacity(self) -> CapacityChanged:
         """The seats that the method can give work to."""
         taken = self._targets.taken
-        usable = tuple(index for index in taken if self._is_usable(index))
+        usable = tuple(index for index in taken if self._home.lets_work(index))
         return CapacityChanged(
             targets=usable,
             drafters=self._drafters.taken,
@@ -151,7 +148,7 @@ class Crew:
                 self._invite(seats, index, servers.pop(0))
             if seats is self._targets:
                 self._spread(servers)
-        self._settle()
+        self._home.settle()
         before, self._known = self._known, self.capacity
         return before != self._known
 
@@ -198,21 +195,7 @@ class Crew:
             session.close()
         self._targets.clear()
         self._drafters.clear()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Be at home at the target that has the first seat taken, or is about to have it."""
-        home = next((it.server for it in self._targets.everyone), None)
-        if home is not self._home:
-            origin, self._home = self._home, home
-            self._pool.move_home(origin, home)
-
-    def _is_usable(self, index: int) -> bool:
-        """Whether a target is the request's home, or is to be replaced by it, or is nobody's."""
-        session = self._targets.sessions[index]
-        assert session is not None
-        is_home = session.server is self._home or index in self._targets.arriving
-        return is_home or not session.server.home_count
+        self._home.settle()
 
     def _move(self, seats: Seats, servers: list[ModelServer]) -> None:
         """Replace sessions at servers that are about to end; each finishes its call.
@@ -234,13 +217,9 @@ class Crew:
     def _spread(self, servers: list[ModelServer]) -> None:
         """Use targets that came later: as a home that is less crowded, and to run further ahead."""
         newer = [server for server in servers if server.ready_since > self._since]
-        home = next(iter(self._targets.taken), None)
-        if newer and home is not None and home not in self._targets.arriving:
-            session = self._targets.sessions[home]
-            if session is not None and session.server is self._home:
-                crowd = session.server.home_count - newer[0].home_count
-                if crowd > 1:
-                    self._invite(self._targets, home, newer.pop(0))
+        home = self._home.crowded_seat(newer[0]) if newer else None
+        if home is not None:
+            self._invite(self._targets, home, newer.pop(0))
         self._grow([server for server in newer if not server.home_count])
 
     def _grow(self, servers: list[ModelServer]) -> None:
@@ -285,7 +264,7 @@ class Crew:
                 self._given_up.discard(index)
             if former is not None:
                 former.retire()
-            self._settle()
+            self._home.settle()
             self._known = self.capacity
         self._arrived(session, error)
 
