@@ -191,7 +191,9 @@ def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: In
     """
     limit = backend.description.context_length
     tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
-    new_text = partial(ModelText, backend, SessionSpec(reserve_length=limit), interrupt=interrupt)
+    # Not for the whole context: where forwards are captured, that much memory is taken at once.
+    spec = SessionSpec(reserve_length=len(tokens))
+    new_text = partial(ModelText, backend, spec, interrupt=interrupt)
     short, long = (tokens[:length] for length in _MEASURED_PREFILLS)
 
     def prefill_ns(prompt: array[int]) -> int:
