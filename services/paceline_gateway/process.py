@@ -20,6 +20,7 @@ from paceline_serving import telemetry, tracing
 from paceline_serving.keys import follow_key
 from paceline_serving.lifecycle import announce
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from paceline_serving.sockets import bound_address, listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +88,7 @@ class HttpProcess:
         """
         settings = self._settings
         listener = _bind(settings.listen, settings.slow_reader_seconds)
-        self.addresses["address"] = "{}:{}".format(*_shown(listener))
+        self.addresses["address"] = bound_address(listener)
         self._server = _Server(self._configuration())
         await self._exit.enter_async_context(self.orchestrators)
         await self._exit.enter_async_context(self._tasks)
@@ -95,10 +96,7 @@ class HttpProcess:
             self._server.serve(sockets=[listener]), name="serve HTTP"
         )
         if settings.metrics_listen:
-            host, _, port = settings.metrics_listen.rpartition(":")
-            metrics = MetricsEndpoint(
-                host.strip("[]"), int(port), registry=self._registry, pages={}
-            )
+            metrics = MetricsEndpoint(settings.metrics_listen, registry=self._registry, pages={})
             self._exit.callback(metrics.close)
             self.addresses["metrics_address"] = metrics.address
         announce("listening", self.addresses)
@@ -203,19 +201,11 @@ def _bind(address: str, stall_seconds: float) -> socket.socket:
     Raises:
         OSError: The address cannot be had.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        listener = listen(address, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(f"cannot listen on {address}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = int(stall_seconds * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener
-
-
-def _shown(listener: socket.socket) -> tuple[str, int]:
-    host, port = listener.getsockname()[:2]
-    return (f"[{host}]" if ":" in host else host), port

@@ -256,10 +256,8 @@ class ServerProcess:
         for server in self._servers:
             await server.start()
         if settings.metrics_listen:
-            host, _, port = settings.metrics_listen.rpartition(":")
             self._metrics = MetricsEndpoint(
-                host.strip("[]"),
-                int(port),
+                settings.metrics_listen,
                 registry=self._registry,
                 pages=self._application.pages(),
             )

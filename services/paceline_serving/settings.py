@@ -38,6 +38,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "StringList",
+    "TcpAddress",
     "flag_of",
     "load",
     "nearest",
@@ -90,7 +91,14 @@ def _wrap(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _check_tcp(address: str) -> str:
+    if address.startswith("unix:"):
+        raise ValueError("must be HOST:PORT or [IPV6]:PORT")
+    return address
+
+
 Address = Annotated[str, AfterValidator(_check_address)]
+TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
 StringList = Annotated[tuple[str, ...], BeforeValidator(separated)]
 OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_wrap)]
 RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(separated)]
