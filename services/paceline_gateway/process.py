@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -18,8 +17,8 @@ from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_serving import telemetry, tracing
 from paceline_serving.keys import follow_key
-from paceline_serving.lifecycle import announce
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from paceline_serving.process import announce, connection_limit
 from paceline_serving.sockets import bound_address, listen
 
 if TYPE_CHECKING:
@@ -38,12 +37,13 @@ logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 # For answers that are on their way when the drain ends.
 _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
-_MOST_CONNECTIONS = 1 << 20
 _KEEP_ALIVE_SECONDS = 60
 
 
 class HttpProcess:
-    """A gateway without a process of its own: `begin`, then `finish`; see lifecycle.Process.
+    """A gateway without a process of its own: `begin`, then `finish`.
+
+    A `paceline_serving.process.Process`.
 
     Raises:
         RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
@@ -114,7 +114,7 @@ class HttpProcess:
             application(self.gateway),
             # h11: no parser in C between strangers and this process.
             http=_protocol(settings.slow_reader_seconds),
-            limit_concurrency=_connection_limit(),
+            limit_concurrency=connection_limit(),  # beyond it clients are told 503
             ws="none",
             lifespan="off",
             log_config=None,
@@ -177,13 +177,6 @@ def _protocol(head_seconds: float) -> type[H11Protocol]:
                 self.transport.abort()
 
     return Protocol
-
-
-def _connection_limit() -> int:
-    """Leave half of the descriptors for all but clients; beyond it they are told 503."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
-    return most // 2
 
 
 class _Server(uvicorn.Server):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline_serving import lifecycle, metrics_endpoint
+from paceline_serving import metrics_endpoint, process
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.telemetry import new_registry
 from support.waiting import eventually
@@ -142,7 +142,7 @@ def test_descriptors_are_counted_and_as_many_as_the_system_allows():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
     try:
-        lifecycle._allow_many_connections()
+        process._allow_many_connections()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         registry = new_registry()
         assert registry.get_sample_value("process_max_fds") == hard
