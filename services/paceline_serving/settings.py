@@ -159,7 +159,7 @@ def _read_yaml(file: Path | None, *, known: Mapping[str, FieldInfo]) -> dict[str
         return {}
     try:
         content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{file}: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict | None):
         raise SettingsError(f"{file}: must be a mapping of keys to values")

@@ -92,6 +92,7 @@ def test_a_wrong_setting_is_named_in_one_line(capsys, arguments, environment, sa
         ("log-level: info", "unknown key 'log-level'; did you mean log_level?"),
         ("- a\n- b", "must be a mapping"),
         ("a: [", "settings.yaml: "),
+        ("a: 2026-13-01", "settings.yaml: "),
         ("drain_seconds: soon", "settings.yaml: drain_seconds: "),
     ],
 )
