@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.items import Outcome
+    from paceline_engine.jobs import Batch
 
-__all__ = ["HostLimits", "HostStatistics"]
+__all__ = ["HostLimits", "HostStatistics", "Waste"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +109,34 @@ class HostStatistics:
         self.guesses_judged += judged_count
         self.guesses_pruned += outcome.dropped_count
         self.guesses_accepted += len(judgement.accepted_path)
+
+
+@dataclass(slots=True)
+class Waste:
+    """What forwards computed that nobody waited for when they ended, given up or not.
+
+    Attributes:
+        forward_count: Forwards of which nobody wanted anything.
+        forward_ns: How long they ran; and of other forwards the unwanted rows' part of the time.
+        freeing_ns: How long whole forwards went on after they were withdrawn.
+    """
+
+    forward_count: int = 0
+    forward_ns: int = 0
+    freeing_ns: int = 0
+
+    def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
+        """Take in a forward that is over, and had so many rows of each job."""
+        forward_ns = ended_ns - batch.started_ns
+        if not batch.is_unwanted:
+            unwanted_rows = sum(
+                rows
+                for job, rows in zip(batch.jobs, row_counts, strict=True)
+                if job.withdrawn_ns is not None
+            )
+            self.forward_ns += forward_ns * unwanted_rows // max(1, sum(row_counts))
+        else:
+            self.forward_ns += forward_ns
+            withdrawn_ns = max(job.withdrawn_ns or 0 for job in batch.jobs)
+            self.forward_count += 1
+            self.freeing_ns += ended_ns - max(batch.started_ns, withdrawn_ns)

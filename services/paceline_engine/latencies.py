@@ -27,7 +27,7 @@ _MEASURED_PREFILLS = (64, 256)
 
 _WINDOW = 64
 _NEWS = 16
-"""So many new forwards change what is thought of all."""
+"""So many new forwards change what is thought of all; at first as many as there were."""
 _MOST_ROWS, _LEAST_ROWS = 1024, 16
 _MAX_ROWS = 256
 """Forwards with more rows are prefills: too rare and too different for a median."""
@@ -86,7 +86,7 @@ class LatencyMeter:
         self._longest: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._curve: list[tuple[int, float]] = []
-        self._unread = 0
+        self._read = self._unread = 0
 
     def record(self, row_count: int, forward_ns: int) -> None:
         """Take a forward in, under the nearest power of two of its rows."""
@@ -113,8 +113,9 @@ class LatencyMeter:
         if self._longest is None:
             return None
         rows, longest_ns = self._longest
-        medians = (forward.median_ns for forward in self.latencies().forwards)
-        expected_ns = max(longest_ns * max(1.0, length / rows) ** 2, *medians, 0)
+        curve = self._known_curve()
+        slowest_ns = curve[-1][1] if curve else 0.0
+        expected_ns = max(longest_ns * max(1.0, length / rows) ** 2, slowest_ns)
         return max(_LEAST_PATIENCE_NS, round(_PATIENCE_FACTOR * expected_ns))
 
     @property
@@ -159,8 +160,8 @@ class LatencyMeter:
     def _known_curve(self) -> list[tuple[int, float]]:
         """Return medians by rows, made anew now and then; never falling as rows increase."""
         with self._lock:
-            if self._unread >= _NEWS or (self._unread and not self._curve):
-                self._unread = 0
+            if self._unread and self._unread >= min(_NEWS, self._read):
+                self._read, self._unread = self._read + self._unread, 0
                 medians = [(each.rows, float(each.median_ns)) for each in self.latencies().forwards]
                 least = accumulate((ns for _, ns in medians), max)
                 self._curve = [(rows, ns) for (rows, _), ns in zip(medians, least, strict=True)]
@@ -169,8 +170,10 @@ class LatencyMeter:
     def _record_longest(self, row_count: int, forward_ns: int) -> None:
         """Learn from the longest forwards, those that hung excepted."""
         if self._longest is not None:
+            if row_count < self._longest[0]:
+                return
             patience_ns = self.patience_ns(row_count)
-            if row_count < self._longest[0] or (patience_ns and forward_ns > patience_ns):
+            if patience_ns is not None and forward_ns > patience_ns:
                 return
         self._longest = (max(1, row_count), forward_ns)
 
@@ -191,7 +194,9 @@ def measure(backend: Backend, meter: LatencyMeter, *, rounds: int, interrupt: In
     """
     limit = backend.description.context_length
     tokens = array("I", (n % backend.description.vocabulary_size for n in range(min(limit, 257))))
-    new_text = partial(ModelText, backend, SessionSpec(reserve_length=limit), interrupt=interrupt)
+    # Not for the whole context: where forwards are captured, that much memory is taken at once.
+    spec = SessionSpec(reserve_length=len(tokens))
+    new_text = partial(ModelText, backend, spec, interrupt=interrupt)
     short, long = (tokens[:length] for length in _MEASURED_PREFILLS)
 
     def prefill_ns(prompt: array[int]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.errors import DrainingError, OverloadedError
 from paceline.shares import FairShares
+from paceline_engine.accounting import Waste
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.batching import Batching
 from paceline_engine.items import Item, Judge, Outcome
@@ -32,44 +34,15 @@ if TYPE_CHECKING:
     from paceline_engine.backends.base import Backend, Interrupt
     from paceline_engine.jobs import Batch
 
-__all__ = ["ModelWorker", "Waste"]
+__all__ = ["ModelWorker"]
+
+_log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
 _RETRY_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 """How long a running forward may take to notice that it was interrupted."""
-
-
-@dataclass(slots=True)
-class Waste:
-    """What forwards computed that nobody waited for when they ended, given up or not.
-
-    Attributes:
-        forward_count: Forwards of which nobody wanted anything.
-        forward_ns: How long they ran; and of other forwards the unwanted rows' part of the time.
-        freeing_ns: How long whole forwards went on after they were withdrawn.
-    """
-
-    forward_count: int = 0
-    forward_ns: int = 0
-    freeing_ns: int = 0
-
-    def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
-        """Take in a forward that is over, and had so many rows of each job."""
-        forward_ns = ended_ns - batch.started_ns
-        if not batch.is_unwanted:
-            unwanted_rows = sum(
-                rows
-                for job, rows in zip(batch.jobs, row_counts, strict=True)
-                if job.withdrawn_ns is not None
-            )
-            self.forward_ns += forward_ns * unwanted_rows // max(1, sum(row_counts))
-        else:
-            self.forward_ns += forward_ns
-            withdrawn_ns = max(job.withdrawn_ns or 0 for job in batch.jobs)
-            self.forward_count += 1
-            self.freeing_ns += ended_ns - max(batch.started_ns, withdrawn_ns)
 
 
 class ModelWorker:
@@ -266,17 +239,28 @@ class ModelWorker:
     # --- on the thread ------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (batch := self._take()) is not None:
-            try:
-                answers = self._run(batch)
-            except DeviceLostError as error:
-                self._give_up(batch, error)
-            except BaseException as error:  # noqa: BLE001 - the callers', and raised there
-                self._interrupted_count += isinstance(error, ForwardInterrupted)
-                self._finish(batch, [error] * len(batch.jobs))
-            else:
-                self._finish(batch, answers)
+        batch: Batch | None = None
+        try:
+            while (batch := self._take()) is not None:
+                self._compute(batch)
+                batch = None
+        except Exception as bug:  # noqa: BLE001 - whatever it is, no other thread computes
+            # Else the server would be well by all signs, and answer nothing.
+            _log.exception("the model's thread broke")
+            lost = DeviceLostError(f"its thread broke ({type(bug).__name__})")
+            self._give_up(batch.jobs if batch is not None else (), lost)
         self._tell(self._ended.set)
+
+    def _compute(self, batch: Batch) -> None:
+        try:
+            answers = self._run(batch)
+        except DeviceLostError as error:
+            self._give_up(batch.jobs, error)
+        except BaseException as error:  # noqa: BLE001 - the callers', and raised there
+            self._interrupted_count += isinstance(error, ForwardInterrupted)
+            self._finish(batch, [error] * len(batch.jobs))
+        else:
+            self._finish(batch, answers)
 
     def _run(self, batch: Batch) -> Sequence[Any]:
         """Return what each job got, or its error."""
@@ -354,12 +338,12 @@ class ModelWorker:
                 self._enqueue(job, keeps_turn=not found)
         return _Delivery(job, step, is_last)
 
-    def _give_up(self, batch: Batch, error: DeviceLostError) -> None:
+    def _give_up(self, running: Sequence[Job], error: DeviceLostError) -> None:
         lost = DrainingError("the model's device failed")
         lost.__cause__ = error
         with self._changed:
             self._refusal, self._running = lost, None
-            jobs = [*batch.jobs, *self._drop_all()]
+            jobs = [*running, *self._drop_all()]
         # Who hears of it through a job finds that it has been told.
         self._tell(self._on_device_lost, error)
         self._tell(_fail, jobs, lost)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
-from paceline_serving import lifecycle, telemetry
+from paceline_serving import telemetry
 from paceline_serving.command_line import parse
+from paceline_serving.process import run_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str], *, program: str = "python -m paceline_gateway
     """Parse settings, serve, and return the exit code."""
     settings = parse(GatewaySettings, arguments, program=program)
     registry = telemetry.new_registry()
-    return lifecycle.run_process(lambda: HttpProcess(settings, registry=registry), settings)
+    return run_process(lambda: HttpProcess(settings, registry=registry), settings)
 
 
 if __name__ == "__main__":

@@ -274,8 +274,8 @@ def details(choice: Choice) -> dict[str, Any]:
 
 
 def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
-    tokens: dict[str, Any]
-    tokens = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
+    tokens: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
+    others: list[dict[str, float]] = []
     for offset, chunk in chunks:
         names = [_BY_NUMBER.format(it) for it in chunk.token_ids]
         tokens["tokens"] += names
@@ -285,8 +285,8 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
             names, chunk.logprobs, chunk.top_logprobs, strict=False
         ):
             told = {_BY_NUMBER.format(it.token_id): it.logprob for it in likeliest}
-            tokens["top_logprobs"] = [*(tokens["top_logprobs"] or ()), {name: logprob} | told]
-    return tokens
+            others.append({name: logprob} | told)
+    return {**tokens, "top_logprobs": others or None}
 
 
 def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:

@@ -6,16 +6,13 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -32,6 +29,15 @@ from paceline.limits import (
     MOST_WIDTH,
 )
 from paceline_gateway.errors import RequestError
+from paceline_gateway.parameters import (
+    MOST_UINT32,
+    Prompts,
+    Stops,
+    Text,
+    number_only,
+    one_of,
+    only,
+)
 
 __all__ = [
     "Body",
@@ -41,101 +47,19 @@ __all__ = [
     "InputItem",
     "LiveBody",
     "Message",
-    "Prompt",
     "ResponseBody",
     "StreamOptions",
     "parse",
 ]
 
-Prompt: TypeAlias = str | list[int]
-
-_MOST_UINT32 = (1 << 32) - 1
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
 _RULES = tuple(it.value for it in VerificationRule if it is not VerificationRule.UNKNOWN)
 
 
-def _only(*allowed: object) -> Any:
-    """Make a type of a parameter that may be there with a value that changes nothing."""
-
-    def check(value: object) -> object:
-        if not any(type(value) is type(each) and value == each for each in allowed):
-            words = ", ".join(map(json.dumps, allowed))
-            raise PydanticCustomError(
-                "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
-            )
-        return value
-
-    return Annotated[object, PlainValidator(check)]
-
-
-def _number_only(allowed: float) -> Any:
-    def check(value: float) -> float:
-        if value != allowed:
-            raise PydanticCustomError(
-                "unsupported", "is not supported; what changes nothing is {it}", {"it": allowed}
-            )
-        return value
-
-    return Annotated[float, AfterValidator(check)]
-
-
-def _one_of(*words: str) -> Any:
-    def check(value: str) -> str:
-        if value not in words:
-            raise PydanticCustomError(
-                "choice", "must be one of {words}", {"words": ", ".join(words)}
-            )
-        return value
-
-    return Annotated[str, AfterValidator(check)]
-
-
-def _prompts(value: object) -> list[Prompt]:
-    """Take OpenAI's four forms of a prompt as a list of prompts."""
-    if _is_prompt(value):
-        return [value]  # type: ignore[list-item]
-    if isinstance(value, list) and value and all(map(_is_prompt, value)):
-        return value
-    raise PydanticCustomError(
-        "prompt", "must be text, a list of texts, a list of token ids, or a list of those"
-    )
-
-
-def _is_prompt(value: object) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(type(it) is int and 0 <= it <= _MOST_UINT32 for it in value)
-    return isinstance(value, str)
-
-
 def _items(value: object) -> object:
     """Take text as what the user says."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def _stop(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and all(isinstance(it, str) for it in value):
-        return value
-    raise PydanticCustomError("stop", "must be text or a list of texts")
-
-
-def _text(value: object) -> str:
-    """Take a message's content, or its parts put together; other parts than text are refused."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "must be text or a list of parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in {"text", "input_text", "output_text"} or not isinstance(
-            part.get("text"), str
-        ):
-            raise PydanticCustomError("content", "has a part that is not text")
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 class _Fields(BaseModel):
@@ -154,14 +78,14 @@ class _Fields(BaseModel):
 class Extension(_Fields):
     """What Paceline has besides: how to decode, and limits that OpenAI has no name for."""
 
-    strategy: _one_of(*_STRATEGIES) = "auto"  # type: ignore[valid-type]
+    strategy: one_of(*_STRATEGIES) = "auto"  # type: ignore[valid-type]
     lookahead: Annotated[int, Field(ge=1, le=MOST_LOOKAHEAD)] | None = None
     targets: Annotated[int, Field(ge=1, le=MOST_TARGETS)] | None = None
-    drafter: _one_of(*_DRAFTERS) | None = None  # type: ignore[valid-type]
+    drafter: one_of(*_DRAFTERS) | None = None  # type: ignore[valid-type]
     width: Annotated[int, Field(ge=1, le=MOST_WIDTH)] | None = None
     branches: Annotated[int, Field(ge=0, le=MOST_BRANCHES)] | None = None
-    rule: _one_of(*_RULES) | None = None  # type: ignore[valid-type]
-    top_k: Annotated[int, Field(ge=0, le=_MOST_UINT32)] | None = None
+    rule: one_of(*_RULES) | None = None  # type: ignore[valid-type]
+    top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool = False
 
@@ -173,6 +97,7 @@ class _Request(_Fields):
     stream: bool = False
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=1 << 53)
     paceline: Extension | None = None
     # Ignored: the caller's own books.
     user: object = None
@@ -180,12 +105,14 @@ class _Request(_Fields):
     safety_identifier: object = None
     prompt_cache_key: object = None
     # Allowed as what changes nothing.
-    service_tier: _only("auto", "default") = None  # type: ignore[valid-type]
-    store: _only(False) = None  # type: ignore[valid-type]
+    service_tier: only("auto", "default") = None  # type: ignore[valid-type]
+    store: only(False) = None  # type: ignore[valid-type]
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told, but for the prompt's own options."""
         options: GenerateOptions = {"temperature": self.temperature, "top_p": self.top_p}
+        if self.seed is not None:
+            options["seed"] = self.seed
         if self.paceline is not None:
             extension: GenerateOptions = self.paceline.model_dump(exclude_none=True)  # type: ignore[assignment]
             options.update(extension)
@@ -196,20 +123,19 @@ class StreamOptions(_Fields):
     """What a stream has besides text."""
 
     include_usage: bool = False
-    include_obfuscation: _only(False) = None  # type: ignore[valid-type]
+    include_obfuscation: only(False) = None  # type: ignore[valid-type]
 
 
 class Body(_Request):
     """What completions and chat have in common."""
 
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     n: int = Field(1, ge=1, le=128)
-    seed: int | None = Field(None, ge=0, lt=1 << 53)
-    stop: Annotated[list[str], PlainValidator(_stop)] = []
-    frequency_penalty: _number_only(0) = 0.0  # type: ignore[valid-type]
-    presence_penalty: _number_only(0) = 0.0  # type: ignore[valid-type]
-    logit_bias: _only({}) = None  # type: ignore[valid-type]
+    stop: Stops = []
+    frequency_penalty: number_only(0) = 0.0  # type: ignore[valid-type]
+    presence_penalty: number_only(0) = 0.0  # type: ignore[valid-type]
+    logit_bias: only({}) = None  # type: ignore[valid-type]
 
     @field_validator("stream_options")
     @classmethod
@@ -229,19 +155,17 @@ class Body(_Request):
         """Return what the client library is told."""
         options = super().options()
         options["stop"] = self.stop
-        if self.seed is not None:
-            options["seed"] = self.seed
         return options
 
 
 class CompletionBody(Body):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Prompts
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    best_of: _only(1) = None  # type: ignore[valid-type]
-    echo: _only(False) = None  # type: ignore[valid-type]
-    suffix: _only("") = None  # type: ignore[valid-type]
+    best_of: only(1) = None  # type: ignore[valid-type]
+    echo: only(False) = None  # type: ignore[valid-type]
+    suffix: only("") = None  # type: ignore[valid-type]
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told; OpenAI's default is 16 tokens."""
@@ -255,8 +179,8 @@ class CompletionBody(Body):
 class Message(_Fields):
     """What somebody said."""
 
-    role: _one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
-    content: Annotated[str, PlainValidator(_text)]
+    role: one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
+    content: Text
     name: object = None  # of a participant; templates have no place for it
 
 
@@ -264,14 +188,14 @@ class ChatBody(Body):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    response_format: _only({"type": "text"}) = None  # type: ignore[valid-type]
-    tools: _only([]) = None  # type: ignore[valid-type]
-    tool_choice: _only("none", "auto") = None  # type: ignore[valid-type]
-    parallel_tool_calls: _only(True, False) = None  # type: ignore[valid-type]
-    modalities: _only(["text"]) = None  # type: ignore[valid-type]
+    response_format: only({"type": "text"}) = None  # type: ignore[valid-type]
+    tools: only([]) = None  # type: ignore[valid-type]
+    tool_choice: only("none", "auto") = None  # type: ignore[valid-type]
+    parallel_tool_calls: only(True, False) = None  # type: ignore[valid-type]
+    modalities: only(["text"]) = None  # type: ignore[valid-type]
 
     @field_validator("top_logprobs")
     @classmethod
@@ -294,7 +218,7 @@ class ChatBody(Body):
 class InputItem(Message):
     """What somebody said, as the responses interface has it."""
 
-    type: _one_of("message") = "message"  # type: ignore[valid-type]
+    type: one_of("message") = "message"  # type: ignore[valid-type]
     id: object = None
     status: object = None
 
@@ -304,16 +228,15 @@ class ResponseBody(_Request):
 
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str = ""
-    max_output_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
-    seed: int | None = Field(None, ge=0, lt=1 << 53)  # OpenAI has none here
-    text: _only({}, {"format": {"type": "text"}}) = None  # type: ignore[valid-type]
-    tools: _only([]) = None  # type: ignore[valid-type]
-    tool_choice: _only("none", "auto") = None  # type: ignore[valid-type]
-    parallel_tool_calls: _only(True, False) = None  # type: ignore[valid-type]
-    truncation: _only("disabled") = None  # type: ignore[valid-type]
-    background: _only(False) = None  # type: ignore[valid-type]
-    include: _only([]) = None  # type: ignore[valid-type]
-    stream_options: _only({}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
+    max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    text: only({}, {"format": {"type": "text"}}) = None  # type: ignore[valid-type]
+    tools: only([]) = None  # type: ignore[valid-type]
+    tool_choice: only("none", "auto") = None  # type: ignore[valid-type]
+    parallel_tool_calls: only(True, False) = None  # type: ignore[valid-type]
+    truncation: only("disabled") = None  # type: ignore[valid-type]
+    background: only(False) = None  # type: ignore[valid-type]
+    include: only([]) = None  # type: ignore[valid-type]
+    stream_options: only({}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
 
     @property
     def messages(self) -> list[Message]:
@@ -326,8 +249,6 @@ class ResponseBody(_Request):
         options = super().options()
         if self.max_output_tokens is not None:
             options["max_tokens"] = self.max_output_tokens
-        if self.seed is not None:
-            options["seed"] = self.seed
         return options
 
 
@@ -335,9 +256,8 @@ class LiveBody(_Request):
     """POST /paceline/generate: one text, continued as a stream with all that happens behind it."""
 
     prompt: str
-    max_tokens: int | None = Field(None, ge=1, le=_MOST_UINT32)
-    seed: int | None = Field(None, ge=0, lt=1 << 53)
-    stream: _only(True) = True  # type: ignore[valid-type]
+    max_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    stream: only(True) = True  # type: ignore[valid-type]
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told."""
@@ -345,8 +265,6 @@ class LiveBody(_Request):
         options["stream_timeline"] = True
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
-        if self.seed is not None:
-            options["seed"] = self.seed
         return options
 
 

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-    from paceline import ChatTemplate
+    from paceline import ChatTemplate, GenerateOptions
     from paceline_gateway.bodies import Message
 
-__all__ = ["ChatTemplates"]
+__all__ = ["WRITTEN", "ChatTemplates"]
+
+WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
+"""How a prompt is read that a template wrote: its special tokens are there."""
 
 
 class ChatTemplates:

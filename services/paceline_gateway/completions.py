@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline_gateway.answers import ChatForm, CompletionForm, StreamedAnswer, WholeAnswer
 from paceline_gateway.bodies import ChatBody, CompletionBody, parse
+from paceline_gateway.chat_template import WRITTEN
 from paceline_gateway.choices import deliver
 
 if TYPE_CHECKING:
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 
     from paceline import GenerateOptions
     from paceline_gateway.answers import Form
-    from paceline_gateway.bodies import Body, Prompt
+    from paceline_gateway.bodies import Body
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
+    from paceline_gateway.parameters import Prompt
 
 __all__ = ["chat", "complete"]
 
@@ -36,8 +38,6 @@ async def chat(gateway: Gateway, connection: Connection, content: bytes, request
     await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
     prompt = await gateway.templates.render(template, body.messages)
-    # The template writes special tokens itself.
-    written: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
     await _generate(
         gateway,
         connection,
@@ -45,7 +45,7 @@ async def chat(gateway: Gateway, connection: Connection, content: bytes, request
         ChatForm(),
         prompts=[prompt],
         request_id=request_id,
-        written=written,
+        written=WRITTEN,
     )
 
 

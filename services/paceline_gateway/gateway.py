@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from paceline import GenerateOptions
-    from paceline_gateway.bodies import Prompt
     from paceline_gateway.metrics import GatewayMetrics
     from paceline_gateway.orchestrators import Orchestrators
+    from paceline_gateway.parameters import Prompt
     from paceline_gateway.settings import GatewaySettings
 
 __all__ = ["Endpoint", "Gateway"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -18,8 +17,9 @@ from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_serving import telemetry, tracing
 from paceline_serving.keys import follow_key
-from paceline_serving.lifecycle import announce
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from paceline_serving.process import announce, connection_limit
+from paceline_serving.sockets import bound_address, listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +37,13 @@ logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 # For answers that are on their way when the drain ends.
 _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
-_MOST_CONNECTIONS = 1 << 20
 _KEEP_ALIVE_SECONDS = 60
 
 
 class HttpProcess:
-    """A gateway without a process of its own: `begin`, then `finish`; see lifecycle.Process.
+    """A gateway without a process of its own: `begin`, then `finish`.
+
+    A `paceline_serving.process.Process`.
 
     Raises:
         RuntimeError: Traces are wanted, and OpenTelemetry is not installed.
@@ -87,7 +88,7 @@ class HttpProcess:
         """
         settings = self._settings
         listener = _bind(settings.listen, settings.slow_reader_seconds)
-        self.addresses["address"] = "{}:{}".format(*_shown(listener))
+        self.addresses["address"] = bound_address(listener)
         self._server = _Server(self._configuration())
         await self._exit.enter_async_context(self.orchestrators)
         await self._exit.enter_async_context(self._tasks)
@@ -95,10 +96,7 @@ class HttpProcess:
             self._server.serve(sockets=[listener]), name="serve HTTP"
         )
         if settings.metrics_listen:
-            host, _, port = settings.metrics_listen.rpartition(":")
-            metrics = MetricsEndpoint(
-                host.strip("[]"), int(port), registry=self._registry, pages={}
-            )
+            metrics = MetricsEndpoint(settings.metrics_listen, registry=self._registry, pages={})
             self._exit.callback(metrics.close)
             self.addresses["metrics_address"] = metrics.address
         announce("listening", self.addresses)
@@ -116,7 +114,7 @@ class HttpProcess:
             application(self.gateway),
             # h11: no parser in C between strangers and this process.
             http=_protocol(settings.slow_reader_seconds),
-            limit_concurrency=_connection_limit(),
+            limit_concurrency=connection_limit(),  # beyond it clients are told 503
             ws="none",
             lifespan="off",
             log_config=None,
@@ -181,13 +179,6 @@ def _protocol(head_seconds: float) -> type[H11Protocol]:
     return Protocol
 
 
-def _connection_limit() -> int:
-    """Leave half of the descriptors for all but clients; beyond it they are told 503."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
-    return most // 2
-
-
 class _Server(uvicorn.Server):
     """Leaves signals to us."""
 
@@ -203,19 +194,11 @@ def _bind(address: str, stall_seconds: float) -> socket.socket:
     Raises:
         OSError: The address cannot be had.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        listener = listen(address, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(f"cannot listen on {address}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = int(stall_seconds * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener
-
-
-def _shown(listener: socket.socket) -> tuple[str, int]:
-    host, port = listener.getsockname()[:2]
-    return (f"[{host}]" if ":" in host else host), port

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline_gateway.answers import details, finish_reason, usage
 from paceline_gateway.bodies import ResponseBody, parse
+from paceline_gateway.chat_template import WRITTEN
 from paceline_gateway.choices import deliver
 
 if TYPE_CHECKING:
-    from paceline import Chunk, GenerateOptions
+    from paceline import Chunk
     from paceline_gateway.choices import Choice
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
@@ -28,8 +29,7 @@ async def respond(
     first = "instructions" if body.instructions else ""
     prompt = await gateway.templates.render(template, body.messages, param="input", first=first)
     options = body.options()
-    written: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
-    options.update(written)
+    options.update(WRITTEN)
     (choice,) = gateway.choices(
         [prompt], options, count=1, request_id=request_id, charge=connection.charge
     )

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline.channel import Tls, is_loopback
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
-from paceline_serving.settings import Address, Settings, StringList
+from paceline_serving.settings import Settings, StringList, TcpAddress
 
 __all__ = ["GatewaySettings", "HttpSettings", "OrchestratorAddressSettings", "RequestLimitSettings"]
-
-
-def _check_tcp(address: str) -> str:
-    if address.startswith("unix:"):
-        raise ValueError("must be HOST:PORT or [IPV6]:PORT")
-    return address
 
 
 class OrchestratorAddressSettings(Settings):
@@ -67,10 +61,10 @@ class OrchestratorAddressSettings(Settings):
 class HttpSettings(Settings):
     """HTTP."""
 
-    listen: Annotated[Address, AfterValidator(_check_tcp)] = Field(
+    listen: TcpAddress = Field(
         "127.0.0.1:8000", description="HOST:PORT (0: any free port) for HTTP"
     )
-    metrics_listen: Address | Literal[""] = Field(
+    metrics_listen: TcpAddress | Literal[""] = Field(
         "",
         description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
         " counts and times. Empty: none",

@@ -71,14 +71,20 @@ class Watch:
         self._doubted.set()
 
     async def _follow_health(self) -> None:
+        told = ""
         while True:
             try:
                 async with self._connect() as channel:
+                    told = ""
                     stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
                     async for state in stream:
                         self._hear(state.status == HealthCheckResponse.SERVING)
             except grpc.RpcError:
                 pass
+            except PacelineError as error:  # a file of TLS, which may be about to be renewed
+                if error.message != told:
+                    told = error.message
+                    _log.error("an orchestrator cannot be called: %s", told)
             self._hear(False)
             await asyncio.sleep(_RECONNECT_SECONDS)
 

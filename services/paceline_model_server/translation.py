@@ -88,13 +88,6 @@ class _Distributions(Sequence[SparseDistribution]):
         message = self._messages[index]
         return SparseDistribution(message.token_ids, message.probabilities)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Distributions):
-            return NotImplemented
-        return list(self._messages) == list(other._messages)
-
-    __hash__ = None  # type: ignore[assignment]  # messages change
-
 
 def session_spec(
     message: session_service_pb2.SessionSpec, *, model: ModelDescription, owner: str

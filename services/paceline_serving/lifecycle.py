@@ -9,24 +9,14 @@
 Health also knows the name `liveness`: it is SERVING until SIGTERM, since a server that loads, or
 waits for others, is alive.
 
-A second signal, or the parent's death if asked for, ends the process at once. The words on the
-right are printed on standard output as JSON lines with the bound addresses, for whoever started it;
-logs go to standard error.
+The words on the right are announced to whoever started the process (`process.announce`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
 import logging
-import os
-import resource
-import signal
-import sys
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from paceline_serving import telemetry, tracing
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.metrics_endpoint import MetricsEndpoint
+from paceline_serving.process import announce, connection_limit, run_process
 from paceline_serving.security import AccessPolicy, server_credentials
 
 if TYPE_CHECKING:
@@ -42,14 +33,13 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline_serving.keys import Keys
-    from paceline_serving.server_settings import RunSettings, ServerSettings
+    from paceline_serving.server_settings import ServerSettings
 
-__all__ = ["Application", "Process", "ServerProcess", "announce", "bind", "run", "run_process"]
+__all__ = ["Application", "ServerProcess", "bind", "run"]
 
 _log = logging.getLogger(__name__)
 
 _LIVENESS = "liveness"
-_MOST_CONNECTIONS = 1 << 20
 
 # For answers that are on their way when the drain ends. Health watchers never end by themselves, so
 # every stop with a watcher takes this long.
@@ -90,24 +80,8 @@ class Application(Protocol):
         """Return further JSON pages for the metrics port, by path."""
 
 
-class Process(Protocol):
-    """A server that can begin and end, whatever it speaks."""
-
-    async def begin(self) -> None:
-        """Bind the ports, load, and say that it serves."""
-
-    def stop_soon(self, failure: str | None = None) -> None:
-        """Ask for the end: of a healthy server, or of one that can serve no more (and why)."""
-
-    async def stopping(self) -> str | None:
-        """Wait until someone asked for the end; return why, if it is a failure."""
-
-    async def finish(self, *, drain: bool = True) -> None:
-        """Drain (unless that is in vain) and stop, in bounded time."""
-
-
 class ServerProcess:
-    """A gRPC server with its health, metrics and interceptors, around an application.
+    """A gRPC server with its health, metrics and interceptors, around an application: a `Process`.
 
     Usable without a process of its own: `begin`, then `finish`; `run` adds signals and exit codes.
 
@@ -233,7 +207,11 @@ class ServerProcess:
                     spans=self._spans,
                 )
             ],
-            options=(*self._application.options, *_connection_limit()),
+            options=(
+                *self._application.options,
+                # Beyond it gRPC refuses a connection at once, and the others go on.
+                ("grpc.max_allowed_incoming_connections", connection_limit()),
+            ),
         )
         self._services = self._application.register(main)
         AccessPolicy.require_known(self._services)
@@ -256,20 +234,12 @@ class ServerProcess:
         for server in self._servers:
             await server.start()
         if settings.metrics_listen:
-            host, _, port = settings.metrics_listen.rpartition(":")
             self._metrics = MetricsEndpoint(
-                host.strip("[]"),
-                int(port),
+                settings.metrics_listen,
                 registry=self._registry,
                 pages=self._application.pages(),
             )
             self.addresses["metrics_address"] = self._metrics.address
-
-
-def announce(event: str, addresses: Mapping[str, str]) -> None:
-    """Tell whoever started this process how far it is."""
-    print(json.dumps({"event": event, "pid": os.getpid(), **addresses}), flush=True)
-    _log.info(event, extra=dict(addresses))
 
 
 def run(
@@ -286,41 +256,6 @@ def run(
     return run_process(
         lambda: ServerProcess(application, settings, registry=registry, name=name), settings
     )
-
-
-def run_process(new_process: Callable[[], Process], settings: RunSettings) -> int:
-    """Do the same with a server of whatever kind, which is made in the event loop."""
-    telemetry.configure_logging(level=settings.log_level, log_format=settings.log_format)
-    _allow_many_connections()
-    return asyncio.run(_serve(new_process, settings))
-
-
-async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> int:
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_log_unhandled)
-    if settings.exit_with_parent:
-        _exit_with_parent()
-    # Nothing is open before "ready", so there is nothing to drain.
-    _on_signals(loop, lambda: _exit_at_once(0))
-    try:
-        process = new_process()
-        await process.begin()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the end, in one line
-        _log.debug("failed to start", exc_info=error)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"failed to start: {reason}", file=sys.stderr)
-        # Loading may go on in a thread that cannot be stopped.
-        _exit_at_once(1)
-    # What was loaded stays. No collection has to look at it again, which takes longer than a token.
-    gc.collect()
-    gc.freeze()
-    _on_signals(loop, process.stop_soon)
-    failure = await process.stopping()
-    _on_signals(loop, lambda: _exit_at_once(1))
-    if failure is not None:
-        _log.error("this server cannot go on: %s", failure)
-    await process.finish(drain=failure is None)
-    return 0 if failure is None else 1
 
 
 def bind(
@@ -344,57 +279,8 @@ def bind(
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
-def _allow_many_connections() -> None:
-    """Raise the soft limit of open descriptors, often 1024, to the hard one: each takes one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS calls it unlimited, and does not mean it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _connection_limit() -> Sequence[tuple[str, int]]:
-    """Leave half of the descriptors for all but clients: probes, scrapers, model servers, files.
-
-    Beyond it gRPC refuses a connection at once, and the others go on.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
-    return (("grpc.max_allowed_incoming_connections", most // 2),)
-
-
 def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
     from grpc_reflection.v1alpha import reflection
 
     names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-
-
-def _on_signals(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, action)
-
-
-def _exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for threads; nothing it holds outlives it."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def _exit_with_parent() -> None:
-    """End this process when the other end of standard input closes: its parent died.
-
-    The kernel closes it, however the parent died, and a thread sees it even while the loop hangs.
-    A death signal (prctl) would follow the parent's *thread*, and exists on Linux only.
-    """
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        _exit_at_once(1)
-
-    threading.Thread(target=wait, name="paceline-parent", daemon=True).start()
-
-
-def _log_unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody awaited, without the text that asyncio would add."""
-    _log.error(context["message"], exc_info=context.get("exception"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from paceline_serving.sockets import bound_address, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,18 +46,20 @@ class MetricsEndpoint:
     so silent ones cannot keep a scraper out.
 
     Args:
-        host: The interface; port: the port, 0 for any free one.
+        address: HOST:PORT; port 0 is any free one.
         registry: What `/metrics` shows.
         pages: Path to a function whose result is sent as JSON; called on the endpoint's thread.
 
     Raises:
         OSError: the port cannot be had, or there are no descriptors for a loop of its own.
+
+    Attributes:
+        address: What is bound.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: str,
         *,
         registry: CollectorRegistry,
         pages: Mapping[str, Callable[[], Any]],
@@ -64,9 +67,8 @@ class MetricsEndpoint:
         self._registry = registry
         self._pages = pages
         self._open: dict[asyncio.StreamWriter, None] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
-        self.address = "{}:{}".format(*self._socket.getsockname()[:2])
+        self._socket = listen(address)
+        self.address = bound_address(self._socket)
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name="paceline-metrics", daemon=True

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline_serving.security import ROLES, TlsFiles, refuse_plaintext
-from paceline_serving.settings import Address, Settings, StringList
+from paceline_serving.settings import Address, Settings, StringList, TcpAddress
 
 __all__ = [
     "LISTEN_DESCRIPTION",
@@ -40,7 +40,7 @@ class ListenSettings(Settings):
         description="HOST:PORT for grpc.health.v1 alone, for probes; it is served at --listen, too."
         " Plaintext everywhere: it tells a status. Empty: no port of its own",
     )
-    metrics_listen: Address | Literal[""] = Field(
+    metrics_listen: TcpAddress | Literal[""] = Field(
         "",
         description="HOST:PORT for Prometheus metrics over HTTP. Plaintext everywhere: they are"
         " counts and times. Empty: none",

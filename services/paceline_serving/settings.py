@@ -38,6 +38,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "StringList",
+    "TcpAddress",
     "flag_of",
     "load",
     "nearest",
@@ -90,7 +91,14 @@ def _wrap(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _check_tcp(address: str) -> str:
+    if address.startswith("unix:"):
+        raise ValueError("must be HOST:PORT or [IPV6]:PORT")
+    return address
+
+
 Address = Annotated[str, AfterValidator(_check_address)]
+TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
 StringList = Annotated[tuple[str, ...], BeforeValidator(separated)]
 OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_wrap)]
 RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(separated)]
@@ -151,7 +159,7 @@ def _read_yaml(file: Path | None, *, known: Mapping[str, FieldInfo]) -> dict[str
         return {}
     try:
         content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{file}: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict | None):
         raise SettingsError(f"{file}: must be a mapping of keys to values")

@@ -63,8 +63,9 @@ class CapturedStep:
         self.streams: StreamRows | None = None
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
-        # Computed now: a recording must not make a table longer.
-        decoder.rotations(text.capacity)
+        # Computed now, because a recording must not make a table longer; and held, because for a
+        # longer text the decoder replaces it.
+        self._rotations = decoder.rotations(text.capacity)
         self._replay = _recorded(self._run, device)
 
     def __call__(self, token_id: int, *, position: int) -> Tensor:

@@ -78,12 +78,12 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
         if not (directory / "config.json").is_file():
             raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
         _refuse_links_outside(directory)
-        found_revision = revision or ""
+        name, revision = directory.resolve().name, revision or ""
     elif directory.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"model {model!r}: there is no such directory")
     else:
         directory = _download(model, revision)
-        found_revision = directory.name
+        name, revision = model, directory.name
     _refuse_programs(directory)
     weights = tuple(sorted(directory.glob("*.safetensors")))
     if not weights:
@@ -95,8 +95,8 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
             raise ModelLoadError(f"model {model!r}: {path.name} is missing in {directory}")
     return ModelFiles(
         directory,
-        name=directory.resolve().name if Path(model).is_dir() else model,
-        revision=found_revision,
+        name=name,
+        revision=revision,
         weights=weights,
         tokenizer=tokenizer_path.read_bytes(),
     )

@@ -23,7 +23,7 @@ from paceline_engine.calls import ModelDescription, VerificationRule
 if TYPE_CHECKING:
     from paceline_engine.backends.model_files import ModelFiles
 
-__all__ = ["describe", "load_model", "usable_device"]
+__all__ = ["count_tokens", "describe", "load_model", "usable_device"]
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -51,6 +51,21 @@ def usable_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
     return device
+
+
+def count_tokens(files: ModelFiles) -> int:
+    """Count the tokens that a model's tokenizer knows.
+
+    Raises:
+        ModelLoadError: its tokenizer.json is broken.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(files.tokenizer.decode())
+    except Exception as error:  # the library says it with no class of its own
+        raise ModelLoadError(
+            f"model {files.name!r}: tokenizer.json cannot be used ({error})"
+        ) from error
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def load_model(files: ModelFiles, *, dtype: str) -> Any:
@@ -140,6 +155,7 @@ def describe(
     files: ModelFiles,
     model: Any,
     *,
+    token_count: int,
     dtype: str,
     device: str,
     cancels_between_layers: bool,
@@ -148,19 +164,20 @@ def describe(
 ) -> ModelDescription:
     """Say what a loaded model is.
 
+    Args:
+        token_count: What its tokenizer knows.
+
     Raises:
         ModelLoadError: its configuration does not say.
     """
     config = model.config.get_text_config(decoder=True)
-    tokenizer = Tokenizer.from_str(files.tokenizer.decode())
-    tokenizer_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     fingerprint = files.fingerprint(dtype)
     return ModelDescription(
         name=files.name,
         revision=files.revision or fingerprint[:16],
         fingerprint=fingerprint,
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
-        vocabulary_size=min(tokenizer_size, config.vocab_size),
+        vocabulary_size=min(token_count, config.vocab_size),
         eos_token_ids=files.eos_token_ids(),
         context_length=_context_length(files.name, config),
         backend="transformers",

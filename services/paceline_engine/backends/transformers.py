@@ -38,7 +38,12 @@ from paceline_engine.backends.library import (
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import describe, load_model, usable_device
+from paceline_engine.backends.model_loading import (
+    count_tokens,
+    describe,
+    load_model,
+    usable_device,
+)
 from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.backends.slabs import Slabs
@@ -139,6 +144,7 @@ class TransformersBackend(Backend):
             )
         torch.set_num_threads(threads)
         files = find_model_files(model, revision=revision)
+        token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
         self.chat_template = find_chat_template(files.directory, files.tokenizer)
         loaded = load_model(files, dtype=dtype).to(self.device)
@@ -147,6 +153,7 @@ class TransformersBackend(Backend):
         self.description = describe(
             files,
             self.model,
+            token_count=token_count,
             dtype=dtype,
             device=str(self.device),
             cancels_between_layers=bool(self._layers) and not self.captures,

@@ -156,7 +156,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 async def test_connections_that_never_call_leave_descriptors_to_probes_and_scrapers(monkeypatch):
-    monkeypatch.setattr("paceline_serving.lifecycle._MOST_CONNECTIONS", 6)
+    monkeypatch.setattr("paceline_serving.process._MOST_CONNECTIONS", 6)
     async with serving(TARGET, FakeHost(), metrics_listen="127.0.0.1:0") as process:
         host, port = process.addresses["address"].split(":")
         idle = []

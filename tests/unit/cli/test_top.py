@@ -139,7 +139,7 @@ class Server:
         )
         self.forwards = Counter("paceline_forwards", "x", registry=registry)
         self.forwards.inc(forwards)
-        self.endpoint = MetricsEndpoint(host, port, registry=registry, pages={})
+        self.endpoint = MetricsEndpoint(f"{host}:{port}", registry=registry, pages={})
         self.address = self.endpoint.address
         self.port = int(self.address.rpartition(":")[2])
 

@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from paceline_engine.backends.captured import CapturedStep
 from paceline_engine.backends.key_values import KeyValues
@@ -72,6 +73,18 @@ def test_a_step_works_in_the_same_memory_every_time(decoder):
         step(position, position=position)
         assert text.keys[0, 0, 0, position].any()
     assert (text.keys.data_ptr(), text.capacity) == (place, 40)
+
+
+@torch.inference_mode()
+def test_what_a_step_reads_stays_when_a_longer_text_has_longer_tables(capturing):
+    decoder = capturing.decoder
+    text = fixed_text(decoder, 40)
+    text.make_room(1)
+    step = CapturedStep(decoder, text)
+    read = [StorageWeakRef(each.untyped_storage()) for each in decoder.rotations(40)]
+    decoder.rotations(100_000)
+    assert step.longest == 40
+    assert not any(each.expired() for each in read)
 
 
 def test_plain_decoding_is_the_same(capturing, target):

@@ -49,6 +49,19 @@ def test_any_model_can_be_measured(context_length):
     assert rows[-1] == (16 if context_length > 100 else 8 if context_length > 1 else 1)
 
 
+def test_measuring_a_model_with_a_long_context_reserves_little_of_it(monkeypatch):
+    backend = instant(context_length=100_000)
+    new_cache, reserved = backend.new_cache, []
+
+    def counted(spec):
+        reserved.append(spec.reserve_length)
+        return new_cache(spec)
+
+    monkeypatch.setattr(backend, "new_cache", counted)
+    measure(backend, LatencyMeter(), rounds=1, interrupt=NEVER)
+    assert 0 < max(reserved) < 300
+
+
 SECOND = 1_000_000_000
 
 

@@ -22,6 +22,11 @@ def test_a_plain_directory_is_found(directory):
     assert files.eos_token_ids() == (0,)
 
 
+def test_a_directory_below_ones_home_has_its_own_name(directory, monkeypatch):
+    monkeypatch.setenv("HOME", str(directory.parent))
+    assert find_model_files("~/model").name == "model"
+
+
 @pytest.mark.parametrize("name", ["modeling.py", "sub/hook.py", "kernel.so"])
 def test_code_is_refused(directory, name):
     (directory / name).parent.mkdir(exist_ok=True)

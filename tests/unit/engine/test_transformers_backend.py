@@ -428,6 +428,16 @@ def test_nonsense_in_a_configuration_is_one_line_that_names_it(tiny_pair, tmp_pa
     assert isinstance(value, list) or str(value) in str(caught.value)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": [{}]}'])
+def test_a_broken_tokenizer_is_one_line_that_names_it(tiny_pair, tmp_path, content):
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
+    (directory / "tokenizer.json").write_text(content)
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(ModelLoadError, match=r"'odd': tokenizer\.json cannot be used") as caught:
+        TransformersBackend(str(directory))
+    assert "\n" not in str(caught.value)
+
+
 def test_weights_that_are_no_numbers_are_refused(tiny_pair, tmp_path):
     directory = shutil.copytree(tiny_pair.target, tmp_path / "broken")
     path = next(directory.glob("*.safetensors"))

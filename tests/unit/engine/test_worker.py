@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import DrainingError, OverloadedError
+from paceline_engine.accounting import Waste
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Outcome
 from paceline_engine.jobs import Outlet
-from paceline_engine.worker import ModelWorker, Waste
+from paceline_engine.latencies import LatencyMeter
+from paceline_engine.worker import ModelWorker
 from unit.engine.conftest import chain, until
 
 
@@ -458,6 +460,23 @@ async def test_a_lost_device_ends_every_job_and_is_told_once():
         with pytest.raises(DrainingError):
             await worker.run(lambda _: None)
         assert told == [error]
+
+
+@pytest.mark.parametrize("breaks", ["most_rows", "record"])
+async def test_a_thread_that_breaks_is_a_lost_device_and_leaves_nobody_waiting(breaks, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("a prompt")
+
+    meter, told, outlet = LatencyMeter(), [], Outlet()
+    monkeypatch.setattr(meter, breaks, fail)
+    async with working(meter=meter, on_device_lost=told.append) as worker:
+        worker.submit(item(), outlet=outlet)
+        async with asyncio.timeout(60):
+            with pytest.raises(DrainingError):
+                await anext(outlet)
+        assert [str(error) for error in told] == ["its thread broke (ZeroDivisionError)"]
+        with pytest.raises(DrainingError):
+            worker.submit(item(), outlet=Outlet())
 
 
 async def test_stopping_ends_what_waits_and_interrupts_what_runs():

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from prometheus_client import CollectorRegistry
 
-from paceline_serving import lifecycle, metrics_endpoint
+from paceline_serving import metrics_endpoint, process
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.telemetry import new_registry
 from support.waiting import eventually
@@ -19,7 +19,7 @@ NOTHING = CollectorRegistry()
 
 @pytest.fixture
 def endpoint():
-    endpoint = MetricsEndpoint("127.0.0.1", 0, registry=NOTHING, pages={"/page": lambda: {"a": 1}})
+    endpoint = MetricsEndpoint("127.0.0.1:0", registry=NOTHING, pages={"/page": lambda: {"a": 1}})
     yield endpoint
     endpoint.close()
 
@@ -70,7 +70,7 @@ def test_a_connection_that_says_nothing_ends(endpoint, monkeypatch):
 def test_a_connection_that_reads_nothing_ends(monkeypatch):
     monkeypatch.setattr(metrics_endpoint, "_CONNECTION_SECONDS", 0.01)
     large = {"/large": lambda: "x" * (64 << 20)}
-    endpoint = MetricsEndpoint("127.0.0.1", 0, registry=NOTHING, pages=large)
+    endpoint = MetricsEndpoint("127.0.0.1:0", registry=NOTHING, pages=large)
     with connect(endpoint) as stalled:
         stalled.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         received = 0
@@ -90,7 +90,7 @@ def test_a_request_that_has_no_end_is_dropped(endpoint):
 
 def test_a_page_that_fails_is_logged_and_the_next_one_answered(caplog):
     pages = {"/broken": lambda: 1 / 0, "/page": list}
-    endpoint = MetricsEndpoint("127.0.0.1", 0, registry=NOTHING, pages=pages)
+    endpoint = MetricsEndpoint("127.0.0.1:0", registry=NOTHING, pages=pages)
     assert ask(endpoint, "/broken") == (500, b"")
     assert ask(endpoint, "/page") == (200, b"[]")
     endpoint.close()
@@ -98,7 +98,7 @@ def test_a_page_that_fails_is_logged_and_the_next_one_answered(caplog):
 
 
 def test_a_closed_endpoint_does_not_listen_and_closes_again():
-    endpoint = MetricsEndpoint("127.0.0.1", 0, registry=NOTHING, pages={})
+    endpoint = MetricsEndpoint("127.0.0.1:0", registry=NOTHING, pages={})
     with connect(endpoint) as open_connection:
         eventually(lambda: endpoint.connection_count, what="it is accepted")
         endpoint.close()
@@ -111,7 +111,7 @@ def test_a_closed_endpoint_does_not_listen_and_closes_again():
 def test_a_port_that_is_taken_is_an_error(endpoint):
     port = int(endpoint.address.rpartition(":")[2])
     with pytest.raises(OSError, match="in use"):
-        MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={})
+        MetricsEndpoint(f"127.0.0.1:{port}", registry=NOTHING, pages={})
 
 
 @pytest.mark.parametrize("fails", ["events.new_event_loop", "start_server"])
@@ -125,7 +125,7 @@ def test_an_endpoint_that_cannot_start_says_so_and_gives_its_port_back(fails, mo
 
     def start():
         try:
-            MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={})
+            MetricsEndpoint(f"127.0.0.1:{port}", registry=NOTHING, pages={})
         except OSError as failure:
             failures.append(str(failure))
 
@@ -135,14 +135,14 @@ def test_an_endpoint_that_cannot_start_says_so_and_gives_its_port_back(fails, mo
         starting.start()
         starting.join(90)
     assert failures == ["too many open files"]
-    MetricsEndpoint("127.0.0.1", port, registry=NOTHING, pages={}).close()
+    MetricsEndpoint(f"127.0.0.1:{port}", registry=NOTHING, pages={}).close()
 
 
 def test_descriptors_are_counted_and_as_many_as_the_system_allows():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
     try:
-        lifecycle._allow_many_connections()
+        process._allow_many_connections()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         registry = new_registry()
         assert registry.get_sample_value("process_max_fds") == hard

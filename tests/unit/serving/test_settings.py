@@ -74,6 +74,7 @@ def test_whatever_takes_several_values_keeps_all_that_are_given():
         (["--log-format=xml"], {}, "--log-format: "),
         (["--listen=50051"], {}, "--listen: must be HOST:PORT"),
         (["--listen=127.0.0.1:65536"], {}, "--listen: must be HOST:PORT"),
+        (["--metrics-listen=unix:/tmp/x"], {}, "--metrics-listen: must be HOST:PORT"),
         (["--config=/does/not/exist"], {}, "/does/not/exist: "),
         (["--tls-key=key.pem"], {}, "tls_certificate and tls_key go together"),
         (["--peer-roles=spiffe://a/b=client"], {}, "peer_roles needs tls_client_authority"),
@@ -91,6 +92,7 @@ def test_a_wrong_setting_is_named_in_one_line(capsys, arguments, environment, sa
         ("log-level: info", "unknown key 'log-level'; did you mean log_level?"),
         ("- a\n- b", "must be a mapping"),
         ("a: [", "settings.yaml: "),
+        ("a: 2026-13-01", "settings.yaml: "),
         ("drain_seconds: soon", "settings.yaml: drain_seconds: "),
     ],
 )

@@ -56,14 +56,15 @@ def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
     assert entry["trace_id"] == call.trace_id
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_the_endpoint_serves_metrics_and_pages(host):
     registry = telemetry.new_registry()
     with telemetry.RpcMetrics(registry).rpc("/service/Method") as outcome:
         outcome.code = "CANCELLED"
     endpoint = MetricsEndpoint(
-        host, 0, registry=registry, pages={"/debug/calls": lambda: [{"rows": 1}]}
+        f"{host}:0", registry=registry, pages={"/debug/calls": lambda: [{"rows": 1}]}
     )
+    assert endpoint.address.startswith(f"{host}:")
     try:
         base = f"http://{endpoint.address}"
         with urllib.request.urlopen(f"{base}/metrics", timeout=60) as page:

@@ -99,15 +99,16 @@ def test_a_verification_keeps_all_that_it_says():
 
 
 def test_equal_distributions_of_two_messages_are_equal():
-    def proposal(probability: float) -> Proposal:
+    def distributions(probability: float) -> list[SparseDistribution]:
         message = target_service_pb2.VerifyRequest(
             call={"expected_model_fingerprint": "fingerprint"},
             proposal={"distributions": [{"token_ids": [5], "probabilities": [probability]}]},
         )
-        return translation.verify_request(message, model=MODEL, caller="")[1]
+        _, proposal, _ = translation.verify_request(message, model=MODEL, caller="")
+        return [*proposal.distributions]
 
-    assert proposal(0.25) == proposal(0.25)
-    assert proposal(0.25) != proposal(0.5)
+    assert distributions(0.25) == distributions(0.25)
+    assert distributions(0.25) != distributions(0.5)
 
 
 def test_distributions_on_the_wire_judge_as_in_memory():

@@ -1,0 +1,112 @@
+"""The types of requests' parameters: what each takes, and in what words it refuses the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, PlainValidator
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "MOST_UINT32",
+    "Prompt",
+    "Prompts",
+    "Stops",
+    "Text",
+    "number_only",
+    "one_of",
+    "only",
+]
+
+MOST_UINT32 = (1 << 32) - 1
+"""What a number may be on the wire."""
+
+Prompt: TypeAlias = str | list[int]
+
+
+def only(*allowed: object) -> Any:
+    """Make a type of a parameter that may be there with a value that changes nothing."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(each) and value == each for each in allowed):
+            words = ", ".join(map(json.dumps, allowed))
+            raise PydanticCustomError(
+                "unsupported", "is not supported; what changes nothing is {words}", {"words": words}
+            )
+        return value
+
+    return Annotated[object, PlainValidator(check)]
+
+
+def number_only(allowed: float) -> Any:
+    """Make a type of a number that may be there with the value that changes nothing."""
+
+    def check(value: float) -> float:
+        if value != allowed:
+            raise PydanticCustomError(
+                "unsupported", "is not supported; what changes nothing is {it}", {"it": allowed}
+            )
+        return value
+
+    return Annotated[float, AfterValidator(check)]
+
+
+def one_of(*words: str) -> Any:
+    """Make a type of a choice among words."""
+
+    def check(value: str) -> str:
+        if value not in words:
+            raise PydanticCustomError(
+                "choice", "must be one of {words}", {"words": ", ".join(words)}
+            )
+        return value
+
+    return Annotated[str, AfterValidator(check)]
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """Take OpenAI's four forms of a prompt as a list of prompts."""
+    if _is_prompt(value):
+        return [value]  # type: ignore[list-item]
+    if isinstance(value, list) and value and all(map(_is_prompt, value)):
+        return value
+    raise PydanticCustomError(
+        "prompt", "must be text, a list of texts, a list of token ids, or a list of those"
+    )
+
+
+def _is_prompt(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(type(it) is int and 0 <= it <= MOST_UINT32 for it in value)
+    return isinstance(value, str)
+
+
+def _stop(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(it, str) for it in value):
+        return value
+    raise PydanticCustomError("stop", "must be text or a list of texts")
+
+
+def _text(value: object) -> str:
+    """Take a message's content, or its parts put together; other parts than text are refused."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be text or a list of parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in {"text", "input_text", "output_text"} or not isinstance(
+            part.get("text"), str
+        ):
+            raise PydanticCustomError("content", "has a part that is not text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Prompts: TypeAlias = Annotated[list[Prompt], PlainValidator(_prompts)]
+Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
+Text: TypeAlias = Annotated[str, PlainValidator(_text)]
