@@ -54,7 +54,7 @@ class SelfSettings(Settings):
     numbers of layers are also drawn over these.
     """
 
-    adapter: OneOrMore = option((), description="directory with an adapter; can be given again")
+    adapter: OneOrMore = Field((), description="directory with an adapter")
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")

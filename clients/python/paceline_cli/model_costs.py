@@ -16,6 +16,7 @@ from pydantic import BeforeValidator
 from paceline.words import counted
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_cli.screen import safe
+from paceline_serving.settings import separated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +33,9 @@ def _read_costs(value: object) -> dict[str, float]:
     if isinstance(value, dict):
         pairs = [(str(name), str(cost)) for name, cost in value.items()]
     else:
-        parts = [part.strip() for part in str(value).split(",") if part.strip()]
-        pairs = [(part.rpartition("=")[0], part.rpartition("=")[2]) for part in parts]
+        words = [str(each) for each in value] if isinstance(value, list) else str(value)
+        parts = [part.rpartition("=") for part in separated(words)]
+        pairs = [(name, cost) for name, _, cost in parts]
     costs = {name: _cost(name, words) for name, words in pairs}
     if costs.get(_TARGET) == 0:
         raise ValueError("the target costs something")
