@@ -165,7 +165,7 @@ async def _table2(settings: Table2Settings) -> int:
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
         _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
-    said = report(kept(results), max_tokens=settings.max_tokens, per_gpu=settings.per_gpu)
+    said = report(kept(results), max_tokens=settings.max_tokens, by_gpu=settings.per_gpu)
     print(said, end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
