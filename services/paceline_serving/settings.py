@@ -146,7 +146,8 @@ def load(
         return settings_class.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        text = problem["msg"].removeprefix("Value error, ")
+        is_missing = problem["type"] == "missing"
+        text = "is needed" if is_missing else problem["msg"].removeprefix("Value error, ")
         key = str(problem["loc"][0]) if problem["loc"] else ""
         raise SettingsError(f"{names.get(key, key)}: {text}" if key else text) from None
 

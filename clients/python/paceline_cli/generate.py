@@ -176,7 +176,7 @@ def _print_object(event: Started | Chunk | Finished) -> None:
 
 def _prompt(settings: GenerateSettings) -> str:
     if (settings.prompt is None) == (settings.file is None):
-        raise InvalidFieldError.of("prompt", "give one, as an argument, as - or with --file")
+        raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
     try:
         if settings.file is not None:
             return settings.file.read_text()

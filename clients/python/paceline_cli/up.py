@@ -40,7 +40,7 @@ _DEFAULT_ADDRESS = "127.0.0.1:50050"
 
 
 class UpSettings(LocalModelSettings):
-    """Run drafters, targets and an orchestrator on this machine until Ctrl-C, and a gateway.
+    """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
 
     Each is a process of its own; none is left behind. If one of them ends, all do.
     """
