@@ -84,8 +84,12 @@ fmt: install ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-protos: install ## generate the Python code from protos/
+protos: install ## generate all code that is committed from protos/; it says whose tools are missing (CLIENT_TOOLCHAINS=required: fail)
 	$(BIN)/python protos/generate.py $(TREE)
+	@for each in typescript go; do \
+	  if clients/toolchains.sh has $$each; then $(MAKE) --no-print-directory -C clients/$$each stubs || exit 1; \
+	  elif [ "$$CLIENT_TOOLCHAINS" = required ]; then exit 1; fi; \
+	done
 
 verify-protos: install ## fail if the generated code is not what protos/ says
 	$(BIN)/python protos/generate.py --check $(TREE)

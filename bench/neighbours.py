@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from paceline import AsyncClient, Strategy
 from paceline.errors import OverloadedError
-from paceline_bench.load.streams import percentiles
+from paceline_bench.load.measurement import percentiles
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from paceline_protocol.max_gram import BigramError, MaxGramRules, parse_bigrams
 from paceline_protocol.suffix_index import Tie
 from paceline_serving.security import TlsFiles, refuse_plaintext
 from paceline_serving.server_settings import LISTEN_DESCRIPTION, ServerSettings
-from paceline_serving.settings import Address, Settings, StringList, option
+from paceline_serving.settings import Address, Settings, StringList
 
 __all__ = ["OrchestratorSettings", "ScalingSettings"]
 
@@ -35,17 +35,14 @@ class PoolSettings(Settings):
         " --target-service and --drafter-service, by looking the names up in DNS, or by watching"
         " their EndpointSlices in the pod's namespace (needs get, list and watch on them)",
     )
-    targets: StringList = Field(
-        (), description="targets, each HOST:PORT or NAME=HOST:PORT, separated by commas"
-    )
+    targets: StringList = Field((), description="targets, HOST:PORT or NAME=HOST:PORT")
     drafters: StringList = Field(
         (), description="drafters, in the same way; without one there is plain decoding"
     )
-    target_service: StringList = option(
-        (),
-        description="a headless Service of targets, NAME or NAME:PORT; can be given again",
+    target_service: StringList = Field(
+        (), description="a headless Service of targets, NAME or NAME:PORT"
     )
-    drafter_service: StringList = option(
+    drafter_service: StringList = Field(
         (), description="a headless Service of drafters, in the same way"
     )
     pool_tls_authority: Path | None = Field(

@@ -20,7 +20,7 @@ class OrchestratorAddressSettings(Settings):
 
     orchestrators: StringList = Field(
         (),
-        description="HOST:PORT of the orchestrators, separated by commas. Requests are spread over"
+        description="HOST:PORT of the orchestrators. Requests are spread over"
         " those that serve; what one of them leaves unfinished goes on at another",
     )
     orchestrator_tls_authority: Path | None = Field(

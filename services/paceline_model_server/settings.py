@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from paceline.channel import is_loopback
 from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import RateList, Settings, StringList, option
+from paceline_serving.settings import RateList, Settings, StringList
 
 __all__ = [
     "MOST_DERIVED_TOKENS",
@@ -69,11 +69,10 @@ class ModelSettings(Settings):
 class StackSettings(Settings):
     """A drafter's stack."""
 
-    then: StringList = option(
+    then: StringList = Field(
         (),
         description="also draft with these, on the same device: smaller models of the same"
-        f" tokenizer, largest first, and at last {MAX_GRAM}, the text itself; separated by commas,"
-        " or given again",
+        f" tokenizer, largest first, and at last {MAX_GRAM}, the text itself",
     )
     cascade: str = Field(
         "auto",

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import textwrap
+import types
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,6 +24,7 @@ from paceline_serving.settings import (
     load,
     nearest,
     noted,
+    repetition,
 )
 
 if TYPE_CHECKING:
@@ -152,29 +154,48 @@ def _usage(settings_class: type[Settings]) -> Iterator[str]:
 
 
 def _add_option(group: Any, name: str, *, field: FieldInfo) -> None:
-    """Add one option; the flag of a tuple can be given again.
-
-    Values stay text: the model parses and checks them, from every source.
-    """
-    default, kind = field.get_default(), noted(field, "kind")
-    silent = default is False or default in (None, "", ()) or field.is_required()
-    # argparse formats help with %.
-    text = f"{field.description}{'' if silent else f' (default: {default})'}".replace("%", "%%")
+    """Add one option. Values stay text: the model parses and checks them, from every source."""
+    kind, again = noted(field, "kind"), repetition(field)
     choices = _choices(field.annotation)
     metavar = "{" + ",".join(choices) + "}" if choices else name.rpartition("_")[2].upper()
     if kind in {"argument", "arguments"}:
         count = "?" if kind == "argument" else "*"
-        group.add_argument(name, nargs=count, metavar=metavar, help=text)
+        group.add_argument(name, nargs=count, metavar=metavar, help=_described(field))
     elif field.annotation is bool:
         group.add_argument(
-            flag_of(name, field), dest=name, action=argparse.BooleanOptionalAction, help=text
+            flag_of(name, field),
+            dest=name,
+            action=argparse.BooleanOptionalAction,
+            help=_described(field),
         )
     else:
-        action = "append" if typing.get_origin(field.annotation) is tuple else "store"
         group.add_argument(
-            flag_of(name, field), dest=name, action=action, metavar=metavar, help=text
+            flag_of(name, field),
+            dest=name,
+            action="append" if again else "store",
+            metavar=metavar,
+            help=_described(field, again),
         )
+
+
+def _described(field: FieldInfo, *notes: str) -> str:
+    """Return an option's help: its description, then notes and its default in brackets."""
+    default = field.get_default()
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    if not (default is False or default in (None, "", {}) or field.is_required()):
+        notes = (*notes, f"default: {default}")
+    said = "; ".join(filter(None, notes))
+    text = f"{field.description} ({said})" if said else f"{field.description}"
+    return text.replace("%", "%%")  # argparse formats help with %
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+    """Return the words of a Literal, also of one that may be left out."""
+    words = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return words
+    match words:
+        case (inner, types.NoneType):
+            return _choices(inner)
+    return ()

@@ -3,14 +3,17 @@
 A settings class is a frozen pydantic model. One field is one option, under three names:
 `drain_seconds` in YAML, `PACELINE_DRAIN_SECONDS` in the environment, `--drain-seconds` as a flag.
 Every field has a description, with its unit: it is the help text. `option` declares what is more
-than that on a command line: an argument without a flag, a flag of another name. The flag of a
-tuple can be given again.
+than that on a command line: an argument without a flag, a flag of another name. What holds several
+values, a tuple or a mapping, takes them with commas, and its flag can be given again; `OneOrMore`,
+whose values may have commas of their own, knows the second way alone. The help says so of each
+by `repetition`, so descriptions need not.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -44,6 +47,7 @@ __all__ = [
     "nearest",
     "noted",
     "option",
+    "repetition",
     "separated",
 ]
 
@@ -100,7 +104,8 @@ def _check_tcp(address: str) -> str:
 Address = Annotated[str, AfterValidator(_check_address)]
 TcpAddress = Annotated[Address, AfterValidator(_check_tcp)]
 StringList = Annotated[tuple[str, ...], BeforeValidator(separated)]
-OneOrMore = Annotated[tuple[str, ...], BeforeValidator(_wrap)]
+_WHOLE = BeforeValidator(_wrap)
+OneOrMore = Annotated[tuple[str, ...], _WHOLE]
 RateList = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(separated)]
 
 OptionKind = Literal["option", "argument", "arguments"]
@@ -149,7 +154,8 @@ def load(
         return settings_class.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        text = problem["msg"].removeprefix("Value error, ")
+        is_missing = problem["type"] == "missing"
+        text = "is needed" if is_missing else problem["msg"].removeprefix("Value error, ")
         key = str(problem["loc"][0]) if problem["loc"] else ""
         raise SettingsError(f"{names.get(key, key)}: {text}" if key else text) from None
 
@@ -189,6 +195,13 @@ def noted(field: FieldInfo, key: str) -> str:
     """Return what `option` noted on a field."""
     extra = field.json_schema_extra
     return str(extra[key]) if isinstance(extra, dict) else ""
+
+
+def repetition(field: FieldInfo) -> str:
+    """Say how several values of an option are given; empty if it takes one."""
+    if typing.get_origin(field.annotation) not in {tuple, dict}:
+        return ""
+    return "can be given again" if _WHOLE in field.metadata else "can be A,B, or given again"
 
 
 def flag_of(name: str, field: FieldInfo | None = None) -> str:

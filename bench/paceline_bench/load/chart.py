@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paceline_bench.load.streams import LoadRow
+    from paceline_bench.load.measurement import LoadRow
 
 __all__ = ["draw"]
 

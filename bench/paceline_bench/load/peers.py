@@ -18,7 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from paceline.errors import TryAgainError
-from paceline_bench.load.streams import Load, Served, offer, percentiles
+from paceline_bench.load.measurement import percentiles
+from paceline_bench.load.streams import Load, Served, offer
 from paceline_bench.pair.contest import Group
 from paceline_bench.processes import cpu_seconds, quiet
 

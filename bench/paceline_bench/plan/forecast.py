@@ -7,7 +7,7 @@ every server has hardware of its own. All strategies meet the same draws, so tha
 of their differences.
 
 With all forwards as long as the later ones, the exact expectation over all draws is known (see
-`recurrences`; with a price for rows it is near). It chooses the lookahead, and it tells how lucky
+`expectations`; with a price for rows it is near). It chooses the lookahead, and it tells how lucky
 the simulated draws are: that is taken out, so that a few generations are enough. Whether the prompt
 goes to all targets at the start is simulated both ways, and the better one taken.
 """
@@ -15,49 +15,22 @@ goes to all targets at the start is simulated both ways, and the better one take
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from paceline.limits import MOST_LOOKAHEAD
 from paceline_bench.gpus import gpu_count
-from paceline_bench.protocol_runs import (
-    Batch,
-    Setup,
-    draw_agreements,
-    mean_and_error,
-    totals,
-)
-from paceline_bench.recurrences import (
-    ahead_time,
-    distributed_time,
-    expected_ahead_time,
-    expected_distributed_times,
-    expected_speculative_forwards,
-    run_lengths,
-    speculative_time,
-    stretches,
-)
-from paceline_orchestrator.planning.estimates import (
-    LOOKAHEADS,
-    needed_target_count,
-    smallest_lookahead,
-)
+from paceline_bench.plan.expectations import expectation_of
+from paceline_bench.protocol_runs import Batch, Setup, draw_agreements, mean_and_error, totals
+from paceline_bench.recurrences import run_lengths
+from paceline_orchestrator.planning.estimates import LOOKAHEADS
 from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from paceline_bench.plan.jobs import ForecastJob
 
-    from paceline_bench.node import SimulatedNode
-    from paceline_bench.recurrences import Stretches
-    from paceline_protocol.guesses import OwnGuesses
+__all__ = ["Forecast", "forecast"]
 
-__all__ = ["Forecast", "ForecastJob", "forecast", "forecast_jobs"]
-
-_TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 _LUCK_TOKENS = 256  # beyond, expectations take long, and luck evens out
 
 
@@ -108,74 +81,6 @@ class Forecast:
         pairs = zip(rival.times_ns, self.times_ns, strict=True)
         mean, error = mean_and_error([theirs - ours for theirs, ours in pairs])
         return mean / rival.mean_ns, error / rival.mean_ns
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastJob:
-    """A forecast to be made.
-
-    Attributes:
-        node: Latencies in whole ns, and the acceptance rate.
-        strategy: See Forecast.
-        target_count: See Forecast.
-        token_count: Tokens of a generation.
-        repeats: Simulated generations.
-        shape: How wide drafts are.
-        shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
-        guesses: What a target guesses by itself, or None.
-        drafts_ahead: See Forecast.
-    """
-
-    node: SimulatedNode
-    strategy: Strategy
-    target_count: int
-    token_count: int
-    repeats: int
-    shape: Shape = CHAIN
-    shares: tuple[float, ...] = ()
-    guesses: OwnGuesses | None = None
-    drafts_ahead: bool = False
-
-
-def forecast_jobs(
-    node: SimulatedNode,
-    *,
-    token_count: int,
-    repeats: int,
-    shape: Shape = CHAIN,
-    shares: tuple[float, ...] = (),
-    guesses: OwnGuesses | None = None,
-) -> list[ForecastJob]:
-    """List what is worth a forecast: every method that such a node has what it needs for.
-
-    Those that overlap come on 1, 2, ... targets. SI comes twice, if the drafter has a device of its
-    own: resting while the target verifies, and drafting ahead.
-
-    With a shape of trees all methods that draft come once more, with these; and with guesses of its
-    own a target that drafts for itself.
-
-    Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
-    has nothing to do.
-    """
-    useful = needed_target_count(_verification_ns(node), int(node.drafter.step), lookahead=1)
-    most = min(node.target_count, useful)
-    counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
-    chains = [
-        ForecastJob(node, strategy, count, token_count, repeats, drafts_ahead=drafts_ahead)
-        for strategy, method in METHODS.items()
-        if not method.self_drafts
-        for count in (counts if method.overlaps else (1,))
-        for drafts_ahead in (False, True)
-        if not drafts_ahead or (strategy is Strategy.SPECULATIVE and node.target_count)
-    ]
-    alone = [
-        ForecastJob(node, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
-        for strategy, method in METHODS.items()
-        if method.self_drafts and guesses is not None
-    ]
-    drafting = (job for job in chains if METHODS[job.strategy].drafts)
-    trees = (replace(job, shape=shape, shares=shares) for job in drafting)
-    return [*chains, *(trees if shape.width > 1 else ()), *alone]
 
 
 def forecast(job: ForecastJob) -> Forecast:
@@ -250,7 +155,7 @@ def _simulate(job: ForecastJob, *, lookahead: int) -> _Simulated:
 
 
 def _best_lookahead(job: ForecastJob) -> int:
-    expectation = _EXPECTATIONS.get((job.strategy, job.drafts_ahead))
+    expectation = expectation_of(job)
     if expectation is None:
         return min(
             LOOKAHEADS, key=lambda each: statistics.mean(_simulate(job, lookahead=each).times_ns)
@@ -269,7 +174,7 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     to subtract it leaves the mean as it is, and hardly an error: it is a control variate.
     """
     node, tokens = job.node, job.token_count
-    expectation = _EXPECTATIONS.get((job.strategy, job.drafts_ahead))
+    expectation = expectation_of(job)
     if expectation is None or tokens > _LUCK_TOKENS or node.drafter.step > node.target.step:
         return [0.0] * job.repeats
     draws = [
@@ -278,133 +183,3 @@ def _luck_ns(job: ForecastJob, lookahead: int) -> list[float]:
     ]
     mean = expectation.mean_ns(job, lookahead)
     return [time - mean for time in expectation.times_ns(job, lookahead, draws)]
-
-
-class _Expectation(Protocol):
-    """What is known exactly of a method, with all forwards as long as the later ones.
-
-    Attributes:
-        choice_tokens: For how many tokens at most its lookahead is chosen: beyond, it takes long.
-    """
-
-    choice_tokens: int
-
-    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
-        """Return what to choose from."""
-
-    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        """Return the mean over all draws."""
-
-    def times_ns(
-        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
-    ) -> Sequence[float]:
-        """Return what each draw takes, by its run lengths."""
-
-
-class _Speculative:
-    choice_tokens = sys.maxsize
-
-    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
-        return range(1, min(job.token_count, MOST_LOOKAHEAD) + 1)
-
-    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        drafts, rounds = expected_speculative_forwards(
-            np.array([job.node.acceptance_rate]), lookahead=lookahead, max_tokens=job.token_count
-        )
-        drafting_ns = float(drafts[0]) * float(job.node.drafter.step)
-        return drafting_ns + float(rounds[0]) * _round_ns(job.node, lookahead)
-
-    def times_ns(
-        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
-    ) -> Sequence[float]:
-        return [
-            speculative_time(
-                runs,
-                lookahead=lookahead,
-                target_step=_round_ns(job.node, lookahead),
-                drafter_step=int(job.node.drafter.step),
-            )
-            for runs in draws
-        ]
-
-
-class _Ahead(_Speculative):
-    """SI that drafts ahead; a drafter slower than the target never gets there."""
-
-    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        if job.node.drafter.step > job.node.target.step:
-            return super().mean_ns(job, lookahead)
-        return expected_ahead_time(
-            job.node.acceptance_rate,
-            lookahead=lookahead,
-            max_tokens=job.token_count,
-            target_step=_round_ns(job.node, lookahead),
-            drafter_step=float(job.node.drafter.step),
-        )
-
-    def times_ns(
-        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
-    ) -> Sequence[float]:
-        return [
-            ahead_time(
-                runs,
-                lookahead=lookahead,
-                target_step=_round_ns(job.node, lookahead),
-                drafter_step=int(job.node.drafter.step),
-            )
-            for runs in draws
-        ]
-
-
-class _Distributed:
-    choice_tokens = 64
-
-    def lookaheads(self, job: ForecastJob) -> Sequence[int]:
-        """Return those up to the first lookahead with which no verification waits.
-
-        A drafter slower than the target leaves no choice: there is never more than one to verify.
-        """
-        drafter_ns = int(job.node.drafter.step)
-        if drafter_ns > job.node.target.step:
-            return [1]
-        feasible = smallest_lookahead(
-            _verification_ns(job.node), drafter_ns, target_count=job.target_count
-        )
-        return [each for each in LOOKAHEADS if each < feasible] + [min(feasible, MOST_LOOKAHEAD)]
-
-    def mean_ns(self, job: ForecastJob, lookahead: int) -> float:
-        rate = np.array([job.node.acceptance_rate])
-        return float(expected_distributed_times(rate, self._stretches(job, lookahead))[0])
-
-    def times_ns(
-        self, job: ForecastJob, lookahead: int, draws: Sequence[list[int]]
-    ) -> Sequence[float]:
-        table = self._stretches(job, lookahead)
-        return [distributed_time(runs, table) for runs in draws]
-
-    def _stretches(self, job: ForecastJob, lookahead: int) -> Stretches:
-        setup = Setup(
-            job.strategy,
-            replace(job.node.target, first=job.node.target.step),
-            replace(job.node.drafter, first=job.node.drafter.step),
-            lookahead=lookahead,
-            target_count=job.target_count,
-        )
-        return stretches(setup, max_tokens=job.token_count)
-
-
-# A method without one is simulated with every lookahead, and its forecast has the draws' luck.
-_EXPECTATIONS: dict[tuple[Strategy, bool], _Expectation] = {
-    (Strategy.SPECULATIVE, False): _Speculative(),
-    (Strategy.SPECULATIVE, True): _Ahead(),
-    (Strategy.DISTRIBUTED, False): _Distributed(),
-}
-
-
-def _verification_ns(node: SimulatedNode) -> int:
-    return int(node.target.call + node.target.step)
-
-
-def _round_ns(node: SimulatedNode, lookahead: int) -> int:
-    """Return what a round of SI takes besides its drafting: the last one, at worst, less."""
-    return int(node.drafter.call + lookahead * node.target.row) + _verification_ns(node)

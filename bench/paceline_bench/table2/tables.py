@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from paceline_bench.gpus import GPU_WORDS, gpu_count
+from paceline_bench.gpus import GPU_WORDS, gpu_count, per_gpu
 from paceline_bench.report import (
     circumstances_line,
     goal_line,
@@ -72,13 +72,13 @@ _DIFFERENT = (
 )
 
 
-def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
+def report(content: Content, *, max_tokens: int, by_gpu: bool = False) -> str:
     """Say everything in Markdown: times, speed-ups, restarts, and where the time went.
 
     Args:
         content: See results.py.
         max_tokens: Tokens of each run.
-        per_gpu: Whether to say also what each device makes of it.
+        by_gpu: Whether to say also what each device makes of it.
     """
     rows = list(_table2_rows(content))
     beyond = [row for kind in _BEYOND_KINDS for row in content.get(kind, [])]
@@ -91,7 +91,7 @@ def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
         table([by_strategy for _, by_strategy in rows], _SPEED_UPS),
         _DIFFERENCE + "\n",
         *([f"### Beyond the paper\n\n{table(beyond, _BEYOND)}"] if beyond else []),
-        *([_per_gpu([*main, *beyond], max_tokens)] if per_gpu else []),
+        *([_per_gpu([*main, *beyond], max_tokens)] if by_gpu else []),
         "### From a rejecting verdict's arrival to the new calls' arrival, medians\n",
         _restarts(content),
         "### Where the time of the critical path went, ms, means\n",
@@ -105,9 +105,6 @@ def report(content: Content, *, max_tokens: int, per_gpu: bool = False) -> str:
 
 
 def _per_gpu(rows: Sequence[Row], max_tokens: int) -> str:
-    def tokens_per_second(row: Row) -> float:
-        return max_tokens * 1e3 / float(row["median_ms"])
-
     def gpus(row: Row) -> int:
         label = row["strategy"].removesuffix(EXTENDED)
         return gpu_count(label, max(row["target_counts"]))
@@ -115,11 +112,11 @@ def _per_gpu(rows: Sequence[Row], max_tokens: int) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "row": lambda row: row["name"],
         "strategy": lambda row: row["strategy"] + (", trees" if row.get("width", 1) > 1 else ""),
-        "GPUs": lambda row: str(gpus(row)),
-        "tokens/s": lambda row: f"{tokens_per_second(row):.1f}",
-        "per GPU": lambda row: f"{tokens_per_second(row) / gpus(row):.1f}",
+        "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
     }
-    return f"### Tokens/s of each GPU\n\n{table(rows, columns)}\n{GPU_WORDS}\n"
+    timed = [{**row, "tokens_per_second": max_tokens * 1e3 / row["median_ms"]} for row in rows]
+    shown = table(timed, columns | per_gpu(gpus))
+    return f"### Tokens/s of each GPU\n\n{shown}\n{GPU_WORDS}\n"
 
 
 def _over_floor(row: Row) -> str:

@@ -109,6 +109,9 @@ class Connection(_Closable):
             wire.call_count += 1
         try:
             yield wire
+        except ValueError:  # what gRPC raises where another thread has closed the channel
+            self.check_open()
+            raise
         finally:
             with self._lock:
                 wire.call_count -= 1

@@ -27,9 +27,9 @@ _COMMANDS = {
     "check-pair": "check that a drafter and a target fit together",
     "simulate": "the DSI paper's figures, from the protocols on a virtual clock",
     "plan": "what every strategy would do for your own latencies and GPUs",
-    "bench": "measure: Table 2 of the DSI paper, your own pair of models, load",
+    "bench": "measure: your own pair of models, load, Table 2 of the DSI paper, and more",
     "train": "make what lets a target draft for itself: streams, or Medusa's heads",
-    "serve": "run one server: a drafter, a target or an orchestrator",
+    "serve": "run one server: a drafter, a target, an orchestrator or a gateway",
 }
 
 # What commands need besides `cli`, and whatever computes with a model.

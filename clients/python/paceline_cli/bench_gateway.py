@@ -7,17 +7,18 @@ from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any
 
 import aiohttp
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from paceline import AsyncClient
 from paceline_bench.gateway.doors import DOORS, Doors, doors_table, row, take_turn
 from paceline_bench.report import load_average, write_json
+from paceline_cli.choices import numbers_to
 from paceline_cli.local_server import ANY_PORT
 from paceline_cli.local_system import LocalSystemConfig, reachable
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import Settings, option, separated
+from paceline_serving.settings import Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +33,6 @@ paceline bench gateway
 paceline bench gateway --streams 1,8 --repeats 3 --target-ms 20 --json gateway.json
 """
 
-_StreamCount = Annotated[int, Field(ge=1, le=1024)]
-
 
 class GatewayBenchSettings(Settings):
     """Send the same requests through gRPC and through a gateway, in turn, and compare the times.
@@ -43,8 +42,8 @@ class GatewayBenchSettings(Settings):
     The exit code is 0 if both doors gave the same texts, else 1.
     """
 
-    streams: Annotated[tuple[_StreamCount, ...], BeforeValidator(separated)] = Field(
-        (1, 64), min_length=1, description="requests at the same time, as numbers with commas"
+    streams: Annotated[tuple[int, ...], numbers_to(1024)] = Field(
+        "1,64", validate_default=True, description="requests at the same time"
     )
     tokens: int = Field(48, ge=2, le=4096, description="tokens of each request")
     repeats: int = Field(7, ge=1, le=1000, description="turns of each door")

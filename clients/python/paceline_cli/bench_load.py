@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline import AsyncClient, Strategy
+from paceline import Strategy
 from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
-from paceline_bench.charts import save_figure
-from paceline_bench.load.chart import draw
-from paceline_bench.load.streams import (
-    Load,
-    LoadedSystem,
-    decode_plainly,
-    measure,
-    stream_memories,
-)
-from paceline_bench.load.tables import findings, scaling_findings, tables
-from paceline_bench.report import load_average, write_json
 from paceline_cli.choices import names_of, numbers_to
-from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
-from paceline_cli.screen import progress
-from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, StringList, flag_of, option
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from paceline_bench.load.streams import LoadRow, Prompt
-
-__all__ = ["REQUESTS", "SESSIONS", "STRATEGIES", "LoadSettings", "main", "warm_up"]
+__all__ = [
+    "LEAST_OF_A_STREAM",
+    "MOST_OF_A_STREAM",
+    "PARTS",
+    "REQUESTS",
+    "SESSIONS",
+    "STRATEGIES",
+    "LoadSettings",
+    "RealSettings",
+    "main",
+]
 
 _EXAMPLES = """
 paceline bench load
@@ -55,24 +46,13 @@ STRATEGIES = {
     )
 }
 """By the names that options have for them."""
-_PLAIN = Strategy.AUTOREGRESSIVE.abbreviation.lower()
 SESSIONS = 1024
 """More than the streams of a run can hold at once, those that are being closed included."""
 REQUESTS = 4096
 """More than the requests that a run can have at once."""
 # Below 100 a load's p99 is left out; with few streams so many requests would take minutes.
-_MOST_OF_A_STREAM, _LEAST_OF_A_STREAM = 10, 2
-# Several orchestrators are loaded with what is compared and with what users get.
-_STRATEGIES_OF_SEVERAL = (Strategy.AUTOREGRESSIVE, Strategy.AUTO)
-# Targets so fast, and orchestrators so slow, that these are the limit even where all share two
-# cores: a target and a client take twice as much CPU for a token as an orchestrator does.
-_SCALING_TARGET_MS, _SCALING_DRAFTER_MS = 2.0, 0.2
-_SCALING_SHARE = 0.15
-# With a fixed amount of work for each token, which AUTO has not.
-_SCALING_STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE)
-# The prompt's forward takes so many times as long as a token's.
-_FIRST_FORWARD = 1.5
-_PARTS = ("scaling", "strategies")
+MOST_OF_A_STREAM, LEAST_OF_A_STREAM = 10, 2
+PARTS = ("scaling", "strategies")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "simulated": {
         "streams": "1,2,4,8,16,32,64",
@@ -89,12 +69,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "targets": 1,
     },
 }
-_WARM_UP = (Strategy.AUTOREGRESSIVE, *(4 * [Strategy.DISTRIBUTED]))
 
 
 _Numbers = Annotated[tuple[int, ...], numbers_to(512)]
 _StrategyNames = Annotated[StringList, names_of(STRATEGIES, kind="strategy", needed=True)]
-_PartNames = Annotated[StringList, names_of(_PARTS, kind="part", needed=True)]
+_PartNames = Annotated[StringList, names_of(PARTS, kind="part", needed=True)]
 
 
 def _of_both(name: str, description: str, **limits: Any) -> Any:
@@ -107,7 +86,7 @@ def _of_both(name: str, description: str, **limits: Any) -> Any:
 class _Simulated(Settings):
     """Simulated models."""
 
-    parts: _PartNames = Field(",".join(_PARTS), validate_default=True, description="what to do")
+    parts: _PartNames = Field(",".join(PARTS), validate_default=True, description="what to do")
     scaling_streams: _Numbers = Field(
         "32,64",
         validate_default=True,
@@ -131,7 +110,7 @@ class _Simulated(Settings):
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs, one for each server")
 
 
-class _Real(Settings):
+class RealSettings(Settings):
     """Real models."""
 
     prompt_tokens: int = Field(64, ge=1, le=4096, description="tokens of each prompt")
@@ -140,10 +119,10 @@ class _Real(Settings):
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
 
 
-_OWN: dict[str, type[Settings]] = {"simulated": _Simulated, "transformers": _Real}
+_OWN: dict[str, type[Settings]] = {"simulated": _Simulated, "transformers": RealSettings}
 
 
-class LoadSettings(_Real, _Simulated):
+class LoadSettings(RealSettings, _Simulated):
     """Put 1 to 64 streams at once on a fixed set of targets, with every strategy.
 
     Simulated models wait instead of computing; processes and gRPC are real. The part `strategies`
@@ -169,7 +148,7 @@ class LoadSettings(_Real, _Simulated):
     tokens: int = _of_both("tokens", "tokens of each request", ge=2, le=4096)
     requests: int = _of_both(
         "requests",
-        f"requests of each load; but {_LEAST_OF_A_STREAM} to {_MOST_OF_A_STREAM} of each stream, "
+        f"requests of each load; but {LEAST_OF_A_STREAM} to {MOST_OF_A_STREAM} of each stream, "
         "with real models 1 or more",
         ge=1,
         le=10_000,
@@ -190,28 +169,6 @@ class LoadSettings(_Real, _Simulated):
         return {**_DEFAULTS.get(backend, {}), **values}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A part of the benchmark: models, and what is put on them.
-
-    Attributes:
-        target_ms: A target's forward.
-        drafter_ms: A drafter's forward.
-        target_row_ms: More for each row of a target's forward beyond its first.
-        drafter_row_ms: The same at a drafter.
-        orchestrator_share: The share of the time in which each orchestrator may run.
-        loads: In their order, by number of orchestrators. Each number of streams begins with plain
-            decoding.
-    """
-
-    target_ms: float
-    drafter_ms: float
-    target_row_ms: float = 0.0
-    drafter_row_ms: float = 0.0
-    orchestrator_share: float = 1.0
-    loads: dict[int, list[Load]]
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     settings = read_options(
@@ -221,228 +178,6 @@ def main(arguments: Sequence[str]) -> int:
         from paceline_cli.bench_load_peers import run_beside_peers
 
         return run_beside_peers(settings)
-    load_at_start = load_average()
-    measured = asyncio.run(_run(settings))
-    scaling, rows = (measured.get(name, []) for name in _PARTS)
-    scaling_records, records = ([row.record() for row in each] for each in (scaling, rows))
-    memory = [asdict(each) for each in stream_memories(rows)]
-    servers = (settings.targets, settings.drafters) if settings.per_gpu else None
-    if scaling:
-        print(f"# Scaling: {_scaling_title(settings)}\n")
-        print(
-            tables(scaling_records, servers=servers),
-            *scaling_findings(scaling_records),
-            "",
-            sep="\n",
-        )
-    if rows:
-        print(f"# Strategies: {_title(settings)}\n")
-        print(tables(records, servers=servers), *findings(records, memory), sep="\n")
-    if settings.json_file is not None:
-        write_json(
-            settings.json_file,
-            records,
-            load_at_start=load_at_start,
-            system=settings.model_dump(
-                mode="json", exclude={"json_file", "chart", *_Real.model_fields}
-            ),
-            memory=memory,
-            scaling={
-                "target_ms": _SCALING_TARGET_MS,
-                "drafter_ms": _SCALING_DRAFTER_MS,
-                "orchestrator_share": _scaling_share(settings),
-                "rows": scaling_records,
-            },
-        )
-    if settings.chart is not None:
-        figure = draw(rows, scaling, title=_title(settings), scaling_title=_scaling_title(settings))
-        save_figure(figure, settings.chart)
-    return 0 if all(row.identical for row in (*scaling, *rows)) else 1
+    from paceline_cli.bench_load_simulated import run_simulated
 
-
-async def _run(settings: LoadSettings) -> dict[str, list[LoadRow]]:
-    """Return the rows of each part; outputs of all are compared with those of one plain run."""
-    expected: dict[Prompt, tuple[int, ...]] | None = None
-    rows: dict[str, list[LoadRow]] = {}
-    for name, part in _parts(settings).items():
-        async with running_system(_config(settings, part)) as models:
-            if expected is None:
-                async with AsyncClient(models.orchestrator_address) as client:
-                    expected = await decode_plainly(
-                        client, _prompts(settings), max_tokens=settings.tokens
-                    )
-            total = sum(map(len, part.loads.values()))
-            with progress(f"loading ({name})", total=total) as step:
-                rows[name] = []
-                async for row in _measured(part, models, settings, expected):
-                    rows[name].append(row)
-                    step(_line(row))
-    return rows
-
-
-def _parts(settings: LoadSettings) -> dict[str, _Part]:
-    """Return what is to be done; first what gives the reference quickly."""
-    scaling = _Part(
-        target_ms=_SCALING_TARGET_MS,
-        drafter_ms=_SCALING_DRAFTER_MS,
-        orchestrator_share=_scaling_share(settings),
-        loads={
-            count: _loads(settings, settings.scaling_streams, _SCALING_STRATEGIES)
-            for count in sorted(settings.orchestrators)
-        },
-    )
-    asked_for = [
-        each for name, each in STRATEGIES.items() if name in (_PLAIN, *settings.strategies)
-    ]
-    of_several = [each for each in asked_for if each in _STRATEGIES_OF_SEVERAL]
-    fewest = min(settings.orchestrators)
-    strategies = _Part(
-        target_ms=settings.target_ms,
-        drafter_ms=settings.drafter_ms,
-        target_row_ms=settings.target_row_ms,
-        drafter_row_ms=settings.drafter_row_ms,
-        loads={
-            count: _loads(settings, settings.streams, asked_for if count == fewest else of_several)
-            for count in sorted(settings.orchestrators)
-        },
-    )
-    parts = dict(zip(_PARTS, (scaling, strategies), strict=True))
-    return {name: part for name, part in parts.items() if name in settings.parts}
-
-
-def _scaling_share(settings: LoadSettings) -> float:
-    """Return how much each orchestrator gets: they run one after the other."""
-    return min(_SCALING_SHARE, 1 / max(settings.orchestrators))
-
-
-def _loads(
-    settings: LoadSettings, stream_counts: Iterable[int], strategies: Sequence[Strategy]
-) -> list[Load]:
-    return [
-        Load(
-            prompts=_prompts(settings),
-            strategy=strategy,
-            stream_count=count,
-            request_count=max(
-                _LEAST_OF_A_STREAM * count, min(settings.requests, _MOST_OF_A_STREAM * count)
-            ),
-            max_tokens=settings.tokens,
-        )
-        for count in sorted({*stream_counts})
-        for strategy in strategies
-    ]
-
-
-def _prompts(settings: LoadSettings) -> tuple[str, ...]:
-    """Return so many prompts that no two streams have the same at the same time."""
-    count = max(*settings.streams, *settings.scaling_streams)
-    return tuple(f"Request {index}:" for index in range(count))
-
-
-async def _measured(
-    part: _Part,
-    models: LocalSystem,
-    settings: LoadSettings,
-    expected: Mapping[Prompt, tuple[int, ...]],
-) -> AsyncIterator[LoadRow]:
-    plain: LoadRow | None = None
-    for count, loads in part.loads.items():
-        async with _orchestrators(count, part, models, settings) as system:
-            for load in loads:
-                if load.strategy is Strategy.AUTOREGRESSIVE:
-                    plain = row = await measure(system, load, expected=expected)
-                else:
-                    row = await measure(system, load, expected=expected, plain=plain)
-                yield row
-
-
-@asynccontextmanager
-async def _orchestrators(
-    count: int, part: _Part, models: LocalSystem, settings: LoadSettings
-) -> AsyncIterator[LoadedSystem]:
-    """Start orchestrators for models that run, and let each learn what those are like."""
-    async with AsyncExitStack() as stack:
-        fronts = [
-            await stack.enter_async_context(LocalSystem(_front(models))) for _ in range(count)
-        ]
-        clients = [
-            await stack.enter_async_context(AsyncClient(front.orchestrator_address))
-            for front in fronts
-        ]
-        await warm_up(clients, max_tokens=settings.tokens)
-        yield LoadedSystem(
-            clients=tuple(clients),
-            orchestrator_pids=tuple(front.orchestrator.pid for front in fronts),
-            target_metrics=tuple(target.metrics_address for target in models.targets),
-            orchestrator_share=part.orchestrator_share,
-        )
-
-
-async def warm_up(clients: Sequence[AsyncClient], *, max_tokens: int) -> None:
-    """Let each orchestrator learn what its models are like."""
-    for client in clients:
-        for strategy in _WARM_UP:
-            await client.generate(
-                "Warm up:", strategy=strategy, max_tokens=max_tokens, ignore_eos=True
-            ).collect()
-
-
-def _config(settings: LoadSettings, part: _Part) -> LocalSystemConfig:
-    return LocalSystemConfig(
-        targets=settings.targets,
-        drafters=settings.drafters,
-        target_arguments=_model(part.target_ms, row_ms=part.target_row_ms),
-        drafter_arguments=(
-            *_model(part.drafter_ms, row_ms=part.drafter_row_ms),
-            f"--simulated-acceptance-rate={settings.acceptance}",
-        ),
-    )
-
-
-def _front(models: LocalSystem) -> LocalSystemConfig:
-    """Describe an orchestrator for models that run; a fresh one has nothing left of other loads."""
-    return LocalSystemConfig(
-        targets=0,
-        drafters=0,
-        more_targets=tuple(f"{it.name}={it.address}" for it in models.targets),
-        more_drafters=tuple(f"{it.name}={it.address}" for it in models.drafters),
-        orchestrator_arguments=(f"--request-limit={REQUESTS}",),
-    )
-
-
-def _model(step_ms: float, *, row_ms: float) -> tuple[str, ...]:
-    return (
-        "--backend=simulated",
-        f"--simulated-tpot-seconds={step_ms / 1e3!r}",
-        f"--simulated-row-seconds={row_ms / 1e3!r}",
-        f"--simulated-ttft-seconds={_FIRST_FORWARD * step_ms / 1e3!r}",
-        f"--session-limit={SESSIONS}",
-        f"--queue-limit={SESSIONS}",
-        f"--token-budget={SESSIONS << 12}",
-    )
-
-
-def _title(settings: LoadSettings) -> str:
-    target, drafter = (
-        f"{step_ms:g} ms" + (f" + {row_ms:g} a row" if row_ms else "")
-        for step_ms, row_ms in (
-            (settings.target_ms, settings.target_row_ms),
-            (settings.drafter_ms, settings.drafter_row_ms),
-        )
-    )
-    return (
-        f"{settings.targets} x target ({target}), "
-        f"{settings.drafters} x drafter ({drafter}), "
-        f"acceptance {settings.acceptance:.0%}, {settings.tokens} tokens"
-    )
-
-
-def _scaling_title(settings: LoadSettings) -> str:
-    return (
-        f"targets of {_SCALING_TARGET_MS:g} ms; "
-        f"each orchestrator may run in {_scaling_share(settings):.0%} of the time"
-    )
-
-
-def _line(row: LoadRow) -> str:
-    return f"{row.stream_count} x {row.strategy}: {row.tokens_per_second:.0f} tokens/s"
+    return run_simulated(settings)

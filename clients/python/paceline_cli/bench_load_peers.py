@@ -20,10 +20,10 @@ from paceline_bench.load.peers import (
     peer_rows,
     service_peer,
 )
-from paceline_bench.load.streams import Load, decode_plainly
+from paceline_bench.load.streams import Load, decode_plainly, warm_up
 from paceline_bench.pair.contest import Group, read_prompts
 from paceline_bench.report import load_average, write_json
-from paceline_cli.bench_load import REQUESTS, SESSIONS, STRATEGIES, warm_up
+from paceline_cli.bench_load import REQUESTS, SESSIONS, STRATEGIES
 from paceline_cli.bundled import find_models
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.screen import progress

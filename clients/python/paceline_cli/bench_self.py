@@ -19,7 +19,7 @@ from paceline_cli.bundled import find_models
 from paceline_cli.choices import numbers_to
 from paceline_cli.contests import contest_rows, exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
-from paceline_cli.options import read_options
+from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import OneOrMore, RateList, Settings, option
@@ -54,7 +54,7 @@ class SelfSettings(Settings):
     numbers of layers are also drawn over these.
     """
 
-    adapter: OneOrMore = option((), description="directory with an adapter; can be given again")
+    adapter: OneOrMore = Field((), description="directory with an adapter")
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
@@ -79,7 +79,7 @@ class SelfSettings(Settings):
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
     json_file: Path | None = option(None, description="where to keep the results", flag="json")
-    chart: Path | None = Field(None, description="where to draw them, such as self.png")
+    chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @model_validator(mode="after")
     def _sweeps_or_not(self) -> Self:

@@ -22,14 +22,14 @@ from paceline_bench.table2.grid_tables import grid_report
 from paceline_bench.table2.online import OnlineSystem
 from paceline_bench.table2.results import kept
 from paceline_bench.table2.tables import report
-from paceline_cli.choices import numbers_to
+from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
 from paceline_protocol.tree_shapes import Shape
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -58,15 +58,13 @@ _NOT_OF_A_GRID = (
 )
 
 
-def _check_rows(rows: str) -> str:
-    if rows.isdecimal():
-        if not 1 <= int(rows) <= len(TABLE2):
-            raise ValueError(f"there are {len(TABLE2)} rows")
+def _named(rows: tuple[str, ...]) -> tuple[str, ...]:
+    """Name the rows: a single number means so many of the first ones."""
+    if len(rows) != 1 or not rows[0].isdecimal():
         return rows
-    for name in rows.split(","):
-        if name not in _ROWS:
-            raise ValueError(f"there is no row {name!r}; there are {', '.join(_ROWS)}")
-    return rows
+    if not 1 <= int(rows[0]) <= len(TABLE2):
+        raise ValueError(f"there are {len(TABLE2)} rows")
+    return tuple(_ROWS)[: int(rows[0])]
 
 
 def _check_grid(size: int) -> int:
@@ -87,8 +85,10 @@ class Table2Settings(Settings):
     was plain decoding's, else 1.
     """
 
-    rows: Annotated[str, AfterValidator(_check_rows)] = Field(
-        str(len(TABLE2)), description="how many rows, or which: names, separated by commas"
+    rows: Annotated[
+        StringList, AfterValidator(_named), names_of(_ROWS, kind="row", needed=True)
+    ] = Field(
+        str(len(TABLE2)), validate_default=True, description="how many rows, or the names of some"
     )
     repeats: int = Field(10, ge=1, le=1000, description="timed runs of everything, in turn")
     targets: int = Field(7, ge=1, le=32, description="target processes")
@@ -165,7 +165,7 @@ async def _table2(settings: Table2Settings) -> int:
         results.append(await _measure(row, settings))
         diagnostics().print(str(results[-1]), markup=False)
         _keep(settings.json_file, **kept(results), load_at_start=load_at_start)
-    said = report(kept(results), max_tokens=settings.max_tokens, per_gpu=settings.per_gpu)
+    said = report(kept(results), max_tokens=settings.max_tokens, by_gpu=settings.per_gpu)
     print(said, end="")
     if settings.chart is not None:
         from paceline_bench.charts import save_figure
@@ -176,10 +176,7 @@ async def _table2(settings: Table2Settings) -> int:
 
 
 def _chosen(settings: Table2Settings) -> list[PaperRow]:
-    if settings.rows.isdecimal():
-        rows = TABLE2[: int(settings.rows)]
-    else:
-        rows = tuple(_ROWS[name] for name in dict.fromkeys(settings.rows.split(",")))
+    rows = (_ROWS[name] for name in dict.fromkeys(settings.rows))
     return [
         replace(
             row,

@@ -43,8 +43,6 @@ __all__ = ["CheckPairSettings", "Finding", "compare_models", "local_config", "ma
 
 _EXAMPLES = """
 paceline check-pair --drafter models/python-drafter --target models/python-target
-paceline check-pair --drafter models/python-drafter --target models/python-target \
-    --drafter-option then=models/python-tiny --drafter-option then=max-gram
 paceline check-pair --drafter ~/small --target 127.0.0.1:50051
 paceline check-pair --drafter ~/small --target ~/big --prompts my-prompts.txt
 paceline check-pair --drafter ~/small --target ~/big --drafter-option then=max-gram

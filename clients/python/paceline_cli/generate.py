@@ -114,7 +114,7 @@ class GenerateSettings(_Decoding):
     )
     file: Path | None = Field(None, description="read the prompt from a file")
     max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
-    stop: OneOrMore = option((), description="end before this string; can be given again")
+    stop: OneOrMore = Field((), description="end before this string")
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
     resume_attempts: int = Field(
         2, ge=0, description="how often to go on by itself after a broken connection"
@@ -122,8 +122,8 @@ class GenerateSettings(_Decoding):
     show_origins: bool = Field(
         False, description="tell accepted draft tokens from the target's own tokens"
     )
-    model_costs: ModelCosts | None = Field(
-        None,
+    model_costs: ModelCosts = Field(
+        {},
         description="tell SWI: what a drafter's forward costs, the target's being 1: small=0.03",
     )
     timeline: Path | None = Field(None, description="write a picture of the request (SVG)")
@@ -176,7 +176,7 @@ def _print_object(event: Started | Chunk | Finished) -> None:
 
 def _prompt(settings: GenerateSettings) -> str:
     if (settings.prompt is None) == (settings.file is None):
-        raise InvalidFieldError.of("prompt", "give one, as an argument, as - or with --file")
+        raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
     try:
         if settings.file is not None:
             return settings.file.read_text()

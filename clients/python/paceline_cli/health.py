@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import Field
 
 from paceline.channel import open_async_channel
 from paceline.errors import PacelineError
@@ -33,7 +34,7 @@ class HealthSettings(ConnectionSettings):
     servers: StringList = option(
         (), description="addresses to ask; none: --address", kind="arguments"
     )
-    timeout_seconds: float = option(5.0, description="wait so long for an answer", gt=0)
+    timeout_seconds: float = Field(5.0, description="wait so long for an answer", gt=0)
 
 
 def main(arguments: Sequence[str]) -> int:

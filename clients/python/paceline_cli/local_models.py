@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from paceline.errors import InvalidFieldError
-from paceline_serving.settings import OneOrMore, Settings, option
+from paceline_serving.settings import OneOrMore, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ class LocalModelSettings(Settings):
         "transformers", description="real models, or stand-ins that wait as long as one takes"
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of each model")
-    target_option: OneOrMore = option(
+    target_option: OneOrMore = Field(
         (),
-        description="further option of the targets, as NAME=VALUE, such as device=cuda:0 (`paceline"
-        " serve target --help` has them all); can be given again",
+        description="further option of the targets, as NAME=VALUE, such as device=cuda:0:"
+        " `paceline serve target --help` has them all",
     )
-    drafter_option: OneOrMore = option((), description="the same for the drafters")
+    drafter_option: OneOrMore = Field((), description="the same for the drafters")
 
     def target_arguments(self, model: str | Path | None) -> tuple[str, ...]:
         """Return a target's flags."""

@@ -270,4 +270,7 @@ class LocalSystem:
 
 def reachable(address: str) -> str:
     """Return where this machine reaches a server that may listen on all interfaces."""
-    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+    for everywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
+        if address.startswith(everywhere):
+            return here + address.removeprefix(everywhere)
+    return address

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator
 from paceline.words import counted
 from paceline_bench.cascade.improvement import walltime_improvement
 from paceline_cli.screen import safe
+from paceline_serving.settings import separated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,24 +31,25 @@ _TARGET = "target"
 def _read_costs(value: object) -> dict[str, float]:
     """Read "base=0.1,small=0.03", or the same as a mapping from a file."""
     if isinstance(value, dict):
-        pairs = [(str(name), str(cost)) for name, cost in value.items()]
+        pairs = [f"{name}={cost}" for name, cost in value.items()]
     else:
-        parts = [part.strip() for part in str(value).split(",") if part.strip()]
-        pairs = [(part.rpartition("=")[0], part.rpartition("=")[2]) for part in parts]
-    costs = {name: _cost(name, words) for name, words in pairs}
+        words = [str(each) for each in value] if isinstance(value, list) else str(value)
+        pairs = separated(words)
+    costs = dict(map(_read_cost, pairs))
     if costs.get(_TARGET) == 0:
         raise ValueError("the target costs something")
     return costs
 
 
-def _cost(name: str, words: str) -> float:
+def _read_cost(pair: str) -> tuple[str, float]:
+    name, _, words = pair.rpartition("=")
     try:
         cost = float(words)
     except ValueError:
         cost = math.nan
     if not name or not 0 <= cost < math.inf:
-        raise ValueError(f"{name}={words} is no model and its cost, such as small=0.03")
-    return cost
+        raise ValueError(f"{pair!r} is no model and its cost, such as small=0.03")
+    return name, cost
 
 
 ModelCosts: TypeAlias = Annotated[dict[str, float], BeforeValidator(_read_costs)]

@@ -62,7 +62,7 @@ class ConnectionSettings(ClientTlsSettings):
 
 
 class CallerSettings(ConnectionSettings):
-    """Connection."""
+    """Credentials."""
 
     api_key_file: Path | None = Field(
         None, description="file with the API key, where the orchestrator asks for one"

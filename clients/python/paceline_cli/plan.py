@@ -12,7 +12,8 @@ from rich.console import Console
 from paceline.limits import MOST_BRANCHES, MOST_WIDTH
 from paceline_bench.node import SimulatedNode
 from paceline_bench.parallel import compute_all
-from paceline_bench.plan.forecast import forecast, forecast_jobs
+from paceline_bench.plan.forecast import forecast
+from paceline_bench.plan.jobs import forecast_jobs
 from paceline_bench.plan.tables import HEADINGS, PER_GPU, conclusions, json_rows, table_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from paceline_bench.plan.forecast import Forecast, ForecastJob
+    from paceline_bench.plan.forecast import Forecast
+    from paceline_bench.plan.jobs import ForecastJob
 
 __all__ = ["PlanSettings", "main"]
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import aiohttp
+from pydantic import Field
 from rich.console import Console
 from rich.live import Live
 
@@ -48,22 +49,21 @@ class TopSettings(CallerSettings):
     Rates are of the time between two looks. Ctrl-C ends it.
     """
 
-    metrics: StringList = option(
+    metrics: StringList = Field(
         (),
-        description="where servers show metrics: HOST:PORT, NAME=HOST:PORT or a URL, separated by"
-        " commas; a host name with several addresses stands for all of them. None: those of"
-        " `paceline up` at --address",
+        description="where servers show metrics: HOST:PORT, NAME=HOST:PORT or a URL; a host name"
+        " with several addresses stands for all of them. Else those of `paceline up` at --address",
     )
     interval_seconds: float = option(
         2.0, description="seconds between two looks", flag="interval", ge=0.1, le=3600
     )
-    once: bool = option(
+    once: bool = Field(
         False, description="print one view as text and end; so it is without a terminal, too"
     )
     json_object: bool = option(
         False, description="print a JSON object for each look, one a line", flag="json"
     )
-    timeout_seconds: float = option(2.0, description="wait so long for an answer", gt=0)
+    timeout_seconds: float = Field(2.0, description="wait so long for an answer", gt=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -101,7 +101,7 @@ class TrainSettings(_Sizes, _Schedule):
         kind="argument",
     )
     model: str = Field("", description="directory or hub id of the model")
-    data: OneOrMore = option((), description="file with text to learn from; can be given again")
+    data: OneOrMore = Field((), description="file with text to learn from")
     validation: Path | None = Field(
         None, description="file with text to measure on; else the last twentieth of the data"
     )

@@ -19,7 +19,7 @@ from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExit
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
 from paceline_cli.up_record import record_metrics_addresses
-from paceline_serving.settings import Address, OneOrMore, option
+from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydantic reads them
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -40,7 +40,7 @@ _DEFAULT_ADDRESS = "127.0.0.1:50050"
 
 
 class UpSettings(LocalModelSettings):
-    """Run drafters, targets and an orchestrator on this machine until Ctrl-C, and a gateway.
+    """Run drafters, targets and an orchestrator on this machine until Ctrl-C.
 
     Each is a process of its own; none is left behind. If one of them ends, all do.
     """
@@ -70,11 +70,11 @@ class UpSettings(LocalModelSettings):
         "", description="where a gateway listens for OpenAI's HTTP interface; else there is none"
     )
     insecure: bool = Field(False, description="let other machines connect in plaintext")
-    orchestrator_option: OneOrMore = option(
+    orchestrator_option: OneOrMore = Field(
         (),
-        description="further option of the orchestrator, as NAME=VALUE; can be given again",
+        description="further option of the orchestrator, as NAME=VALUE",
     )
-    gateway_option: OneOrMore = option(
+    gateway_option: OneOrMore = Field(
         (), description="further option of the gateway, in the same way"
     )
     log_directory: Path | None = Field(None, description="where logs go; else they are not kept")

@@ -9,23 +9,21 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import Strategy
-from paceline_bench.load import streams as load
+from paceline_bench.load import measurement as load
 from paceline_bench.load import tables as words
 from paceline_bench.load.chart import draw
-from paceline_bench.load.streams import (
-    Load,
+from paceline_bench.load.measurement import (
     LoadedSystem,
     LoadRow,
     Percentiles,
-    Served,
     StreamMemory,
-    decode_plainly,
     fairness,
     measure,
     percentiles,
     served_tokens_per_second,
     stream_memories,
 )
+from paceline_bench.load.streams import Load, Served, decode_plainly
 from paceline_bench.processes import metered
 
 ROW = LoadRow(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline_bench.node import SimulatedNode
-from paceline_bench.plan.forecast import Forecast, ForecastJob, forecast, forecast_jobs
+from paceline_bench.plan.forecast import Forecast, forecast
+from paceline_bench.plan.jobs import ForecastJob, forecast_jobs
 from paceline_bench.plan.picture import draw_forecast
 from paceline_bench.plan.tables import HEADINGS, conclusions, json_rows, table_rows
 from paceline_protocol.guesses import OwnGuesses
@@ -239,7 +240,7 @@ def test_the_luck_of_the_draws_is_taken_out():
 
 
 def test_a_method_of_which_nothing_is_known_exactly_is_simulated_with_every_lookahead(monkeypatch):
-    monkeypatch.setattr("paceline_bench.plan.forecast._EXPECTATIONS", {})
+    monkeypatch.setattr("paceline_bench.plan.expectations._EXPECTATIONS", {})
     vicuna = node(target=37.7, drafter=2.5, acceptance=0.63)
     found = forecast(ForecastJob(vicuna, Strategy.SPECULATIVE, 1, token_count=50, repeats=20))
     assert 3 <= found.lookahead <= 6

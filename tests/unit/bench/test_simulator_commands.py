@@ -113,7 +113,7 @@ def test_a_plan_knows_a_target_that_drafts_for_itself(capsys, monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("plan", "--gpus", "3"), "paceline plan: --target-ms: Field required"),
+        (("plan", "--gpus", "3"), "paceline plan: --target-ms: is needed"),
         ((*VICUNA, "--gpus", "0"), "--gpus: Input should be greater than or equal to 1"),
         ((*VICUNA, "--gpus", "3", "--chart", "plan.gif"), "--chart: must end in .svg or .png"),
         ((*VICUNA, "--gpus", "3", "--branches", "1"), "--branches goes with a --width of 2 or"),

@@ -43,6 +43,24 @@ def test_examples_are_understood(line):
     read(command.removeprefix("paceline bench ").replace("~", "/home"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rows phi3-14b/mbpp --rows vicuna-7b/alpaca",
+        "--rows phi3-14b/mbpp,vicuna-7b/alpaca,phi3-14b/mbpp",
+    ],
+)
+def test_rows_of_table_2_are_named_with_commas_or_again_and_measured_once_each(options):
+    chosen = bench_table2._chosen(read(f"table2 {options}"))
+    assert [row.name for row in chosen] == ["phi3-14b/mbpp", "vicuna-7b/alpaca"]
+
+
+def test_a_number_of_rows_means_the_first_ones():
+    names = [row.name for row in bench_table2._chosen(read("table2"))]
+    assert len(names) == 10
+    assert [row.name for row in bench_table2._chosen(read("table2 --rows 3"))] == names[:3]
+
+
 def test_streams_go_from_one_to_sixty_four_with_every_strategy():
     settings = read("load")
     assert settings.streams == (1, 2, 4, 8, 16, 32, 64)
@@ -101,6 +119,7 @@ def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
         ("soak --leaving 2", "--leaving: Input should be less than or equal to 1"),
         ("soak --request 1", "did you mean --requests?"),
         ("table2 --rows 11", "--rows: there are 10 rows"),
+        ("table2 --rows 2 --rows vicuna-7b/alpaca", "there is no row '2'"),
         ("table2 --rows gpt", "there is no row 'gpt'; there are vicuna-13b/cnn-dm"),
         ("table2 --si-lookaheads 0-3", "--si-lookaheads: '0-3' is not within 1 to 64"),
         ("table2 --dsi-lookaheads few", "'few' is no number and no range"),
@@ -108,6 +127,7 @@ def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
         ("table2 --grid 2 --rows 3", "so --rows does not go with it"),
         ("table2 --grid 2 --extended", "so --extended does not go with it"),
         ("table2 --extended --width 2", "--extended has two tokens, too few for a --width of 2"),
+        ("self --chart self.xyz", "--chart: must end in .svg or .png"),
         ("self --adapter a --sweep --per-gpu", "--per-gpu does not go with --sweep"),
         ("table2 --grid 2 --si-lookaheads 1", "so --si-lookaheads does not go with it"),
         ("table2 --grid 2 --dsi-lookaheads 1", "so --dsi-lookaheads does not go with it"),

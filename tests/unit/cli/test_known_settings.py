@@ -1,6 +1,7 @@
 """A PACELINE_* variable is known only if its settings class is, so all classes must be listed."""
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -30,6 +31,16 @@ def settings_in_the_source():
 
 def test_the_list_has_every_settings_class_of_all_packages_once():
     assert Counter(cls.__name__ for cls in settings_classes()) == settings_in_the_source()
+
+
+def test_how_several_values_are_given_is_said_by_the_help_alone():
+    said = [
+        f"{cls.__name__}.{name}: {field.description}"
+        for cls in settings_classes()
+        for name, field in cls.model_fields.items()
+        if re.search("comma|given again", str(field.description))
+    ]
+    assert said == []
 
 
 def test_the_search_in_the_source_finds_heirs_of_heirs_too():

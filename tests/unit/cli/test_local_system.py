@@ -10,7 +10,12 @@ import psutil
 import pytest
 
 from paceline_cli import local_server, local_system
-from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError
+from paceline_cli.local_system import (
+    LocalSystem,
+    LocalSystemConfig,
+    ServerExitedError,
+    reachable,
+)
 
 TESTS = Path(__file__).parents[2]
 
@@ -143,6 +148,20 @@ async def test_servers_do_not_inherit_settings(monkeypatch):
     monkeypatch.setenv("PACELINE_LISTEN", "127.0.0.1:1")
     async with LocalSystem(LocalSystemConfig()) as system:
         assert "PACELINE_LISTEN" not in psutil.Process(system.orchestrator.pid).environ()
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("0.0.0.0:1", "127.0.0.1:1"),
+        ("[::]:1", "[::1]:1"),
+        ("10.0.0.0:1", "10.0.0.0:1"),
+        ("[fd00::]:1", "[fd00::]:1"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_who_listens_everywhere_is_reached_here_and_others_where_they_are(listen, address):
+    assert reachable(listen) == address
 
 
 def test_no_server_outlives_a_killed_parent():

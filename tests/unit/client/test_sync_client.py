@@ -197,6 +197,18 @@ async def test_closing_the_client_under_a_unary_call_gives_it_a_typed_error(in_t
     await in_thread(use)
 
 
+@pytest.mark.parametrize("call", ["info", "generate"])
+def test_a_client_that_is_closed_while_a_call_gets_its_token_says_so(call):
+    def token():
+        client.close()
+        return "key"
+
+    client = Client("127.0.0.1:1", token=token)
+    calls = {"info": client.info, "generate": lambda: client.generate("x").text()}
+    with pytest.raises(errors.ClientCancelledError, match="the client was closed"):
+        calls[call]()
+
+
 def waits(stream):
     eventually(lambda: stream.transcript.chunks and stream._is_awaited, what="it waits")
 

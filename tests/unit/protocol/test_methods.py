@@ -11,7 +11,8 @@ import pytest
 import paceline
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_bench.node import SimulatedNode
-from paceline_bench.plan.forecast import forecast, forecast_jobs
+from paceline_bench.plan.forecast import forecast
+from paceline_bench.plan.jobs import forecast_jobs
 from paceline_bench.plan.tables import table_rows
 from paceline_bench.protocol_runs import Setup, run_protocol
 from paceline_orchestrator.planning.estimates import Measurements

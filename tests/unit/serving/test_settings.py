@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
+from pydantic import Field
 
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from paceline_serving.server_settings import ServerSettings
+from paceline_serving.settings import OneOrMore, Settings, StringList
 
 
 def read(*arguments: str, environment: dict[str, str] | None = None) -> ServerSettings:
@@ -162,6 +166,27 @@ def test_help_explains_every_option(capsys, settings_class):
     for name, field in settings_class.model_fields.items():
         assert "--" + name.replace("_", "-") in shown
         assert field.description
+
+
+class Several(Settings):
+    """One option of each kind."""
+
+    names: StringList = Field(("a", "b"), description="names")
+    texts: OneOrMore = Field((), description="texts")
+    costs: dict[str, float] = Field({}, description="costs")
+    one: str = Field("", description="one of them")
+    word: Literal["this", "that"] | None = Field(None, description="a word")
+
+
+def test_help_says_of_each_option_how_several_values_and_which_words_it_takes(capsys):
+    with pytest.raises(SystemExit):
+        parse(Several, ["--help"], program="test", environment={})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "--names NAMES names (can be A,B, or given again; default: a,b)" in lines
+    assert "--texts TEXTS texts (can be given again)" in lines
+    assert "--costs COSTS costs (can be A,B, or given again)" in lines
+    assert "--one ONE one of them" in lines
+    assert "--word {this,that} a word" in lines
 
 
 def test_a_real_model_has_to_be_named(capsys):

@@ -1,0 +1,86 @@
+"""What of a node is worth a forecast: each method, on so many targets, with these trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.tree_shapes import CHAIN, Shape
+
+if TYPE_CHECKING:
+    from paceline_bench.node import SimulatedNode
+    from paceline_protocol.guesses import OwnGuesses
+
+__all__ = ["ForecastJob", "forecast_jobs"]
+
+_TARGET_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastJob:
+    """A forecast to be made.
+
+    Attributes:
+        node: Latencies in whole ns, and the acceptance rate.
+        strategy: The method.
+        target_count: Targets at work.
+        token_count: Tokens of a generation.
+        repeats: Simulated generations.
+        shape: How wide drafts are.
+        shares: How likely each runner-up is right where the first token is wrong; see ranks.py.
+        guesses: What a target guesses by itself, or None.
+        drafts_ahead: Whether SI's drafter goes on while the target verifies.
+    """
+
+    node: SimulatedNode
+    strategy: Strategy
+    target_count: int
+    token_count: int
+    repeats: int
+    shape: Shape = CHAIN
+    shares: tuple[float, ...] = ()
+    guesses: OwnGuesses | None = None
+    drafts_ahead: bool = False
+
+
+def forecast_jobs(
+    node: SimulatedNode,
+    *,
+    token_count: int,
+    repeats: int,
+    shape: Shape = CHAIN,
+    shares: tuple[float, ...] = (),
+    guesses: OwnGuesses | None = None,
+) -> list[ForecastJob]:
+    """List what is worth a forecast: every method that such a node has what it needs for.
+
+    Those that overlap come on 1, 2, ... targets. SI comes twice, if the drafter has a device of its
+    own: resting while the target verifies, and drafting ahead.
+
+    With a shape of trees all methods that draft come once more, with these; and with guesses of its
+    own a target that drafts for itself.
+
+    Beyond target latency / drafter latency targets Equation 1 holds with lookahead 1, and one more
+    has nothing to do.
+    """
+    useful = needed_target_count(node.verification_ns, int(node.drafter.step), lookahead=1)
+    most = min(node.target_count, useful)
+    counts = sorted({most, *(each for each in _TARGET_COUNTS if each < most)} - {0})
+    chains = [
+        ForecastJob(node, strategy, count, token_count, repeats, drafts_ahead=drafts_ahead)
+        for strategy, method in METHODS.items()
+        if not method.self_drafts
+        for count in (counts if method.overlaps else (1,))
+        for drafts_ahead in (False, True)
+        if not drafts_ahead or (strategy is Strategy.SPECULATIVE and node.target_count)
+    ]
+    alone = [
+        ForecastJob(node, strategy, 1, token_count, repeats, shares=shares, guesses=guesses)
+        for strategy, method in METHODS.items()
+        if method.self_drafts and guesses is not None
+    ]
+    drafting = (job for job in chains if METHODS[job.strategy].drafts)
+    trees = (replace(job, shape=shape, shares=shares) for job in drafting)
+    return [*chains, *(trees if shape.width > 1 else ()), *alone]
