@@ -96,7 +96,7 @@ def test_what_was_rehearsed_near_by_is_told_for_what_was_measured(drafter_step):
     measured = Measurements(VERIFICATION, VERIFICATION, drafter_step, 0.93, target_count=2)
     known = Rehearsals()
     known.ask_for(measured, 2)
-    known.rehearse_missing()
+    known.simulate_missing()
     exactly = rehearse(Setting(drafter_step, call=0, target_count=2), lookahead=1)
     expected = expected_token_time(exactly, 0.93)
     assert known.times(measured, 2)[1] == pytest.approx(expected, rel=0.005)

@@ -107,4 +107,5 @@ class Pacing:
 
 
 def _are_alike(order: Order, other: Order) -> bool:
-    return order.model == other.model and order.options.wish == other.options.wish
+    is_same_model = order.model.fingerprint == other.model.fingerprint  # of whichever server
+    return is_same_model and order.options.wish == other.options.wish

@@ -98,7 +98,7 @@ class Codecs:
         """Fetch the tokenizer of a server's model, unless it is known.
 
         Raises:
-            PacelineError: It could not be fetched, or came damaged.
+            PacelineError: It could not be fetched or read, or came damaged.
         """
         assert server.facts is not None
         fingerprint = server.facts.tokenizer_fingerprint
@@ -111,4 +111,7 @@ class Codecs:
             return
         if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
             raise InternalError(f"{server.name} sent a tokenizer that is not what it says")
-        self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
+        try:
+            self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
+        except Exception as error:  # of the library, which has no class of its own for it
+            raise InternalError(f"{server.name}'s tokenizer cannot be read: {error}") from error

@@ -14,7 +14,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.errors import TokenizerMismatchError, UnsupportedError
+from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
+from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
@@ -80,20 +81,25 @@ class Planning:
         """Choose how to decode a request; what it wishes wins.
 
         Raises:
+            NoTargetError: No target of its model is ready any more.
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
+        targets = self._pool.targets(model)
+        if not targets:  # there was one before its text was tokenised
+            raise NoTargetError(
+                "no target of this model is ready any more",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            )
         from_text = wish.drafter is not None and not wish.drafter.has_servers
         drafters = () if from_text else self._drafters(model, wish.strategy)
         pair, rates = self._known_of(model, drafters)
-        measurements = self._measure(
-            self._pool.targets(model), drafters, length=prompt_length, rates=rates
-        )
+        measurements = self._measure(targets, drafters, length=prompt_length, rates=rates)
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
             measurements = replace(measurements, guess_count=0.0)
         if wish.strategy and METHODS[wish.strategy].self_drafts and not measurements.guess_count:
             raise UnsupportedError(f"strategy: {_why_no_guesses(wish)}")
-        if measurements.request_count == 1:
+        if not any(it.home_count for it in targets):
             self._cpu_seen_ns = self._cpu_clock()  # what it did at rest was not dispatching
         if from_text or not (drafters or wish.strategy or wish.drafter):
             plan = self._plan_for_text(measurements, wish)

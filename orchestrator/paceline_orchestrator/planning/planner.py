@@ -231,7 +231,7 @@ class Planner:
 
         What fails is forgotten, and simulated again when it is next asked for.
         """
-        if self._rehearsals.rehearse_missing():
+        if self._rehearsals.simulate_missing():
             self._forms.forget_missing()  # the next request asks for them with a better lookahead
         self._starts.simulate_missing()
         self._forms.simulate_missing()

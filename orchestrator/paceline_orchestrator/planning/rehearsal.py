@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +21,7 @@ from paceline_orchestrator.planning.estimates import (
     on_its_part,
     smallest_lookahead,
 )
+from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle
@@ -30,7 +29,7 @@ from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "VERIFICATION",
@@ -110,18 +109,13 @@ def expected_token_time(times: Sequence[int], acceptance_rate: float) -> float:
     return time_sum / token_sum
 
 
-class Rehearsals:
-    """What was rehearsed lately, and what is still to be.
-
-    Concurrency:
-        `rehearse_missing` computes for long, on a worker thread; all else is cheap, and may run
-        meanwhile.
-    """
+class Rehearsals(Simulated[Setting, "Mapping[int, Sequence[int]]"]):
+    """What is known of settings: by lookahead, what `rehearse` returns."""
 
     def __init__(self) -> None:
-        # By lookahead; the setting used last comes last.
-        self._held: OrderedDict[Setting, dict[int, list[int]]] = OrderedDict()
-        self._missing: deque[Setting] = deque(maxlen=_MOST_MISSING)
+        super().__init__(
+            _rehearse_lookaheads, most_missing=_MOST_MISSING, most_known=_MOST_REHEARSED
+        )
 
     def times(self, measurements: Measurements, target_count: int) -> dict[int, int]:
         """Return DSI's time for each token, in ns, by lookahead, as far as it was simulated.
@@ -129,12 +123,10 @@ class Rehearsals:
         A setting is only near to what was measured; DSI's closed form in both tells how near.
         """
         setting = setting_of(measurements, target_count)
-        with suppress(KeyError):  # unknown, or `rehearse_missing` has dropped it just now
-            self._held.move_to_end(setting)
-        rehearsed = self._held.get(setting, {})
-        rate = measurements.acceptance_rate
-        if not rehearsed:
+        rehearsed = self.known(setting)
+        if rehearsed is None:
             return {}
+        rate = measurements.acceptance_rate
         own, near = on_its_part(measurements), _measured(setting, acceptance_rate=rate)
         return {
             lookahead: round(
@@ -148,30 +140,12 @@ class Rehearsals:
     def ask_for(self, measurements: Measurements, target_count: int) -> None:
         """Have a setting rehearsed, unless it was, or drafts can never be ahead in it."""
         setting = setting_of(measurements, target_count)
-        is_known = setting in self._held or setting in self._missing
-        if not is_known and setting.drafter_step <= VERIFICATION:
-            self._missing.append(setting)
+        if setting.drafter_step <= VERIFICATION:
+            self.simulate_later(setting)
 
-    def rehearse_missing(self) -> bool:
-        """Rehearse what was asked for, and return whether there was anything.
 
-        What fails is forgotten, and rehearsed again when it is next asked for.
-        """
-        was_asked = bool(self._missing)
-        while self._missing:
-            setting = self._missing.pop()
-            self._held[setting] = {}  # known from here on, or it would be asked for again
-            try:
-                self._held[setting] = {
-                    lookahead: rehearse(setting, lookahead=lookahead)
-                    for lookahead in _lookaheads(setting)
-                }
-            except BaseException:
-                del self._held[setting]
-                raise
-            while len(self._held) > _MOST_REHEARSED:
-                self._held.popitem(last=False)
-        return was_asked
+def _rehearse_lookaheads(setting: Setting) -> Mapping[int, Sequence[int]]:
+    return {lookahead: rehearse(setting, lookahead=lookahead) for lookahead in _lookaheads(setting)}
 
 
 def setting_of(measurements: Measurements, target_count: int) -> Setting:

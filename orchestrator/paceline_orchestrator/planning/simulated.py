@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -13,44 +15,76 @@ __all__ = ["Simulated"]
 _Case = TypeVar("_Case")
 _Answer = TypeVar("_Answer")
 
-_MOST_MISSING = 8
-_MOST_KNOWN = 256
-
 
 class Simulated(Generic[_Case, _Answer]):
     """What was simulated lately, and what is still to be.
 
     Concurrency:
-        `simulate_missing` computes for long, on a worker thread; `get` is cheap, and may run
-        meanwhile.
+        `simulate_missing` computes for long, on a worker thread; all else is cheap, and may run
+        meanwhile. The lock is held for moments: cases are compared by Python code, in the middle of
+        which the other thread may get its turn.
 
     Args:
         simulate: Finds the answer to a case.
+        most_missing: Cases that are left to be simulated: those asked for last.
+        most_known: Answers that are kept: those used last.
     """
 
-    def __init__(self, simulate: Callable[[_Case], _Answer]) -> None:
+    def __init__(
+        self,
+        simulate: Callable[[_Case], _Answer],
+        *,
+        most_missing: int = 8,
+        most_known: int = 256,
+    ) -> None:
         self._simulate = simulate
-        self._known: OrderedDict[_Case, _Answer] = OrderedDict()  # oldest first
-        self._missing: deque[_Case] = deque(maxlen=_MOST_MISSING)
+        self._most_known = most_known
+        self._known: OrderedDict[_Case, _Answer] = OrderedDict()  # the one used last comes last
+        self._missing: deque[_Case] = deque(maxlen=most_missing)
+        self._lock = Lock()
+
+    def known(self, case: _Case) -> _Answer | None:
+        """Return what is known of a case, if anything is."""
+        with self._lock:
+            if case in self._known:
+                self._known.move_to_end(case)
+            return self._known.get(case)
+
+    def simulate_later(self, case: _Case) -> None:
+        """Have a case simulated, unless it was, or will be."""
+        with self._lock:
+            if case not in self._known and case not in self._missing:
+                self._missing.append(case)
 
     def get(self, case: _Case) -> _Answer | None:
         """Return what is known of a case; None, and it will be simulated."""
-        known = self._known.get(case)
-        if known is None and case not in self._missing:
-            self._missing.append(case)
-        return known
+        answer = self.known(case)
+        if answer is None:
+            self.simulate_later(case)
+        return answer
 
     def forget_missing(self) -> None:
         """Simulate nothing that was asked for before now."""
-        self._missing.clear()
+        with self._lock:
+            self._missing.clear()
 
-    def simulate_missing(self) -> None:
-        """Simulate what was asked for; what fails is forgotten, and will be asked for again."""
+    def simulate_missing(self) -> bool:
+        """Simulate what was asked for, the last first; return whether there was anything.
+
+        What fails is forgotten, and will be simulated when it is asked for again.
+        """
+        was_asked = bool(self._missing)
         while self._missing:
-            case = self._missing[-1]
+            case = self._missing[-1]  # and it stays there: it must not be asked for again meanwhile
             try:
-                self._known[case] = self._simulate(case)
+                self._learn(case, self._simulate(case))
             finally:
-                self._missing.remove(case)
-            while len(self._known) > _MOST_KNOWN:
+                with self._lock, suppress(ValueError):  # newer ones may have pushed it out
+                    self._missing.remove(case)
+        return was_asked
+
+    def _learn(self, case: _Case, answer: _Answer) -> None:
+        with self._lock:
+            self._known[case] = answer
+            while len(self._known) > self._most_known:
                 self._known.popitem(last=False)

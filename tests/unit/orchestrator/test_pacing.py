@@ -218,10 +218,10 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
 class _Running:
     """A generation, to those that pace it."""
 
-    def __init__(self, wish):
+    def __init__(self, wish, *, model="model", target=0):
         self.order = SimpleNamespace(
             follows_load=True,
-            model="model",
+            model=SimpleNamespace(fingerprint=model, measured_by=target),
             options=SimpleNamespace(wish=wish),
             plan=SimpleNamespace(is_crowded=False),
         )
@@ -241,6 +241,17 @@ async def test_a_plan_is_for_those_that_wish_the_same_and_each_has_its_turn():
         await asyncio.sleep(3.5)
     assert one.followed == ["the first's", "the third's"]
     assert other.followed == [], "its plan was none"
+
+
+@virtually
+async def test_a_plan_is_for_those_of_the_same_model_whichever_target_described_it():
+    pacing = Pacing(SimpleNamespace(plan_again=lambda *_, **__: "a plan"))
+    one, like_it = _Running(Wish()), _Running(Wish(), target=1)
+    other = _Running(Wish(), model="another")
+    with pacing.following(one), pacing.following(like_it), pacing.following(other):
+        await asyncio.sleep(1.5)
+    assert (one.followed, like_it.followed) == (["a plan"], ["a plan"])
+    assert other.followed == []
 
 
 def test_of_the_seats_that_go_the_home_is_none():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import UnsupportedError
+from paceline.errors import NoTargetError, UnsupportedError
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
@@ -249,6 +249,23 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
         planning.learn(**took(forwards=70, cancelled=30, accepted=70, rejected=30))
     note = a_plan(planning).note
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
+
+
+def test_at_rest_nothing_is_dispatched_though_others_use_the_same_targets():
+    clock = SimpleNamespace(ns=0)
+    shared = [a_server(30, calls_ahead=1.5) for _ in range(7)]
+    planning = a_planning(shared, cpu_clock=lambda: clock.ns)
+    for _ in range(40):
+        clock.ns += 3_600_000 * MS
+        a_plan(planning)
+        planning.learn(**took(forwards=70, cancelled=30))
+    assert planning._dispatch_ns.value < MS
+
+
+def test_a_request_whose_targets_were_lost_before_its_plan_may_come_again():
+    with pytest.raises(NoTargetError) as failure:
+        a_plan(a_planning([]))
+    assert failure.value.retry_after_seconds
 
 
 SELF = Strategy.SELF_SPECULATIVE

@@ -33,8 +33,8 @@ class Stream:
         self.is_cancelled = True
 
 
-def a_server(stream):
-    fingerprint = hashlib.sha256(TOKENIZER).hexdigest()
+def a_server(stream, *, tokenizer=TOKENIZER):
+    fingerprint = hashlib.sha256(tokenizer).hexdigest()
     return SimpleNamespace(
         name="target-0",
         facts=SimpleNamespace(tokenizer_fingerprint=fingerprint),
@@ -61,5 +61,13 @@ async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
 async def test_a_tokenizer_that_came_damaged_is_not_kept():
     server, codecs = a_server(Stream([TOKENIZER[:-1]])), Codecs()
     with pytest.raises(InternalError, match="not what it says"):
+        await codecs.fetch(server)
+    assert not codecs.has(server.facts.tokenizer_fingerprint)
+
+
+@pytest.mark.parametrize("tokenizer", [b'{"version": "9.0"}', b"\xff"])
+async def test_a_tokenizer_that_cannot_be_read_is_told_with_its_server(tokenizer):
+    server, codecs = a_server(Stream([tokenizer]), tokenizer=tokenizer), Codecs()
+    with pytest.raises(InternalError, match="target-0's tokenizer cannot be read"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)

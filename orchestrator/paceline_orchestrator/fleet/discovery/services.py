@@ -18,7 +18,8 @@ __all__ = ["DEFAULT_PORT", "Service", "parse_services"]
 DEFAULT_PORT = 50051
 """Where model servers listen unless they are told to listen elsewhere."""
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.IGNORECASE)
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
