@@ -81,6 +81,8 @@ def _patient_channel(address: str, credentials: Any) -> grpc.aio.Channel:
         *POD_CHANNEL_OPTIONS,
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.ping_timeout_ms", 20_000),
+        # Else it may share a connection that failed to a server which had this port before.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)
