@@ -21,6 +21,7 @@ TIMEOUT = 120  # longer than any wait here: what ends was ended
 METADATA = (("x-request-id", 16 * "7"), ("traceparent", f"00-{32 * 'a'}-{16 * 'b'}-01"))
 # Enough that what is lost shows, whatever else a process does: 960 bytes a call, 80 at the least.
 CALLS, TOLERATED_BYTES = 300, 50
+ROUNDS, ROUND_SECONDS = 4, 20.0
 
 
 @pytest.fixture
@@ -290,10 +291,17 @@ async def test_a_cancelled_call_gives_its_memory_back(far_channel, begin, method
             await end(begin(far_channel, method, metadata=METADATA))
         await unary(far_channel, ECHO)
 
-    await some_calls()  # what is allocated once is allocated here
-    before = native_bytes()
+    # What is allocated once is allocated here, or by others in one of the rounds.
     await some_calls()
-    await until(
-        lambda: native_bytes() - before < CALLS * TOLERATED_BYTES,
-        what=f"{CALLS} cancelled calls have given their memory back",
-    )
+    what = f"{CALLS} cancelled calls have given their memory back"
+    for _ in range(ROUNDS):
+        before = native_bytes()
+        await some_calls()
+        with suppress(AssertionError):
+            await until(
+                lambda: native_bytes() - before < CALLS * TOLERATED_BYTES,  # noqa: B023 - it ends here
+                what=what,
+                within_seconds=ROUND_SECONDS,
+            )
+            return
+    pytest.fail(f"in none of {ROUNDS} rounds {what}")
