@@ -1,8 +1,8 @@
-"""What one client does to another: many streams of its own, a long prompt, or very long ones.
+"""What one client does to another: many streams of its own, a long prompt, very long ones, a crowd.
 
-Run from the repository's root, with `streams`, `prompt` or `texts`; it prints Markdown. What it
-said is in bench/LOG.md. Processes and gRPC are real. Who comes from another address is another
-client.
+Run from the repository's root, with `streams`, `prompt`, `texts` or `crowd`; it prints Markdown.
+What it said is in bench/LOG.md. Processes and gRPC are real. Who comes from another address is
+another client.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ OFFHAND = (
     "--simulated-tpot-seconds=0.002",
     "--simulated-row-seconds=0.000004",
 )
+
+# Part 4: prompts that come at once, at simulated targets.
+CROWD, CROWD_PROMPT, CROWD_TOKENS = 32, 200, 32
+CROWD_ROW_SECONDS = (0.0, 0.00002, 0.0002)
 
 Gaps = list[tuple[float, float]]
 """When each message came, and how long after the one before, in seconds."""
@@ -257,6 +261,50 @@ async def send_texts(address: str) -> None:
         )
 
 
+async def in_a_crowd() -> None:
+    """Time many prompts that come at once at one target, for some prices of a row."""
+    print("| ms a row | prompts at once | first token p50 ms | last ms | whole p50 ms | last ms |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row_seconds in CROWD_ROW_SECONDS:
+        config = LocalSystemConfig(
+            targets=1,
+            drafters=0,
+            target_arguments=(
+                *SIMULATED,
+                "--simulated-ttft-seconds=0.04",
+                "--simulated-tpot-seconds=0.04",
+                f"--simulated-row-seconds={row_seconds}",
+            ),
+        )
+        async with (
+            LocalSystem(config) as system,
+            AsyncClient(system.orchestrator_address) as client,
+        ):
+            times = [each for n in range(ROUNDS) for each in await crowd_times(client, n)]
+        medians = [
+            f"{1e3 * percentiles(column).p50:.0f} | {1e3 * max(column):.0f}"
+            for column in zip(*times, strict=True)
+        ]
+        print(f"| {1e3 * row_seconds:g} | {CROWD} | {' | '.join(medians)} |", flush=True)
+
+
+async def crowd_times(client: AsyncClient, number: int) -> list[tuple[float, float]]:
+    """Return when each one of a crowd had its first token, and its last, in seconds."""
+
+    async def come(index: int) -> tuple[float, float]:
+        prompt = tuple(50 + (place * (index + 7) + number) % 400 for place in range(CROWD_PROMPT))
+        began = time.perf_counter()
+        generation = client.generate(
+            prompt, strategy=Strategy.AUTOREGRESSIVE, max_tokens=CROWD_TOKENS, ignore_eos=True
+        )
+        await anext(aiter(generation))
+        first = time.perf_counter() - began
+        await generation.collect()
+        return first, time.perf_counter() - began
+
+    return await asyncio.gather(*(come(index) for index in range(CROWD)))
+
+
 def tell(name: str, gaps: Iterable[float]) -> None:
     """Print a line about gaps in seconds."""
     times = [1e3 * each for each in gaps]
@@ -275,7 +323,12 @@ def longer_model(folder: Path) -> Path:
     return copy
 
 
-PARTS = {"streams": beside_streams, "prompt": beside_prompt, "texts": beside_texts}
+PARTS = {
+    "streams": beside_streams,
+    "prompt": beside_prompt,
+    "texts": beside_texts,
+    "crowd": in_a_crowd,
+}
 
 if __name__ == "__main__":
     part, *arguments = sys.argv[1:]

@@ -43,8 +43,9 @@ class Batching:
     - what is as urgent as the first: all of it, up to the rows with which the model gives most of
       the rows that it can give in a second;
     - what is less urgent, if that hardly slows it down, or if a forward has gone without it before;
-    - of one prefill a part, so long that the forward takes less than twice as long; up to all of it
-      while no others are here.
+    - of a prefill a part, so long that the forward takes less than twice as long; while no others
+      are here a longer one, up to all of it;
+    - if that was all of it, equally urgent further ones, as long as all of the next fits, too.
 
     Invariants:
         A job that waits is in the next forward but one, unless that is full of jobs before it in
@@ -78,24 +79,23 @@ class Batching:
             order = [first]
         stage = first.work.stage
         order = [job for job in order if isinstance(job.work, Item) and job.work.stage == stage]
-        batch, row_count, prefill = self._fill(order)
+        batch, row_count, prefills = self._fill(order)
         if batch.jobs:
             self._others_until_ns = now_ns + _AWAY_NS
-        if prefill is not None:
-            batch.jobs.append(prefill)
-            batch.row_limit = row_count + self._part_rows(prefill, row_count, now_ns=now_ns)
+        if prefills:
+            self._add_prefills(batch, row_count, prefills, now_ns=now_ns)
         return batch
 
-    def _fill(self, order: Sequence[Job]) -> tuple[Batch, int, Job | None]:
-        """Return what goes in whole, its rows, and the first prefill."""
-        batch, total, prefill = Batch([]), 0, None
+    def _fill(self, order: Sequence[Job]) -> tuple[Batch, int, list[tuple[Job, int]]]:
+        """Return what is short, and goes in whole; its rows; and prefills, with theirs."""
+        batch, total, prefills = Batch([]), 0, []
         most_rows = self._meter.most_rows()
         urgent_ns = 0.0
         for job in order:
             assert isinstance(job.work, Item)
             rows = job.work.row_count()
             if rows - len(job.work.block) > _LONG_ROWS:
-                prefill = prefill or job
+                prefills.append((job, rows))
                 continue
             fits = not batch.jobs or total + rows <= most_rows
             if job.depth == order[0].depth:
@@ -107,7 +107,24 @@ class Batching:
                 total += rows
             else:
                 job.was_passed_over = True
-        return batch, total, prefill
+        return batch, total, prefills
+
+    def _add_prefills(
+        self, batch: Batch, row_count: int, prefills: Sequence[tuple[Job, int]], *, now_ns: int
+    ) -> None:
+        first, rows = prefills[0]
+        batch.jobs.append(first)
+        room = self._part_rows(first, row_count, now_ns=now_ns)
+        if rows > room:
+            batch.row_limit = row_count + room
+            return
+        # Beyond these rows it would take as long in a forward of its own.
+        room = min(room, self._meter.most_rows() - row_count)
+        for job, more in prefills[1:]:
+            rows += more
+            if rows > room or job.depth != first.depth:
+                return
+            batch.jobs.append(job)
 
     def _part_rows(self, prefill: Job, row_count: int, *, now_ns: int) -> int:
         """Return how many rows of a prefill go into a forward that has some already."""

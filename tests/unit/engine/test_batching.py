@@ -171,6 +171,38 @@ def test_of_two_prompts_the_first_is_finished_first():
     assert chosen([late, early]).jobs == [early]
 
 
+def roomy() -> Batching:
+    """Rows cost so little that a forward may have a thousand."""
+    meter = LatencyMeter()
+    for rows in (1, 16, 64):
+        meter.record(rows, 20 * MILLISECOND + rows * MILLISECOND // 50)
+    return batching(meter)
+
+
+def test_prompts_that_fit_share_a_forward():
+    prompts = [job(300, arrival=n) for n in range(4)]
+    batch = chosen(prompts, of=roomy())
+    assert batch.jobs == prompts[:3], "1200 rows are more than make a forward worth more"
+    assert batch.row_limit is None
+
+
+def test_further_prompts_make_a_forward_less_than_twice_as_long_for_others():
+    prompts = [job(100, arrival=n) for n in range(9)]
+    batch = chosen([job(arrival=9), *prompts], of=roomy())
+    assert len(batch.jobs) == 1 + 8, "0.8 times 20.02 ms, at 0.02 ms a row"
+    assert batch.row_limit is None
+
+
+def test_a_prompt_that_is_less_urgent_does_not_make_the_first_one_wait():
+    prompts = [job(300), job(300, depth=1, arrival=1)]
+    assert chosen(prompts, of=roomy()).jobs == prompts[:1]
+
+
+def test_where_rows_cost_much_each_prompt_has_its_own_forward():
+    prompts = [job(100, arrival=n) for n in range(3)]
+    assert chosen(prompts).jobs == prompts[:1]
+
+
 def test_before_anything_is_measured_nothing_is_held_back():
     jobs = [job(5000), *(job(depth=n % 3, arrival=n + 1) for n in range(20))]
     batch = chosen(jobs, of=batching(LatencyMeter()))
