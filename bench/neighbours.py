@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from paceline import AsyncClient, Strategy
 from paceline.errors import OverloadedError
 from paceline_bench.load.measurement import percentiles
+from paceline_cli.local_models import NOTHING_KEPT
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 
 if TYPE_CHECKING:
@@ -142,7 +143,11 @@ async def beside_prompt() -> None:
         config = LocalSystemConfig(
             targets=1,
             drafters=0,
-            target_arguments=(f"--model={longer_model(Path(folder))}", "--threads=1"),
+            target_arguments=(
+                f"--model={longer_model(Path(folder))}",
+                "--threads=1",
+                NOTHING_KEPT,
+            ),
         )
         print("| streams | gaps | p50 ms | p99 ms | longest ms |")
         print("| --- | ---: | ---: | ---: | ---: |")

@@ -26,6 +26,7 @@ class HostLimits:
         token_budget: Tokens that all of them together can reserve.
         fits_memory: Whether to lower that, once the model is warm, to what the free memory holds.
         queue_limit: Calls that can wait for the model.
+        keep_seconds: How long an ended session's text is kept for one that begins like it.
         reap_seconds: How often sessions whose lease is over are looked for.
         warm_up_rounds: How often each forward size is measured before serving. 0: not at all.
     """
@@ -34,13 +35,14 @@ class HostLimits:
     token_budget: int = 1 << 17
     fits_memory: bool = False
     queue_limit: int = 256
+    keep_seconds: float = 0.0
     reap_seconds: float = 1.0
     warm_up_rounds: int = 3
 
 
 @dataclass(slots=True)
 class HostStatistics:
-    """Counts since the start, and the first five as they are now.
+    """Counts since the start, and the first six as they are now.
 
     Attributes:
         model_forwards: Of a stack, how many of the forwards each model ran, by its name.
@@ -52,6 +54,7 @@ class HostStatistics:
 
     sessions_open: int = 0
     tokens_reserved: int = 0
+    tokens_kept: int = 0
     calls_live: int = 0
     queue_length: int = 0
     forwards_running: int = 0
@@ -59,6 +62,7 @@ class HostStatistics:
     sessions_opened: int = 0
     sessions_released: int = 0
     sessions_expired: int = 0
+    tokens_reused: int = 0
     forwards: int = 0
     items: int = 0
     rows: int = 0

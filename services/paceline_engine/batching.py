@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from paceline_engine.items import Item
 from paceline_engine.jobs import Batch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline_engine.jobs import Job
     from paceline_engine.latencies import LatencyMeter
+    from paceline_engine.model_cache import ModelCache
     from paceline_engine.turns import Turns
 
 __all__ = ["Batching"]
@@ -62,7 +64,7 @@ class Batching:
         """
         self._meter = meter
         self._turns = turns
-        self._others_until_ns = 0
+        self._away_until_ns: WeakKeyDictionary[ModelCache, int] = WeakKeyDictionary()
 
     def choose(self, jobs: Sequence[Job], *, now_ns: int, shares_forwards: bool) -> Batch:
         """Choose from one job or more; they are left where they are.
@@ -80,8 +82,8 @@ class Batching:
         stage = first.work.stage
         order = [job for job in order if isinstance(job.work, Item) and job.work.stage == stage]
         batch, row_count, prefills = self._fill(order)
-        if batch.jobs:
-            self._others_until_ns = now_ns + _AWAY_NS
+        for job in batch.jobs:
+            self._away_until_ns[cast("Item", job.work).cache] = now_ns + _AWAY_NS
         if prefills:
             self._add_prefills(batch, row_count, prefills, now_ns=now_ns)
         return batch
@@ -129,7 +131,7 @@ class Batching:
     def _part_rows(self, prefill: Job, row_count: int, *, now_ns: int) -> int:
         """Return how many rows of a prefill go into a forward that has some already."""
         allowed_ns: float = _ALONE_NS
-        if row_count or now_ns < self._others_until_ns:
+        if row_count or self._expects_others(now_ns):
             allowed_ns = (_PREFILL_SLOWDOWN - 1) * self._meter.cost_ns(max(1, row_count))
         usual_ns = self._meter.ns_per_row
         ns_per_row = max(prefill.ns_per_row, usual_ns)
@@ -137,6 +139,11 @@ class Batching:
             return sys.maxsize
         least_rows = int(_LEAST_PART_OF_TIME * allowed_ns / usual_ns) if usual_ns else 0
         return max(_LEAST_PART_ROWS, least_rows, int(allowed_ns / ns_per_row))
+
+    def _expects_others(self, now_ns: int) -> bool:
+        """Whether a stream that was here shortly ago goes on."""
+        away = self._away_until_ns.items()
+        return any(now_ns < until_ns and not text.has_ended for text, until_ns in away)
 
     def learn(self, batch: Batch, row_counts: Sequence[int], forward_ns: int) -> None:
         """Take in what a forward took that had so many rows of each job."""

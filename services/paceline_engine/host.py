@@ -104,6 +104,7 @@ class ModelHost:
             session_limit=limits.session_limit,
             token_budget=limits.token_budget,
             clock=clock,
+            keep_seconds=limits.keep_seconds,
         )
         self._meter = LatencyMeter()
         self._counts = HostStatistics()
@@ -113,7 +114,7 @@ class ModelHost:
             on_forward=self._counts.count_forward,
             on_device_lost=self._lose_device,
         )
-        self._live = LiveCalls(self._worker, counts=self._counts, renew=self._sessions.renew)
+        self._live = LiveCalls(self._worker, counts=self._counts, sessions=self._sessions)
         self._calls = HostCalls(
             self._sessions,
             self._live,
@@ -251,6 +252,8 @@ class ModelHost:
             sessions_opened=self._sessions.opened_count,
             sessions_released=self._sessions.released_count,
             sessions_expired=self._sessions.expired_count,
+            tokens_kept=self._sessions.kept_tokens,
+            tokens_reused=self._sessions.reused_tokens,
             forwards_interrupted=self._worker.interrupted_count,
             forwards_wasted=self._worker.waste.forward_count,
             wasted_ns=self._worker.waste.forward_ns,

@@ -16,13 +16,13 @@ from paceline_engine.items import Item
 from paceline_engine.jobs import Outlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from paceline_engine.accounting import HostStatistics
     from paceline_engine.calls import PrefixCall
     from paceline_engine.items import Decode, Draft, Judge, Outcome
     from paceline_engine.jobs import Job
-    from paceline_engine.sessions import Session
+    from paceline_engine.sessions import Session, SessionTable
     from paceline_engine.worker import ModelWorker
 
 __all__ = ["LiveCall", "LiveCalls"]
@@ -64,16 +64,12 @@ class LiveCalls:
         worker: ModelWorker,
         *,
         counts: HostStatistics,
-        renew: Callable[[Session], None],
+        sessions: SessionTable,
     ) -> None:
-        """Build it.
-
-        Args:
-            renew: Starts a session's lease anew.
-        """
+        """Build it for calls of these sessions."""
         self._worker = worker
         self._counts = counts
-        self._renew = renew
+        self._sessions = sessions
         self._all_left = asyncio.Event()
         self._all_left.set()
 
@@ -96,17 +92,20 @@ class LiveCalls:
             OverloadedError: the queue is full.
             DrainingError: nothing can run any more.
         """
+        is_first = session.is_new
         session.fence(call.sequence)
         older, session.live_call = session.live_call, None
         ahead, session.ahead = session.ahead, None
         # Now, because a call that fails below leaves nobody else to do it.
-        self._renew(session)
+        self._sessions.renew(session)
         try:
             prefix = session.rebase(call)
         except SessionError:
             self._supersede(older)
             self._drop(ahead)
             raise
+        if is_first:
+            self._sessions.begin(session, prefix)
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
         item.goes_on = goes_on
         if older is not None and older.will_answer(item):
@@ -145,7 +144,7 @@ class LiveCalls:
             if session.live_call is live:
                 session.live_call = None
                 self._worker.withdraw(live.job)
-                self._renew(session)
+                self._sessions.renew(session)
             self._counts.calls_live -= 1
             if not self._counts.calls_live:
                 self._all_left.set()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect_left
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_engine.items import Item
 
-__all__ = ["ModelCache"]
+__all__ = ["ModelCache", "common_length"]
 
 _NO_TREE = Proposal()
 
@@ -29,6 +29,9 @@ class ModelCache(ABC):
     Beyond the text there can be a tree: tokens that may follow it, whose state is there, too. The
     next prefix tells which of them are the text's, and the others are forgotten.
 
+    Attributes:
+        has_ended: Whether its session is over. Set on the event loop.
+
     Invariants:
         The state stands for exactly `token_ids` and `tree`, also after a forward that raised.
     """
@@ -36,6 +39,8 @@ class ModelCache(ABC):
     def __init__(self) -> None:
         self._token_ids = array("I")
         self._tree = _NO_TREE
+        self._source: Callable[[], ModelCache | None] = _nothing
+        self.has_ended = False
 
     @property
     def length(self) -> int:
@@ -60,6 +65,18 @@ class ModelCache(ABC):
     def reserve(self, length: int) -> None:  # noqa: B027 - most need not know
         """Learn how many tokens there is memory for from now on. Called on the event loop."""
 
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another text can begin with what was computed of this one."""
+        return False
+
+    def begin_like(self, source: ModelCache) -> None:
+        """Begin with what a text that nobody changes any more has in common with the first prefix.
+
+        It is copied when that is computed, if it is still there then. Called on the event loop.
+        """
+        self._source = ref(source)
+
     def stage(self, item: Item) -> int:  # noqa: ARG002 - a stack's text asks
         """Return which of several models computes an item's next forward; most have one."""
         return 0
@@ -79,6 +96,7 @@ class ModelCache(ABC):
 
     def keep(self, prefix: array[int]) -> int:
         """Forget what is not the prefix's, and its last token; return how many tokens are left."""
+        self._begin(prefix)
         self.adopt(self._path_of(prefix))
         kept = self._kept_length(prefix)
         self._crop(kept)
@@ -115,12 +133,22 @@ class ModelCache(ABC):
 
     def clear(self) -> None:
         """Forget all, because something broke off anywhere and may have left anything."""
-        self._tree = _NO_TREE
+        self._tree, self._source = _NO_TREE, _nothing
         self._crop(0)
         del self._token_ids[:]
 
+    def _begin(self, prefix: array[int]) -> None:
+        """Copy what there is of a prefix, if this text has yet to begin."""
+        source, self._source = self._source(), _nothing
+        if source is not None and not self.length:
+            kept = min(common_length(source.token_ids, prefix), len(prefix) - 1)
+            self._copy(source, kept)
+            self._token_ids = prefix[:kept]
+
     def _kept_length(self, prefix: array[int]) -> int:
-        common = _common_length(self._token_ids, prefix) + len(self._path_of(prefix))
+        common = common_length(self._token_ids, prefix) + len(self._path_of(prefix))
+        if not self.length and (source := self._source()) is not None:
+            common = common_length(source.token_ids, prefix)
         return min(common, len(prefix) - 1)
 
     def _path_of(self, prefix: array[int]) -> tuple[int, ...]:
@@ -133,13 +161,26 @@ class ModelCache(ABC):
         """Move the state of these tokens of the tree to the text's end, in this order."""
         raise AssertionError(f"{path}: here no tree was computed")
 
+    def _copy(self, source: ModelCache, length: int) -> None:
+        """Take over the state of another text's first tokens; here there is none yet."""
+        raise AssertionError(f"{source}, {length}: it cannot be copied")
+
     @abstractmethod
     def _crop(self, length: int) -> None:
         """Forget the state of all rows but the first `length`, wherever a forward stopped."""
 
 
-def _common_length(left: array[int], right: array[int]) -> int:
-    limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit
-    return bisect_left(range(limit), True, key=lambda n: left[: n + 1] != right[: n + 1])
+def common_length(left: array[int], right: array[int]) -> int:
+    """Count the tokens with which both begin. Each is read about once."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _nothing() -> None:
+    """Stand for a text that is not there."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
@@ -22,6 +23,7 @@ from paceline.errors import (
 from paceline.prefix import TokenPrefix
 from paceline.shares import FairShares
 from paceline_engine.calls import PrefixCall, SessionGrant, SessionSpec
+from paceline_engine.kept_texts import KeptTexts
 
 if TYPE_CHECKING:
     from array import array
@@ -67,6 +69,11 @@ class Session:
         self.expires_at = 0.0
         self._prefix = TokenPrefix()
         self._sequence = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has had no call yet."""
+        return not self._sequence
 
     @property
     def held_length(self) -> int:
@@ -117,6 +124,10 @@ class Session:
         """Append tokens."""
         self._prefix.extend(token_ids)
 
+    def held(self) -> array[int]:
+        """Return a copy of the tokens it holds."""
+        return self._prefix.tokens()
+
 
 class SessionTable:
     """All sessions of a server process, within its limits.
@@ -125,14 +136,22 @@ class SessionTable:
     (`FairShares`). What a session reserves keeps a step ahead of its text while there is room, and
     a new session has to leave that room to the open ones of its share, and to one of each other
     share: so new work waits before running work, and a share with many sessions locks nobody out.
+    What ended sessions have computed is kept (`KeptTexts`) in what nobody reserves.
 
     Invariants:
+        What is reserved and what is kept fit the budget together.
         opened_count - released_count sessions are open; a session is released exactly once.
         A session with a live call never expires.
     """
 
     def __init__(
-        self, *, incarnation: str, session_limit: int, token_budget: int, clock: Callable[[], float]
+        self,
+        *,
+        incarnation: str,
+        session_limit: int,
+        token_budget: int,
+        clock: Callable[[], float],
+        keep_seconds: float = 0.0,
     ) -> None:
         """Build it.
 
@@ -141,17 +160,20 @@ class SessionTable:
             session_limit: Sessions that can be open at once.
             token_budget: Tokens that all of them together can reserve.
             clock: Seconds that never go back; measures leases.
+            keep_seconds: How long texts of ended sessions are kept; 0: they are not.
         """
         self._incarnation = incarnation
         self._places = FairShares(session_limit)
         self._tokens = FairShares(token_budget)
         self._clock = clock
+        self._kept = KeptTexts(seconds=keep_seconds, clock=clock)
         self._sessions: dict[str, Session] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self.opened_count = 0
         self.released_count = 0
         self.expired_count = 0
+        self.reused_tokens = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -172,6 +194,11 @@ class SessionTable:
     def reserved_tokens(self) -> int:
         """Tokens reserved by the open sessions."""
         return self._tokens.capacity - self._tokens.free
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens that memory of ended sessions is kept for."""
+        return self._kept.token_count
 
     def open(
         self, spec: SessionSpec, new_cache: Callable[[SessionSpec], ModelCache]
@@ -235,6 +262,7 @@ class SessionTable:
 
     def _resize(self, session: Session, length: int, *, held: int) -> None:
         self._tokens.take(session.spec.share, length - held)
+        self._kept.shrink(self._tokens.free)
         session.reserved_length = length
         session.cache.reserve(length)
 
@@ -265,6 +293,14 @@ class SessionTable:
             )
         return session
 
+    def begin(self, session: Session, prefix: array[int]) -> None:
+        """Let a session's first prefix begin with what is kept of such a text."""
+        spec = session.spec
+        with suppress(LookupError):
+            source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
+            session.cache.begin_like(source)
+            self.reused_tokens += min(length, len(prefix) - 1)
+
     def renew(self, session: Session) -> None:
         """Start its lease anew."""
         session.expires_at = self._clock() + session.spec.lease_seconds
@@ -276,6 +312,14 @@ class SessionTable:
             self._places.give_back(session.spec.share)
             self._tokens.give_back(session.spec.share, session.reserved_length)
             self.released_count += 1
+            session.cache.has_ended = True
+            self._kept.keep(
+                session.cache,
+                session.held(),
+                owner=session.spec.owner,
+                share=session.spec.share,
+                size=session.reserved_length,
+            )
             if not self._sessions:
                 self._empty.set()
         return session
@@ -286,6 +330,7 @@ class SessionTable:
 
     def expire(self) -> int:
         """Release every session whose lease is over, and say how many."""
+        self._kept.expire()
         over = [session for session in self._sessions.values() if self._is_over(session)]
         for session in over:
             self._expire(session)

@@ -85,6 +85,7 @@ def _limits(settings: ModelServerSettings) -> HostLimits:
     limits = HostLimits(
         session_limit=settings.session_limit,
         queue_limit=settings.queue_limit,
+        keep_seconds=settings.keep_seconds,
     )
     if settings.token_budget is not None:
         return replace(limits, token_budget=settings.token_budget)

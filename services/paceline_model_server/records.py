@@ -190,6 +190,7 @@ class HostCollector(Collector):
                 "How long the running forward has taken, if it counts as hung; else 0",
                 self._host.overdue_seconds(),
             ),
+            ("kept_tokens", "Tokens that ended sessions' texts have memory for", now.tokens_kept),
             ("kv_cache_usage_perc", "Reserved part of the token budget, 0 to 1", usage),
         ):
             yield self._metric(GaugeMetricFamily, name, text=text, value=value)
@@ -208,6 +209,7 @@ class HostCollector(Collector):
                 now.wasted_ns / 1e9,
             ),
             ("layers_run", "Layers that forwards went through", now.layers_run),
+            ("reused_tokens", "Prompt tokens that had been computed before", now.tokens_reused),
             ("calls_refused", "Calls refused before the queue", now.calls_refused),
             ("calls_adopted", "Calls that took over an older one's place", now.calls_adopted),
             (

@@ -109,6 +109,13 @@ class LimitSettings(Settings):
         f" {MOST_DERIVED_TOKENS}",
     )
     queue_limit: int = Field(256, ge=1, le=100_000, description="calls that can wait for the model")
+    keep_seconds: float = Field(
+        300,
+        ge=0,
+        le=86_400,
+        description="how long what was computed of an ended session's text is kept, in memory that"
+        " no session reserves, for the same client's next text that begins alike; 0: not at all",
+    )
 
 
 class SimulatedSettings(Settings):

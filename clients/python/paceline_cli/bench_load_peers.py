@@ -25,6 +25,7 @@ from paceline_bench.pair.contest import Group, read_prompts
 from paceline_bench.report import load_average, write_json
 from paceline_cli.bench_load import REQUESTS, SESSIONS, STRATEGIES
 from paceline_cli.bundled import find_models
+from paceline_cli.local_models import NOTHING_KEPT
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
@@ -140,6 +141,7 @@ def _system(settings: LoadSettings, bundled: BundledModels) -> LocalSystemConfig
         f"--threads={settings.threads}",
         f"--session-limit={SESSIONS}",
         f"--queue-limit={SESSIONS}",
+        NOTHING_KEPT,
     )
     return LocalSystemConfig(
         targets=settings.targets,

@@ -28,6 +28,7 @@ from paceline_bench.pair.tables import report
 from paceline_bench.report import load_average, write_json
 from paceline_cli.bundled import find_models
 from paceline_cli.choices import names_of, numbers_to
+from paceline_cli.local_models import NOTHING_KEPT
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import PictureFile, read_options
 from paceline_cli.screen import progress
@@ -329,6 +330,7 @@ class _Bench:
             f"--dtype={settings.dtype}",
             f"--threads={settings.threads}",
             "--capture" if settings.capture else "--no-capture",
+            NOTHING_KEPT,
         )
         return LocalSystemConfig(
             targets=settings.targets,

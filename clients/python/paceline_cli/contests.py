@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from paceline_bench.ways import compete, row_of
+from paceline_cli.local_models import NOTHING_KEPT
 from paceline_cli.screen import progress
 
 if TYPE_CHECKING:
@@ -46,4 +47,5 @@ def held_out_prompts(models: BundledModels) -> list[str]:
 
 def model_flags(directory: Path) -> tuple[str, ...]:
     """Say to a model server what each of them is told: they share a machine."""
-    return (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
+    own = (f"--model={directory}", "--dtype=float32", "--device=cpu", "--threads=1")
+    return (*own, NOTHING_KEPT)

@@ -15,7 +15,7 @@ from rich.console import Console
 from paceline import AsyncClient, Strategy
 from paceline_cli.bundled import find_models
 from paceline_cli.comparison import STRATEGIES, compare
-from paceline_cli.local_models import model_arguments
+from paceline_cli.local_models import NOTHING_KEPT, model_arguments
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import read_options
 from paceline_cli.screen import progress
@@ -217,8 +217,8 @@ def _real_system(models: BundledModels) -> LocalSystemConfig:
     return LocalSystemConfig(
         targets=_PROCESSES - 1,
         drafters=1,
-        target_arguments=model_arguments(models.target),
-        drafter_arguments=model_arguments(models.drafter),
+        target_arguments=(*model_arguments(models.target), NOTHING_KEPT),
+        drafter_arguments=(*model_arguments(models.drafter), NOTHING_KEPT),
     )
 
 

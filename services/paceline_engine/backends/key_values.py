@@ -40,7 +40,14 @@ class KeyValues(ModelCache):
         step: A forward of one row over these buffers, once it is captured.
     """
 
-    def __init__(self, slabs: Slabs, *, reserve_length: int, is_fixed: bool = False) -> None:
+    def __init__(
+        self,
+        slabs: Slabs,
+        *,
+        reserve_length: int,
+        is_fixed: bool = False,
+        can_be_copied: bool = True,
+    ) -> None:
         """Build it without buffers: they come with the first tokens.
 
         Args:
@@ -48,10 +55,12 @@ class KeyValues(ModelCache):
             reserve_length: Buffers double up to this many tokens, and are not outgrown there.
             is_fixed: Have buffers of that size at once: they move only when more is reserved, and
                 can be read beyond the length.
+            can_be_copied: Whether a token's keys and values are the same in a longer text.
         """
         super().__init__()
         self._slabs = slabs
         self._is_fixed = is_fixed
+        self._can_be_copied = can_be_copied
         self._reserved_length = reserve_length
         self.keys, self.values = self._nothing()
         self.place: Place | None = None
@@ -60,6 +69,11 @@ class KeyValues(ModelCache):
     def reserve(self, length: int) -> None:
         """Let buffers grow to so many tokens."""
         self._reserved_length = length
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another text can begin with what was computed of this one."""
+        return self._can_be_copied
 
     @property
     def capacity(self) -> int:
@@ -142,6 +156,16 @@ class KeyValues(ModelCache):
         rows = torch.tensor([start + index for index in kept]).to(self.keys.device)
         for each in (self.keys[:layers], self.values[:layers]):
             each.narrow(-2, start, len(kept)).copy_(each.index_select(-2, rows))
+
+    @torch.inference_mode()
+    def _copy(self, source: ModelCache, length: int) -> None:
+        assert isinstance(source, KeyValues)
+        self.make_room(length)
+        assert self.place is not None
+        self.place.will_hold(length)
+        theirs = (source.keys, source.values)
+        for own, other in zip((self.keys, self.values), theirs, strict=True):
+            own.narrow(-2, 0, length).copy_(other.narrow(-2, 0, length))
 
     def _gather(self, path: Sequence[int]) -> None:
         self.close_up(path, start=self.length, layers=len(self.keys))

@@ -73,6 +73,17 @@ class StackText(ModelCache):
         for text in self.texts:
             text.reserve(length)
 
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether another text can begin with what was computed of this one."""
+        return all(text.can_be_copied for text in self.texts)
+
+    def begin_like(self, source: ModelCache) -> None:
+        """Begin with what a text has in common with the first prefix, in each model."""
+        assert isinstance(source, StackText)
+        for own, other in zip(self.texts, source.texts, strict=True):
+            own.begin_like(other)
+
     def missing_length(self, prefix: array[int]) -> int:
         """Count the rows of the next forward."""
         wanted = self._wanted_at(prefix)

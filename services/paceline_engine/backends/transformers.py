@@ -300,7 +300,12 @@ class TransformersBackend(Backend):
         """Begin an empty text for a session."""
         if self.decoder is None or self._slabs is None:
             return LibraryText()
-        return KeyValues(self._slabs, reserve_length=spec.reserve_length, is_fixed=self.captures)
+        return KeyValues(
+            self._slabs,
+            reserve_length=spec.reserve_length,
+            is_fixed=self.captures,
+            can_be_copied=not rotations_change(self.model.config),
+        )
 
     @_on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:

@@ -30,6 +30,7 @@ class Missing:
 
     def __init__(self, rows: int, stage: int) -> None:
         self.rows, self._stage = rows, stage
+        self.has_ended = False
 
     def missing_length(self, _prefix: array[int]) -> int:
         return self.rows
@@ -134,9 +135,19 @@ def test_beside_others_a_part_of_a_prompt_makes_their_forward_less_than_twice_as
 
 def test_streams_that_were_here_a_moment_ago_are_not_locked_out_by_a_prompt():
     batches = batching()
-    chosen([job()], of=batches, now_ms=1000)
+    stream = job()
+    chosen([stream], of=batches, now_ms=1000)
     assert chosen([job(5000)], of=batches, now_ms=1200).row_limit < 20
     assert chosen([job(5000)], of=batches, now_ms=1301).row_limit == 1000
+
+
+def test_streams_that_have_ended_are_not_waited_for():
+    batches, stream, other = batching(), job(), job()
+    chosen([stream, other], of=batches, now_ms=1000)
+    stream.work.cache.has_ended = True
+    assert chosen([job(5000)], of=batches, now_ms=1001).row_limit < 20
+    other.work.cache.has_ended = True
+    assert chosen([job(5000)], of=batches, now_ms=1002).row_limit == 1000
 
 
 def test_parts_get_shorter_where_a_longer_text_makes_rows_slower():

@@ -104,6 +104,14 @@ def test_one_share_leaves_sessions_and_tokens_to_others(clock):
         open_session(table, share="modest")
 
 
+def test_a_text_knows_that_its_session_is_over(table, clock):
+    closed, expired, open_one = (open_session(table, lease_seconds=n) for n in (9, 5, 9))
+    table.close(closed.session_id)
+    clock.now += 6
+    table.expire()
+    assert [each.cache.has_ended for each in (closed, expired, open_one)] == [True, True, False]
+
+
 # --- growing ----------------------------------------------------------------------------------
 
 
