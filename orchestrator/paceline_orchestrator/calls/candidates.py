@@ -19,6 +19,7 @@ from paceline_orchestrator.fleet.discovery import Role
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -38,12 +39,21 @@ class Candidates:
         pool: Where servers come from; hears of those that fail.
         model: The target model that the request is pinned to.
         self_drafting: Whether targets that draft for themselves come first.
+        text: Who has had it comes first among equals; None: nobody has.
     """
 
-    def __init__(self, pool: ServerPool, model: ModelFacts, *, self_drafting: bool = False) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        model: ModelFacts,
+        *,
+        self_drafting: bool = False,
+        text: FamiliarText | None = None,
+    ) -> None:
         self._pool = pool
         self._model = model
         self._self_drafting = self_drafting
+        self._text = text
         self._barred_until: dict[ModelServer, float] = {}
 
     def not_among(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
@@ -54,6 +64,11 @@ class Candidates:
             for server in self._ready(role)
             if server not in seated and now >= self._barred_until.get(server, 0.0)
         ]
+
+    def note_seated(self, server: ModelServer) -> None:
+        """Note that a server is about to have the text."""
+        if self._text is not None:
+            self._text.note(server.name)
 
     def blame(self, server: ModelServer, error: PacelineError) -> tuple[Fallback, float | None]:
         """Draw the consequences of a failure: bar the server, or report it to the pool.
@@ -75,11 +90,11 @@ class Candidates:
 
     def _ready(self, role: Role) -> list[ModelServer]:
         if role is Role.TARGET:
-            targets = self._pool.targets(self._model)
+            targets = self._pool.targets(self._model, self._text)
             if self._self_drafting:
                 targets.sort(key=lambda it: it.facts is None or not it.facts.self_draft_depth)
             return targets
         try:
-            return self._pool.drafters(self._model)
+            return self._pool.drafters(self._model, self._text)
         except TokenizerMismatchError:
             return []

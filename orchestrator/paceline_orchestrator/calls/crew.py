@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.exchange import SessionSpec
     from paceline_orchestrator.calls.keeper import SessionKeeper
     from paceline_orchestrator.calls.staff import Staff
+    from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
@@ -48,6 +49,7 @@ class Crew:
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.
         self_drafting: Whether targets that draft for themselves are taken first.
+        text: Who has had it is taken first among equals.
 
     Attributes:
         lookahead: Draft tokens in a verification since targets came; None as long as planned.
@@ -65,8 +67,9 @@ class Crew:
         note_fallback: Callable[[Fallback], None],
         arrived: Callable[[RemoteSession, PacelineError | None], None],
         self_drafting: bool = False,
+        text: FamiliarText | None = None,
     ) -> None:
-        self._candidates = Candidates(pool, model, self_drafting=self_drafting)
+        self._candidates = Candidates(pool, model, self_drafting=self_drafting, text=text)
         self._make_spec = make_spec
         self._keeper = keeper
         self._deadline = deadline
@@ -260,6 +263,7 @@ class Crew:
         if error is None:
             former = seats.sessions[index]
             seats.sessions[index] = seats.arriving.pop(index)
+            self._candidates.note_seated(session.server)
             if seats is self._targets:
                 self._given_up.discard(index)
             if former is not None:

@@ -25,6 +25,7 @@ from paceline.errors import (
 )
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
+from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.pauses import Pauses
 from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline_orchestrator.fleet.discovery import Discovery, Endpoint
+    from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.wire import ModelFacts
 
 __all__ = ["ServerPool", "count_ready_servers"]
@@ -73,6 +75,9 @@ class ServerPool:
         draw_lot: From 0 to 1. Breaks ties between servers, the smallest comes first, and says who
             minds a call that waits at a target. Without it several orchestrators, which know
             nothing of each other, would choose the same servers.
+
+    Attributes:
+        familiarity: Who has had which texts.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class ServerPool:
         self._discovery = discovery
         self._open_channel = open_channel
         self._draw_lot = draw_lot
+        self.familiarity = Familiarity()
         self._servers: dict[_Key, ModelServer] = {}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners: dict[Callable[[], None], Context] = {}
@@ -140,22 +146,28 @@ class ServerPool:
             it for it in self.servers if it.role is Role.TARGET and not it.misfit
         )
 
-    def targets(self, model: ModelFacts) -> list[ModelServer]:
-        """Return the ready targets with exactly this model, the least loaded first."""
+    def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
+        """Return the ready targets with exactly this model, the least loaded first.
+
+        Of equals those come first that have had most of a text.
+        """
         tolerated = int(self._draw_lot() >= _PUT_OFF_SHARE)
         return self._ready(
             Role.TARGET,
             lambda facts: facts.fingerprint == model.fingerprint,
+            text=text,
             tolerated_calls=tolerated,
         )
 
-    def drafters(self, model: ModelFacts) -> list[ModelServer]:
+    def drafters(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready drafters that can draft for this model, the least loaded first.
+
+        Of equals those come first that have had most of a text.
 
         Raises:
             TokenizerMismatchError: There are drafters, but all with other tokenizers.
         """
-        ready = self._ready(Role.DRAFTER, lambda _: True)
+        ready = self._ready(Role.DRAFTER, lambda _: True, text=text)
         fitting = [it for it in ready if it.facts and _same_tokens(it.facts, model)]
         for server in ready:
             if server not in fitting and server.facts:
@@ -217,14 +229,22 @@ class ServerPool:
         server.failure_count = 0
 
     def _ready(
-        self, role: Role, fits: Callable[[ModelFacts], bool], *, tolerated_calls: int = 0
+        self,
+        role: Role,
+        fits: Callable[[ModelFacts], bool],
+        *,
+        text: FamiliarText | None,
+        tolerated_calls: int = 0,
     ) -> list[ModelServer]:
         ready = [it for it in self.servers if it.role is role and it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
-        return sorted(
-            found,
-            key=lambda it: (it.load(tolerated_calls=tolerated_calls), self._draw_lot()),
-        )
+
+        def rank(server: ModelServer) -> tuple[tuple[float, int, int, bool], float]:
+            length = text.length_at(server.name) if text is not None else 0
+            load = server.load(tolerated_calls=tolerated_calls, familiar_length=length)
+            return load, self._draw_lot()
+
+        return sorted(found, key=rank)
 
     def _refuse(self, server: ModelServer, reason: str) -> None:
         """Log, once, why a server that is well is not used."""

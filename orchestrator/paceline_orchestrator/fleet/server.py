@@ -106,18 +106,22 @@ class ModelServer:
         is_terminating = self.endpoint.availability is Availability.TERMINATING
         return is_terminating or self.health_status == NOT_SERVING
 
-    def load(self, *, tolerated_calls: int = 0) -> tuple[float, int, bool]:
+    def load(
+        self, *, tolerated_calls: int = 0, familiar_length: int = 0
+    ) -> tuple[float, int, int, bool]:
         """Return what servers are chosen by, the smallest first: who works there, and who may come.
 
-        Of equals one that was free a moment ago comes first: at the others there may be requests of
-        other orchestrators. Calls of others count in halves, or what is left of those long gone
-        would tell equals apart, for all orchestrators alike.
+        Of equals comes first who has had most of the text, and then who was free a moment ago: at
+        the others there may be requests of other orchestrators. Calls of others count in halves, or
+        what is left of those long gone would tell equals apart, for all orchestrators alike.
 
         Args:
             tolerated_calls: So many of those that were met there do not count.
+            familiar_length: So many of the text's tokens it has had before.
         """
         other_calls = max(0.0, round(2 * self.latency.other_calls) / 2 - tolerated_calls)
-        return self.home_count + other_calls, self.session_count, not self.latency.seems_free
+        is_met = not self.latency.seems_free
+        return self.home_count + other_calls, self.session_count, -familiar_length, is_met
 
     def adopt(self, facts: ModelFacts) -> None:
         """Take over what it says of itself."""

@@ -99,6 +99,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
             self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
+            text=pool.familiarity.text(order.prefix, share=order.share),
         )
         self._driver = Driver(
             self._create_method,

@@ -71,7 +71,7 @@ async def a_crew(pool, target_count=1, **options):
     return crew
 
 
-def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
+def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None, text=()):
     return Crew(
         pool,
         MODEL,
@@ -81,6 +81,7 @@ def a_crew_to_be(pool, target_count=1, *, drafter_count=0, growth=None):
         deadline=Deadline.after(60),
         note_fallback=lambda _: None,
         arrived=lambda *_: None,
+        text=pool.familiarity.text(text, share=""),
     )
 
 
@@ -243,6 +244,41 @@ async def test_a_target_that_was_free_a_moment_ago_is_kept():
     home.latency.observe(answered, elapsed_ns=1200)
     first.close()
     assert (await a_crew(pool)).target(0).server is home
+
+
+@pytest.mark.parametrize("role", [Role.TARGET, Role.DRAFTER])
+async def test_among_equals_a_text_goes_to_who_had_most_of_it(role):
+    pool = KnownTargets(0, draw_lot=Random(1).random)
+    for _ in range(4):
+        pool.add(Role.TARGET)
+        pool.add(Role.DRAFTER)
+
+    async def server_of(text):
+        crew = await a_crew(pool, drafter_count=1, text=text)
+        seat = crew.target(0) if role is Role.TARGET else crew.drafter(0)
+        crew.close()
+        return seat.server
+
+    texts = [[start, *range(200)] for start in range(10)]
+    first = [await server_of(text) for text in texts]
+    assert len(set(first)) > 1
+    assert [await server_of([*text, 1, 2, 3]) for text in texts] == first
+
+
+async def test_load_comes_before_what_a_server_had():
+    pool = KnownTargets(3, draw_lot=lots(*[0.1, 0.5, 0.9] * 3))
+    (await a_crew(pool, text=range(100))).close()
+    busy = await a_crew(pool, text=range(100))
+    assert busy.target(0).server.name == "target-0"
+    assert (await a_crew(pool, text=range(100))).target(0).server.name == "target-1"
+
+
+async def test_what_a_server_had_comes_before_whether_it_was_free_a_moment_ago():
+    pool = KnownTargets(3, draw_lot=lots(*[0.9, 0.1, 0.5] * 2))
+    (await a_crew(pool, text=range(100))).close()
+    answered = Timing(queue_ns=10, forward_ns=1000, forward_count=1, row_count=1)
+    pool.servers[0].latency.observe(answered, elapsed_ns=1200)
+    assert (await a_crew(pool, text=range(100))).target(0).server.name == "target-1"
 
 
 async def test_targets_that_come_later_shorten_the_blocks_and_the_crew_says_so():
