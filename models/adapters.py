@@ -1,14 +1,16 @@
 """Train the bundled target's adapters: `python models/adapters.py streams` (or medusa).
 
 A quarter of the text is the standard library's sources and a quarter its tests, as the pair's is;
-half is what the target itself goes on with from beginnings in both, greedily. Hit rates are
-measured on held-out files. An interrupted run goes on where it was, from what is in the work
-folder.
+half is what the target itself goes on with from beginnings in both, greedily. The streams are
+trained in two stages: the second has more of the target's own texts, and goes on from the first.
+Hit rates are measured on held-out files. An interrupted run goes on where it was, from what is in
+the work folder.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import write_adapters
 from corpus import load_corpus
+from paceline_engine.adapters.files import WEIGHTS_FILE
 from paceline_engine.backends.model_files import find_model_files
 from paceline_training.continuations import continue_text
 from paceline_training.run import AdapterSizes, TextPlan, run_training
@@ -31,12 +34,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["PLANS", "SIZES", "main"]
+__all__ = ["SIZES", "STAGES", "Stage", "main"]
 
 _FOLDER = Path(__file__).resolve().parent
 _WINDOW = 256
 _BATCH = 4
-_OWN_TEXTS = 1024
 _PROMPT_LENGTH = 64
 _OWN_TEXTS_AT_ONCE = 64
 
@@ -44,27 +46,42 @@ SIZES = {
     "medusa": AdapterSizes(kind="medusa", reach=4, layers=0, rank=0, exit_rank=0, tree_nodes=16),
     "streams": AdapterSizes(kind="streams", reach=4, layers=8, rank=32, exit_rank=8, tree_nodes=16),
 }
-PLANS = {
-    "medusa": TrainingPlan(
-        steps=1000,
-        rate=1e-3,
-        decay="linear",
-        warm_up_share=0.05,
-        labels="model",
-        precision="bfloat16",
-        checkpoint_steps=25,
-        report_steps=100,
-    ),
-    "streams": TrainingPlan(
-        steps=2400,
-        rate=2e-3,
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A training run, which goes on from what the stage before it made.
+
+    Attributes:
+        own_texts: With how many beginnings the target goes on.
+        seed: Of all that is random in the run.
+        plan: How it learns.
+    """
+
+    own_texts: int
+    seed: int
+    plan: TrainingPlan
+
+
+def _plan(*, steps: int, rate: float) -> TrainingPlan:
+    return TrainingPlan(
+        steps=steps,
+        rate=rate,
         decay="linear",
         warm_up_share=0.05,
         labels="model",
         precision="bfloat16",
         checkpoint_steps=20,
         report_steps=100,
-    ),
+    )
+
+
+STAGES = {
+    "medusa": [Stage(own_texts=1024, seed=1, plan=_plan(steps=1000, rate=1e-3))],
+    "streams": [
+        Stage(own_texts=1024, seed=1, plan=_plan(steps=2400, rate=2e-3)),
+        Stage(own_texts=2048, seed=2, plan=_plan(steps=2000, rate=2e-3)),
+    ],
 }
 
 
@@ -88,40 +105,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     corpus = load_corpus()
     parts = (corpus.training, corpus.tests, corpus.held_out)
     training, tests, held_out = (token_stream(part, tokenizer=tokenizer) for part in parts)
-    own = _own_text(target, torch.cat((training, tests)), folder=options.work)
-    run_training(
-        find_model_files(str(target)),
-        sizes=SIZES[options.kind],
-        text=TextPlan(
-            streams=[training, tests if len(tests) else training, *own.chunk(2)],
-            validation=held_out,
-            window=_WINDOW,
-            batch=_BATCH,
-            seed=1,
-        ),
-        plan=PLANS[options.kind],
-        checkpoint=options.work / f"{options.kind}.pt",
-        out=options.output or _FOLDER / f"{TARGET_FOLDER}-{options.kind}",
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        tell=lambda line: print(line, flush=True),
-    )
+    text = torch.cat((training, tests))
+    output = options.output or _FOLDER / f"{TARGET_FOLDER}-{options.kind}"
+    stages = STAGES[options.kind]
+    earlier = None
+    for number, stage in enumerate(stages, start=1):
+        made = options.work / f"{options.kind}-{number}" if number < len(stages) else output
+        if made is output or not (made / WEIGHTS_FILE).exists():
+            own = _own_text(target, text, count=stage.own_texts, folder=options.work)
+            run_training(
+                find_model_files(str(target)),
+                sizes=SIZES[options.kind],
+                text=TextPlan(
+                    streams=[training, tests if len(tests) else training, *own.chunk(2)],
+                    validation=held_out,
+                    window=_WINDOW,
+                    batch=_BATCH,
+                    seed=stage.seed,
+                ),
+                plan=stage.plan,
+                checkpoint=options.work / f"{options.kind}-{number}.pt",
+                out=made,
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                tell=lambda line: print(line, flush=True),
+                go_on_from=earlier,
+            )
+        earlier = made
     if options.output is None:
         write_adapters(_FOLDER)
 
 
-def _own_text(target: Path, stream: Tensor, *, folder: Path) -> Tensor:
+def _own_text(target: Path, stream: Tensor, *, count: int, folder: Path) -> Tensor:
     """Have the target go on with beginnings of the text, or read what it said before."""
-    path = folder / "own-text.safetensors"
+    path = folder / f"own-text-{count}.safetensors"
     if not path.exists():
         model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
         own = continue_text(
             model,
             stream,
-            count=_OWN_TEXTS,
+            count=count,
             prompt_length=_PROMPT_LENGTH,
             length=_WINDOW - _PROMPT_LENGTH,
             at_once=_OWN_TEXTS_AT_ONCE,
-            tell=lambda done: print(f"own text: {done} of {_OWN_TEXTS}", flush=True),
+            tell=lambda done: print(f"own text: {done} of {count}", flush=True),
         )
         folder.mkdir(parents=True, exist_ok=True)
         save_file({"token_ids": own}, path)

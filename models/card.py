@@ -75,7 +75,7 @@ def _adapters(cards: Sequence[dict[str, Any]]) -> str:
             (
                 card["kind"],
                 f"{facts['parameters']:,}",
-                f"{facts['tokens'] / 1e6:.1f}",
+                f"{_tokens(facts) / 1e6:.1f}",
                 " ".join(f"{rates[0]:.2f}" for rates in facts["hit_rates"]),
                 f"{reached['one guess each']:.2f}",
                 f"{reached['two guesses each']:.2f}",
@@ -95,6 +95,13 @@ def _adapters(cards: Sequence[dict[str, Any]]) -> str:
         ),
         rows,
     )
+
+
+def _tokens(training: dict[str, Any]) -> int:
+    """Count what an adapter was trained on, and those before it that it went on from."""
+    earlier = training.get("earlier")
+    count: int = training["tokens"]
+    return count + (_tokens(earlier["training"]) if earlier else 0)
 
 
 def _quality(card: dict[str, Any]) -> str:
