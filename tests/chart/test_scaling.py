@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_orchestrator.planning.equation import needed_target_count
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from support.helm import RefusedError

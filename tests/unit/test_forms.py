@@ -8,8 +8,9 @@ import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning import forms
-from paceline_orchestrator.planning.estimates import Measurements, Option, plain, speculative
+from paceline_orchestrator.planning.estimates import Option, plain, speculative
 from paceline_orchestrator.planning.forms import Forms, best_shape, case_of, simulated_times
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_protocol.methods import Strategy
 from paceline_protocol.tree_shapes import CHAIN, Shape
 

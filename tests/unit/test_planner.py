@@ -9,12 +9,9 @@ import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning import forms, rehearsal
-from paceline_orchestrator.planning.estimates import (
-    Measurements,
-    needed_target_count,
-    smallest_lookahead,
-)
+from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.forms import OPEN_SHAPES
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_orchestrator.planning.rehearsal import _MOST_REHEARSED
 from paceline_protocol.methods import METHODS, Strategy

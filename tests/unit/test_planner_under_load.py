@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.methods import Strategy
 

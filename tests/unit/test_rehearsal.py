@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from paceline_orchestrator.planning import rehearsal
-from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.rehearsal import (
     VERIFICATION,
     Rehearsals,

@@ -22,7 +22,7 @@ from paceline_engine.loading import BACKENDS
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.calls.metrics import RequestMetrics
-from paceline_orchestrator.planning import estimates
+from paceline_orchestrator.planning import measurements
 from paceline_protocol import ranks, task
 from support.conformance.cases import all_cases
 from support.fake_host import FakeHost
@@ -35,7 +35,7 @@ def test_limits_of_packages_that_do_not_see_each_other_are_the_same():
     assert task.DRAFTED_LIMIT == fields.MOST_DRAFTED
     assert task.SPECULATION_LIMIT <= fields.MOST_TOKENS
     assert limits.MOST_LOOKAHEAD <= fields.MOST_TREE_DEPTH
-    assert estimates.MOST_TREE_TOKENS <= fields.MOST_TREE_TOKENS
+    assert measurements.MOST_TREE_TOKENS <= fields.MOST_TREE_TOKENS
 
 
 def test_every_backend_can_be_chosen_and_is_named_on_the_wire():

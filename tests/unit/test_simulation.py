@@ -20,7 +20,7 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     stretches,
 )
-from paceline_orchestrator.planning.estimates import Measurements
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method

@@ -19,7 +19,7 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.planning.estimates import LOOKAHEADS, smallest_lookahead
+from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_protocol.methods import Strategy
 
 if TYPE_CHECKING:

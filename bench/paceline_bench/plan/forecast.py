@@ -22,7 +22,7 @@ from paceline_bench.gpus import gpu_count
 from paceline_bench.plan.expectations import expectation_of
 from paceline_bench.protocol_runs import Batch, Setup, draw_agreements, mean_and_error, totals
 from paceline_bench.recurrences import run_lengths
-from paceline_orchestrator.planning.estimates import LOOKAHEADS
+from paceline_orchestrator.planning.equation import LOOKAHEADS
 from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.tree_shapes import CHAIN, Shape
 

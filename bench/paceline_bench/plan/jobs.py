@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_orchestrator.planning.equation import needed_target_count
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.tree_shapes import CHAIN, Shape
 

@@ -26,7 +26,7 @@ from paceline_bench.recurrences import (
     speculative_time,
     stretches,
 )
-from paceline_orchestrator.planning.estimates import smallest_lookahead
+from paceline_orchestrator.planning.equation import smallest_lookahead
 from paceline_protocol.methods import Strategy
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.task import DispatchPolicy

@@ -22,7 +22,7 @@ from paceline_bench.recurrences import (
     expected_speculative_forwards,
     scheduled_stretches,
 )
-from paceline_orchestrator.planning.estimates import LOOKAHEADS, smallest_lookahead
+from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_protocol.methods import METHODS, Strategy, label_of
 from paceline_protocol.ranks import hit_rates
 from paceline_protocol.simulation import ServerLatency

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.exchange import SessionSpec
 from paceline_orchestrator.calls.staff import Staff
-from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS
 from paceline_orchestrator.planning.growth import Growth
+from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN

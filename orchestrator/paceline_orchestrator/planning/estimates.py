@@ -1,9 +1,5 @@
 """What each strategy takes for a token, in closed form, from measured latencies, costs and load.
 
-Equation 1 of the DSI paper says when verifications never wait for a target:
-
-    ceil(target latency / (lookahead * drafter latency)) <= targets
-
 Load. A request counts on its part of the targets, in which DSI can speculate. What a strategy is
 worth is the time for each token if all requests decode so: then the best for one is the best for
 all of them together. With E tokens for each verification:
@@ -40,135 +36,33 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_LOOKAHEAD
-from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.equation import LOOKAHEADS
+from paceline_orchestrator.planning.measurements import EQUAL_ROWS
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_orchestrator.planning.measurements import Measurements
+
 __all__ = [
     "BLOCK_ROWS",
-    "LOOKAHEADS",
-    "MOST_TREE_TOKENS",
-    "Measurements",
     "Option",
-    "affordable_lookahead",
-    "affordable_targets",
     "distributed_token_ns",
-    "needed_target_count",
     "on_its_part",
     "own_guesses_are_free",
     "plain",
     "self_speculative",
-    "smallest_lookahead",
     "speculative",
     "stretch",
 ]
-
-LOOKAHEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST_LOOKAHEAD)
-"""What DSI is simulated with; a finer choice changes little."""
-
-MOST_TREE_TOKENS = 64
-"""The most tokens of a tree: what accelerators compute in about the time of one row."""
-
-# Dispatching may take this part of the time of the event loop, which has one core: one of so many.
-# Beyond, answers begin to wait for one another, and a rejection for its restart.
-_DISPATCH_PARTS = 2
-
-
-_EQUAL = RowPrices()
 
 # What a forward may take with rows that count as free: less than this is noise.
 _FREE_PRICE = 1.05
 
 BLOCK_ROWS = 2
 """Of a block of DSI, to begin with: a draft token, and the row that decides what follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """What the planner knows.
-
-    Attributes:
-        target_step_ns: One decoding step of a target, with no rows beside it.
-        target_first_ns: A target's first forward on the prompt.
-        drafter_step_ns: One decoding step of the drafter, as its tokens arrive.
-        acceptance_rate: Probability that the target accepts a draft token, in [0, 1].
-        target_count: Targets there are, 1 or more.
-        drafter_count: Drafters there are; without one the drafter's latency means nothing.
-        call_ns: What a call takes before its first answer, besides its forward and its wait.
-        dispatch_ns: What a verification costs this process, in CPU time.
-        request_count: Requests that share the targets, this one included.
-        drafting_count: Requests that share this one's drafter, this one included.
-        target_prices: What the rows of a target's forwards cost, and whether calls share them.
-        drafter_prices: The same of the drafter.
-        guess_count: Tokens that a target which drafts for itself proposes with a verdict; 0 where
-            none does.
-        guesses_accepted: How many of those it accepts with the next one, on average.
-        rank_decays: How often each runner-up of the drafter is right where all before it are wrong.
-        tree_tokens: The most tokens of a tree that targets judge; 0 where they, or the drafter,
-            know chains only.
-        tree_depth: The most tokens of a path of it.
-    """
-
-    target_step_ns: int
-    target_first_ns: int
-    drafter_step_ns: int
-    acceptance_rate: float
-    target_count: int
-    drafter_count: int = 1
-    call_ns: int = 0
-    dispatch_ns: int = 0
-    request_count: int = 1
-    drafting_count: int = 1
-    target_prices: RowPrices = _EQUAL
-    drafter_prices: RowPrices = _EQUAL
-    guess_count: float = 0.0
-    guesses_accepted: float = 0.0
-    rank_decays: tuple[float, ...] = ()
-    tree_tokens: int = 0
-    tree_depth: int = 0
-
-    @property
-    def verification_ns(self) -> int:
-        """A verification as its caller sees it, at an idle target."""
-        return self.target_step_ns + self.call_ns
-
-    @property
-    def knows_trees(self) -> bool:
-        """Whether servers take trees, and it is known what their rows cost."""
-        measured = self.target_prices.are_measured and self.drafter_prices.are_measured
-        return measured and self.tree_tokens > 0
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there are more requests than targets."""
-        return self.request_count > self.target_count
-
-    @property
-    def part(self) -> int:
-        """This request's part of the targets, rounded; at least one, which it may have to share."""
-        return max(1, (2 * self.target_count + self.request_count) // (2 * self.request_count))
-
-    @property
-    def everybody(self) -> int:
-        """Requests at this one's drafter if all of them drafted, and at least those that do now."""
-        each = _ceil_div(self.request_count, max(1, self.drafter_count))
-        return max(self.drafting_count, each)
-
-    def forward_ns(self, row_count: float, *, calls: float = 1.0) -> float:
-        """Return what a target's forward takes with so many calls of so many rows each."""
-        return self.target_step_ns * self.target_prices.of(max(1.0, calls) * row_count)
-
-    def turn_ns(self, row_count: float) -> float:
-        """Return how long the targets take to judge so many rows of every request once."""
-        calls = self.request_count / self.target_count
-        if calls <= 1:
-            return self.forward_ns(row_count)
-        if self.target_prices.shares_forwards:
-            return 2 * self.forward_ns(row_count, calls=calls / 2)
-        return calls * self.forward_ns(row_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +97,6 @@ class Option:
         ahead = ", drafting ahead" if self.drafts_ahead else ""
         ms = self.token_ns / 1e6
         return f"{method.label}{lookahead}{targets}{trees}{ahead}: {ms:.1f} ms per token"
-
-
-def needed_target_count(target_ns: int, drafter_ns: int, *, lookahead: int) -> int:
-    """Return how many targets keep verifications from waiting (Equation 1)."""
-    return _ceil_div(target_ns, lookahead * drafter_ns)
-
-
-def smallest_lookahead(target_ns: int, drafter_ns: int, *, target_count: int) -> int:
-    """Return the smallest lookahead with which Equation 1 holds."""
-    return max(1, _ceil_div(target_ns, target_count * drafter_ns))
 
 
 def plain(measurements: Measurements) -> Option:
@@ -392,37 +276,11 @@ def on_its_part(measurements: Measurements) -> Measurements:
         drafter_step_ns=round(measurements.drafter_step_ns * slowdown),
         request_count=1,
         drafting_count=1,
-        target_prices=_EQUAL,
-        drafter_prices=_EQUAL,
+        target_prices=EQUAL_ROWS,
+        drafter_prices=EQUAL_ROWS,
     )
 
 
 def stretch(measurements: Measurements, lookahead: int) -> float:
     """Return how many times as long DSI takes as on its own part, for others and for its rows."""
     return measurements.turn_ns(lookahead + 1) / measurements.forward_ns(BLOCK_ROWS)
-
-
-def affordable_lookahead(measurements: Measurements) -> int:
-    """Return the smallest lookahead of DSI whose verifications this process can dispatch.
-
-    However many requests there are, they verify what the drafters draft: one block of lookahead
-    tokens after the other. A drafter that shares forwards drafts for all of them at the same time.
-    """
-    drafters = measurements.request_count
-    if not measurements.drafter_prices.shares_forwards:
-        drafters = min(measurements.drafter_count, drafters)
-    dispatching_ns = _DISPATCH_PARTS * drafters * measurements.dispatch_ns
-    return min(max(1, _ceil_div(dispatching_ns, measurements.drafter_step_ns)), MOST_LOOKAHEAD)
-
-
-def affordable_targets(measurements: Measurements) -> int:
-    """Return how many targets of each request this process can give one verification after another.
-
-    It is what `affordable_lookahead` is where drafts are there at once.
-    """
-    dispatching_ns = _DISPATCH_PARTS * measurements.request_count * measurements.dispatch_ns
-    return measurements.verification_ns // max(1, dispatching_ns)
-
-
-def _ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)

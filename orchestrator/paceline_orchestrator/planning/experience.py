@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.row_prices import RowPrices
-from paceline_orchestrator.planning.estimates import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.means import Mean
+from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule

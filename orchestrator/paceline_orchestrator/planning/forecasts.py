@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_LOOKAHEAD
+from paceline_orchestrator.planning.dispatching import affordable_lookahead
+from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 from paceline_orchestrator.planning.estimates import (
     Option,
-    affordable_lookahead,
     distributed_token_ns,
-    needed_target_count,
     on_its_part,
     plain,
     self_speculative,
-    smallest_lookahead,
     speculative,
     stretch,
 )
@@ -23,7 +22,7 @@ from paceline_protocol.methods import Strategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paceline_orchestrator.planning.estimates import Measurements
+    from paceline_orchestrator.planning.measurements import Measurements
     from paceline_orchestrator.planning.rehearsal import Rehearsals
 
 __all__ = ["FORECASTS", "Case"]

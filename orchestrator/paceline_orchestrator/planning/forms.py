@@ -32,7 +32,8 @@ from paceline_protocol.tree_shapes import CHAIN, Shape
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline_orchestrator.planning.estimates import Measurements, Option
+    from paceline_orchestrator.planning.estimates import Option
+    from paceline_orchestrator.planning.measurements import Measurements
     from paceline_orchestrator.planning.rehearsal import Setting
 
 __all__ = ["OPEN_SHAPES", "FormCase", "Forms", "Times", "best_shape", "case_of", "simulated_times"]

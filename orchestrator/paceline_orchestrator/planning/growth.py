@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline_orchestrator.planning.estimates import needed_target_count, smallest_lookahead
+from paceline_orchestrator.planning.equation import needed_target_count, smallest_lookahead
 
 __all__ = ["TEXT_LOOKAHEAD", "TEXT_TARGETS", "Growth"]
 

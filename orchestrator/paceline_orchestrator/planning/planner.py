@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.planning.dispatching import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
-    affordable_targets,
     own_guesses_are_free,
     plain,
     speculative,
@@ -33,8 +33,8 @@ from paceline_protocol.tree_shapes import CHAIN, Shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_orchestrator.planning.estimates import Measurements
     from paceline_orchestrator.planning.hit_rates import Pair
+    from paceline_orchestrator.planning.measurements import Measurements
     from paceline_protocol.methods import Method
 
 __all__ = ["DrafterKind", "Plan", "Planner", "Wish"]

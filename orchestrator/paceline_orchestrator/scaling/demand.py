@@ -21,7 +21,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_orchestrator.planning.equation import needed_target_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

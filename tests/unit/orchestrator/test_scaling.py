@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from paceline_orchestrator.fleet.discovery import Role
-from paceline_orchestrator.planning.estimates import needed_target_count
+from paceline_orchestrator.planning.equation import needed_target_count
 from paceline_orchestrator.scaling.autoscaler import Autoscaler as OwnAutoscaler
 from paceline_orchestrator.scaling.demand import (
     Demand,

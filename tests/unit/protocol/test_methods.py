@@ -15,8 +15,8 @@ from paceline_bench.plan.forecast import forecast
 from paceline_bench.plan.jobs import forecast_jobs
 from paceline_bench.plan.tables import table_rows
 from paceline_bench.protocol_runs import Setup, run_protocol
-from paceline_orchestrator.planning.estimates import Measurements
 from paceline_orchestrator.planning.forecasts import FORECASTS
+from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import METHODS, Strategy
