@@ -95,10 +95,16 @@ class Stream(Received):
 
 
 class _Planning(Planning):
-    """Plans, and leaves it at that: a simulation takes real time, and changes later plans."""
+    """Plans, and leaves it at that: a simulation takes real time, and changes later plans.
+
+    Attributes:
+        refinement_count: How often there was time for one.
+    """
+
+    refinement_count = 0
 
     def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
-        pass
+        self.refinement_count += 1
 
 
 @dataclass
@@ -107,6 +113,7 @@ class VirtualSystem:
 
     models: Sequence[VirtualServer]
     pool: ServerPool
+    planning: _Planning
     servicer: OrchestratorServicer
 
     async def generate(
@@ -203,11 +210,12 @@ async def virtual_system(
         draw_lot=random.random if seed else lambda: 0.0,
     )
     keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
+    planning = _Planning(pool, cpu_clock=lambda: 0)
     servicer = OrchestratorServicer(
         pool=pool,
         keeper=keeper,
         codecs=codecs,
-        planning=_Planning(pool, cpu_clock=lambda: 0),
+        planning=planning,
         demand=DemandMeter(pool, lookahead=5, clock=now),
         metrics=RequestMetrics(CollectorRegistry()),
         settings=OrchestratorSettings(targets=("127.0.0.1:1",)),
@@ -219,7 +227,7 @@ async def virtual_system(
             model = await pool.wait_for_model(10)
             await codecs.fetch(pool.targets(model)[0])
             servicer.begin()
-            system = VirtualSystem(models, pool, servicer)
+            system = VirtualSystem(models, pool, planning, servicer)
             if discovery is None:
                 await system.until(lambda: sum(it.ready for it in pool.servers) == len(models))
             yield system

@@ -174,8 +174,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                         text_accepted_count=took.text.accepted,
                         text_rejected_count=took.text.rejected,
                     )
-        if not self.running_count:
-            self._planning.refine_soon(self._tasks)
 
     async def GetSystemInfo(  # noqa: N802
         self, _request: pb.GetSystemInfoRequest, _context: Any
@@ -208,7 +206,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     @contextmanager
     def _admitted(self, share: str) -> Iterator[None]:
-        """Count a request in, or refuse it at once: a queue here would only hide the overload."""
+        """Count a request in, or refuse it at once: a queue here would only hide the overload.
+
+        After the last one, however it ended, there is time to simulate what it was planned by.
+        """
         if self._is_draining:
             raise DrainingError(_DRAINING)
         if not self._shares.allows(share):
@@ -228,6 +229,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             self._shares.give_back(share)
             if not self.running_count:
                 self._idle.set()
+                if not self._is_draining:
+                    self._planning.refine_soon(self._tasks)
 
     @contextmanager
     def _cuttable(self) -> Iterator[None]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections import Counter
+from contextlib import aclosing
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -98,6 +101,35 @@ async def test_several_services_are_one_view_each_with_its_port_role_and_certifi
     assert found[Role.TARGET].address == "10.0.0.1:7"
     assert found[Role.DRAFTER].address == "[fd00::1]:50051"
     assert found[Role.DRAFTER].tls_name == "drafters.here.svc"
+
+
+async def test_a_name_that_nobody_answers_holds_up_no_other(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.fleet.discovery.dns._PATIENCE_SECONDS", 0.01)
+    asked = Counter()
+    answered = asyncio.Event()
+
+    async def look_up(name):
+        asked[name] += 1
+        if name.startswith("drafters"):
+            await answered.wait()
+        return frozenset({f"10.0.0.{min(3, asked[name])}"})
+
+    services = [Service(f"{role}s.here", role) for role in (Role.DRAFTER, Role.TARGET)]
+    metrics = WatchMetrics(DiscoveryMetrics(CollectorRegistry()), of="models")
+    found = DnsDiscovery(
+        services, metrics=metrics, look_up=look_up, sleep=lambda _: asyncio.sleep(0)
+    )
+    seen = []
+    async with aclosing(found.endpoints()) as views:
+        async for endpoints in views:
+            seen.append({it.address for it in endpoints if it.availability is READY})
+            if len(seen) == 3:
+                answered.set()
+            if any(it.role is Role.DRAFTER for it in endpoints):
+                break
+    assert seen[:3] == [{"10.0.0.1:50051"}, {"10.0.0.2:50051"}, {"10.0.0.3:50051"}]
+    assert asked["drafters.here"] == 1
+    assert not [it for it in asyncio.all_tasks() if it.get_name().startswith("look up")]
 
 
 async def test_a_name_is_resolved_without_keeping_the_loop():

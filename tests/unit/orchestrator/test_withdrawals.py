@@ -132,6 +132,21 @@ async def test_a_client_that_leaves_withdraws_everything_at_once(strategy):
             assert not system.leftovers()
 
 
+@virtually
+async def test_after_a_request_that_was_broken_off_there_is_time_to_simulate_but_not_at_the_end():
+    async with virtual_system(*drafters(1), *targets(1)) as system:
+        for drains in (False, True):
+            running = asyncio.ensure_future(system.generate(strategy=pb.STRATEGY_AUTO))
+            beside = asyncio.ensure_future(system.generate(strategy=pb.STRATEGY_AUTO))
+            await asyncio.sleep(0.1)
+            if drains:
+                system.servicer.drain()
+            for each in (running, beside):
+                each.cancel()
+                await asyncio.wait([each])
+            assert system.planning.refinement_count == 1
+
+
 async def decode_while_targets_come(target_count, *, drafter_seconds):
     """Let two more targets come to a request of two; return those that verified."""
     models = [*drafters(1, latency_seconds=drafter_seconds), *targets(4)]

@@ -31,6 +31,8 @@ __all__ = ["DnsDiscovery", "resolve"]
 _log = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 2.0
+# After so long others are told of, and the name is waited for in the next rounds.
+_PATIENCE_SECONDS = 1.0
 # As long as a pod may take to end, in most clusters, and some more.
 _LINGER_SECONDS = 60.0
 # A headless Service without a ready pod has no record.
@@ -95,16 +97,27 @@ class DnsDiscovery:
         self._gone_at: dict[tuple[Service, str], float] = {}
 
     async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """Yield the addresses; see Discovery."""
+        """Yield the addresses; see Discovery. A name that takes long holds up no other."""
         last: frozenset[Endpoint] | None = None
-        while True:
-            for service in self._services:
-                await self._update(service)
-            found = self._known()
-            if found != last:
-                last = found
-                yield found
-            await self._sleep(_PERIOD_SECONDS)
+        under_way: dict[Service, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for service in self._services:
+                    if service not in under_way:
+                        under_way[service] = asyncio.create_task(
+                            self._update(service), name=f"look up {service.name}"
+                        )
+                await asyncio.wait(under_way.values(), timeout=_PATIENCE_SECONDS)
+                for service in [each for each, task in under_way.items() if task.done()]:
+                    under_way.pop(service).result()
+                found = self._known()
+                if found != last:
+                    last = found
+                    yield found
+                await self._sleep(_PERIOD_SECONDS)
+        finally:
+            for task in under_way.values():
+                task.cancel()
 
     async def _update(self, service: Service) -> None:
         """Look a Service up; if that fails, what was found last stands."""
