@@ -30,7 +30,7 @@ class ModelCache(ABC):
     next prefix tells which of them are the text's, and the others are forgotten.
 
     Attributes:
-        has_ended: Whether its session is over. Set on the event loop.
+        has_ended: Whether its session is over.
 
     Invariants:
         The state stands for exactly `token_ids` and `tree`, also after a forward that raised.
@@ -76,6 +76,10 @@ class ModelCache(ABC):
         It is copied when that is computed, if it is still there then. Called on the event loop.
         """
         self._source = ref(source)
+
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on. On the event loop."""
+        self.has_ended = True
 
     def stage(self, item: Item) -> int:  # noqa: ARG002 - a stack's text asks
         """Return which of several models computes an item's next forward; most have one."""

@@ -312,7 +312,7 @@ class SessionTable:
             self._places.give_back(session.spec.share)
             self._tokens.give_back(session.spec.share, session.reserved_length)
             self.released_count += 1
-            session.cache.has_ended = True
+            session.cache.end()
             self._kept.keep(
                 session.cache,
                 session.held(),

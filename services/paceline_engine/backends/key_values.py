@@ -75,6 +75,11 @@ class KeyValues(ModelCache):
         """Whether another text can begin with what was computed of this one."""
         return self._can_be_copied
 
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on."""
+        super().end()
+        self.step = None  # a recording has memory of its own
+
     @property
     def capacity(self) -> int:
         """How many tokens the buffers have room for."""

@@ -84,6 +84,12 @@ class StackText(ModelCache):
         for own, other in zip(self.texts, source.texts, strict=True):
             own.begin_like(other)
 
+    def end(self) -> None:
+        """Learn that its session is over: at most it is copied from now on."""
+        super().end()
+        for text in self.texts:
+            text.end()
+
     def missing_length(self, prefix: array[int]) -> int:
         """Count the rows of the next forward."""
         wanted = self._wanted_at(prefix)

@@ -412,9 +412,10 @@ class TransformersBackend(Backend):
     def _step(self, feed: Feed) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""
         text, token_id = cast("KeyValues", feed.cache), feed.token_ids[0]
-        if text.step is not None:
+        recorded = text.step  # once, because a session's end takes it away
+        if recorded is not None:
             self._layers_run += len(self._layers)
-            return text.step(token_id, position=text.length)
+            return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
         assert isinstance(self.decoder, FusedLlama)
         try:

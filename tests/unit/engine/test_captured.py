@@ -129,6 +129,19 @@ def test_a_text_that_outgrows_its_buffers_is_captured_anew(capturing, target):
     assert model.cache.capacity == 64
 
 
+def test_of_a_text_whose_session_is_over_only_what_can_be_copied_is_left(capturing, target):
+    model = ModelText(capturing, SPEC)
+    first = continuation(model, PROMPT, 4)
+    model.cache.end()
+    assert model.cache.step is None
+    other = ModelText(capturing, SPEC)
+    other.cache.begin_like(model.cache)
+    longer = [*PROMPT, *first[:3]]
+    assert other.cache.missing_length(array("I", longer)) == 1
+    assert continuation(other, longer, 8) == continuation(ModelText(target, SPEC), longer, 8)
+    assert other.cache.step is not None
+
+
 @pytest.mark.parametrize("failure", ["raises", "is off"])
 def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, caplog, failure):
     class Broken(CapturedStep):
