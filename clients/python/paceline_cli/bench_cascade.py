@@ -29,7 +29,7 @@ from paceline_cli.bench_cascade_ways import contest_of_drafters, running_drafter
 from paceline_cli.bundled import find_models
 from paceline_cli.contests import exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_engine.loading import LoadOptions, load_backend
@@ -74,7 +74,9 @@ class CascadeSettings(Settings):
     targets: int = Field(2, ge=1, le=MOST_TARGETS, description="targets that DSI verifies on")
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Any
 
 import aiohttp
@@ -15,7 +14,7 @@ from paceline_bench.report import load_average, write_json
 from paceline_cli.choices import numbers_to
 from paceline_cli.local_server import ANY_PORT
 from paceline_cli.local_system import LocalSystemConfig, reachable
-from paceline_cli.options import read_options
+from paceline_cli.options import ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
@@ -48,7 +47,9 @@ class GatewayBenchSettings(Settings):
     tokens: int = Field(48, ge=2, le=4096, description="tokens of each request")
     repeats: int = Field(7, ge=1, le=1000, description="turns of each door")
     target_ms: float = Field(40, gt=0, le=10_000, description="ms of a forward")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from paceline import Strategy
 from paceline.limits import MOST_DRAFTERS, MOST_TARGETS
 from paceline_cli.choices import names_of, numbers_to
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_serving.settings import Settings, StringList, flag_of, option
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ class LoadSettings(RealSettings, _Simulated):
     )
     targets: int = _of_both("targets", "target processes", ge=1, le=MOST_TARGETS)
     drafters: int = Field(1, ge=1, le=MOST_DRAFTERS, description="drafter processes")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @model_validator(mode="before")

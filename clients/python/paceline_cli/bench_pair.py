@@ -30,7 +30,7 @@ from paceline_cli.bundled import find_models
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_models import NOTHING_KEPT
 from paceline_cli.local_system import LocalSystemConfig
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_engine.backends.base import ModelLoadError
@@ -137,7 +137,9 @@ class PairSettings(_Models):
     per_gpu: bool = Field(
         False, description="also tokens/s over the GPUs in use if each server had one"
     )
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @property

@@ -19,7 +19,7 @@ from paceline_cli.bundled import find_models
 from paceline_cli.choices import numbers_to
 from paceline_cli.contests import contest_rows, exit_code, held_out_prompts, model_flags
 from paceline_cli.local_system import LocalSystemConfig
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import OneOrMore, RateList, Settings, option
@@ -78,7 +78,9 @@ class SelfSettings(Settings):
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
     models: Path | None = Field(None, description="folder with the bundled models, if elsewhere")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @model_validator(mode="after")

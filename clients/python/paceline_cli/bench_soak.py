@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from paceline_bench.report import load_average, write_json
 from paceline_bench.soak.rounds import Soak, Watched, references, soak
 from paceline_bench.soak.tables import Soaked, add_to_log, log_line, record, soak_table
 from paceline_cli.local_system import LocalSystemConfig
-from paceline_cli.options import read_options
+from paceline_cli.options import ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
 from paceline_serving.settings import Settings, option
@@ -59,8 +58,12 @@ class SoakSettings(Settings):
         100, ge=0, description="by how much the orchestrator may grow with each request"
     )
     seed: int = Field(1, ge=0, description="what the requests follow from")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
-    log: Path | None = Field(None, description="whose list of soaks gets a line, as bench/LOG.md")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
+    log: ResultFile | None = Field(
+        None, description="whose list of soaks gets a line, as bench/LOG.md"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

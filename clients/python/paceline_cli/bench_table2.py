@@ -24,7 +24,7 @@ from paceline_bench.table2.results import kept
 from paceline_bench.table2.tables import report
 from paceline_cli.choices import names_of, numbers_to
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import diagnostics, progress
 from paceline_cli.up import running_system
 from paceline_protocol.ranks import DEFAULT_RANK_DECAY
@@ -132,7 +132,9 @@ class Table2Settings(Settings):
         " so that the text is right half of the time",
     )
     per_gpu: bool = Field(False, description="also tokens/s over the GPUs that would be in use")
-    json_file: Path | None = option(None, description="where to keep the results", flag="json")
+    json_file: ResultFile | None = option(
+        None, description="where to keep the results", flag="json"
+    )
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
-from paceline_cli.options import CallerSettings, read_options
+from paceline_cli.options import CallerSettings, SvgFile, read_options
 from paceline_cli.streamed_text import TextStream, statistics_line
 from paceline_cli.timeline import write_timeline
 from paceline_serving.settings import OneOrMore, option
@@ -126,7 +126,7 @@ class GenerateSettings(_Decoding):
         {},
         description="tell SWI: what a drafter's forward costs, the target's being 1: small=0.03",
     )
-    timeline: Path | None = Field(None, description="write a picture of the request (SVG)")
+    timeline: SvgFile | None = Field(None, description="write a picture of the request, as .svg")
     json_lines: bool = option(False, description="print JSON lines instead of text", flag="json")
 
 

@@ -19,22 +19,34 @@ __all__ = [
     "ClientTlsSettings",
     "ConnectionSettings",
     "PictureFile",
+    "ResultFile",
+    "SvgFile",
     "read_options",
 ]
 
 _SettingsT = TypeVar("_SettingsT", bound=Settings)
 _PREFIX = "PACELINE_"
-_PICTURES = (".svg", ".png")
 
 
-def _check_picture(path: Path) -> Path:
-    if path.suffix not in _PICTURES:
-        raise ValueError(f"must end in {' or '.join(_PICTURES)}")
+def _check_place(path: Path) -> Path:
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"cannot write {path}")
     return path
 
 
-PictureFile: TypeAlias = Annotated[Path, AfterValidator(_check_picture)]
-"""Where a picture goes; known to be one before the work is done."""
+def _ends_in(*endings: str) -> AfterValidator:
+    def check(path: Path) -> Path:
+        if path.suffix not in endings:
+            raise ValueError(f"must end in {' or '.join(endings)}")
+        return path
+
+    return AfterValidator(check)
+
+
+# Where something goes, known to be a place for it before the work is done.
+ResultFile: TypeAlias = Annotated[Path, AfterValidator(_check_place)]
+PictureFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg", ".png")]
+SvgFile: TypeAlias = Annotated[ResultFile, _ends_in(".svg")]
 
 
 class ClientTlsSettings(Settings):

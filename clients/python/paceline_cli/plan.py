@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -18,7 +17,7 @@ from paceline_bench.plan.tables import HEADINGS, PER_GPU, conclusions, json_rows
 from paceline_bench.protocol_runs import own_guesses
 from paceline_bench.report import write_json
 from paceline_cli.choices import check_rank_decay, shares_of
-from paceline_cli.options import PictureFile, read_options
+from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import progress, table
 from paceline_protocol.simulation import ServerLatency
 from paceline_protocol.tree_shapes import Shape
@@ -107,7 +106,7 @@ class PlanSettings(Settings):
     per_gpu: bool = Field(False, description="tokens/s over the GPUs in use, instead of gains")
     repeats: int = Field(20, ge=2, le=10_000, description="simulated generations for each row")
     chart: PictureFile | None = Field(None, description="where to draw them, as .svg or .png")
-    json_file: Path | None = option(None, description="where to keep the rows", flag="json")
+    json_file: ResultFile | None = option(None, description="where to keep the rows", flag="json")
 
     @model_validator(mode="after")
     def _has_what_goes_together(self) -> Self:

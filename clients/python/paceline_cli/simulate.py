@@ -23,7 +23,7 @@ from paceline_bench.simulate.ewif_table import ewif_table
 from paceline_bench.simulate.heatmaps import Experiment, Grid, columns, fill_column
 from paceline_bench.simulate.table1 import MOMENTS, table1
 from paceline_cli.choices import check_rank_decay, numbers_to
-from paceline_cli.options import read_options
+from paceline_cli.options import ResultFile, read_options
 from paceline_cli.screen import progress, table
 from paceline_cli.simulate_trees import TreeOptions, show_trees
 from paceline_protocol.task import DispatchPolicy
@@ -133,7 +133,7 @@ class SimulateSettings(Settings):
     )
     image: Literal["png", "svg"] = Field("png", description="format of the pictures")
     output_directory: Path = Field(Path("simulation"), description="where the files go")
-    json_file: Path | None = option(
+    json_file: ResultFile | None = option(
         None, description="where to keep what the figures show", flag="json"
     )
 

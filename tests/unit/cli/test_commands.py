@@ -160,6 +160,23 @@ def test_generate_writes_the_timeline(capsys, fake, tmp_path):
     ET.parse(picture)
 
 
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("t.png", "--timeline: must end in .svg"),
+        ("nowhere/t.svg", "--timeline: cannot write"),
+        ("", "--timeline: cannot write"),
+    ],
+)
+def test_where_no_picture_can_be_nothing_is_generated(capsys, fake, tmp_path, name, complaint):
+    place = str(tmp_path / name)
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", "--address", fake.address, "--timeline", place])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not fake.requests
+
+
 def test_generate_reads_the_prompt_from_a_file(capsys, fake, tmp_path):
     (tmp_path / "prompt.py").write_text("def f():\n")
     run(capsys, "generate", "--file", str(tmp_path / "prompt.py"), "--address", fake.address)
