@@ -186,6 +186,7 @@ class ModelHost:
             )
         self.limits = replace(self.limits, token_budget=token_budget)
         self._sessions.token_budget = token_budget
+        self._sessions.kept_budget = int(token_budget * memory.kept_share)
         _log.info("token budget", extra={"token_budget": token_budget, **asdict(memory)})
 
     def _reap(self) -> None:

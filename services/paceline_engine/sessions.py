@@ -138,6 +138,9 @@ class SessionTable:
     share: so new work waits before running work, and a share with many sessions locks nobody out.
     What ended sessions have computed is kept (`KeptTexts`) in what nobody reserves.
 
+    Attributes:
+        kept_budget: Tokens that these may have memory for, even where more is free.
+
     Invariants:
         What is reserved and what is kept fit the budget together.
         opened_count - released_count sessions are open; a session is released exactly once.
@@ -167,6 +170,7 @@ class SessionTable:
         self._tokens = FairShares(token_budget)
         self._clock = clock
         self._kept = KeptTexts(seconds=keep_seconds, clock=clock)
+        self.kept_budget = token_budget
         self._sessions: dict[str, Session] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -262,9 +266,12 @@ class SessionTable:
 
     def _resize(self, session: Session, length: int, *, held: int) -> None:
         self._tokens.take(session.spec.share, length - held)
-        self._kept.shrink(self._tokens.free)
         session.reserved_length = length
+        self._shrink_kept()
         session.cache.reserve(length)
+
+    def _shrink_kept(self) -> None:
+        self._kept.shrink(min(self._tokens.free, self.kept_budget))
 
     def _no_room(self, spec: SessionSpec, token_count: int) -> CacheExhaustedError:
         tokens = self._tokens
@@ -320,6 +327,7 @@ class SessionTable:
                 share=session.spec.share,
                 size=session.reserved_length,
             )
+            self._shrink_kept()
             if not self._sessions:
                 self._empty.set()
         return session

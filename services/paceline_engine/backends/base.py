@@ -68,11 +68,13 @@ class TokenMemory:
         free_bytes: What is free where the model computes.
         usable_share: The part of it that tokens may fill; forwards need the rest to compute in.
         bytes_per_token: What a token takes, in all layers together.
+        kept_share: The part of the tokens that fit which texts of ended sessions may have.
     """
 
     free_bytes: int
     usable_share: float
     bytes_per_token: int
+    kept_share: float = 1.0
 
     @property
     def token_count(self) -> int:

@@ -17,6 +17,8 @@ __all__ = ["FreeMemory", "free_machine_bytes", "free_memory"]
 # An accelerator is the model's alone, a machine's memory is everybody's.
 _ACCELERATOR_SHARE = 0.8
 _MACHINE_SHARE = 0.5
+# Of the tokens for which there is memory: several servers may have counted the same of a machine's.
+_KEPT_SHARE = 0.25
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -24,17 +26,24 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """What is free on a device, and the part of it, in [0, 1], to count on."""
+    """What is free on a device, and what part of it, in [0, 1], to count on.
+
+    Attributes:
+        byte_count: What is free.
+        usable_share: For sessions, of that.
+        kept_share: For texts of ended sessions, of what sessions can have.
+    """
 
     byte_count: int
     usable_share: float
+    kept_share: float = 1.0
 
 
 def free_memory(device: torch.device) -> FreeMemory:
     """Measure what is free on a device; one without memory of its own uses the machine's."""
     accelerator = torch.get_device_module(device)
     if not hasattr(accelerator, "mem_get_info"):
-        return FreeMemory(free_machine_bytes(), _MACHINE_SHARE)
+        return FreeMemory(free_machine_bytes(), _MACHINE_SHARE, _KEPT_SHARE)
     free_bytes, _ = accelerator.mem_get_info(device)
     # What torch keeps of the device for its next allocations is free, too.
     kept = accelerator.memory_reserved(device) - accelerator.memory_allocated(device)

@@ -294,6 +294,7 @@ class TransformersBackend(Backend):
             free_bytes=free.byte_count,
             usable_share=free.usable_share,
             bytes_per_token=self._bytes_per_token,
+            kept_share=free.kept_share,
         )
 
     def new_cache(self, spec: SessionSpec) -> _Text:

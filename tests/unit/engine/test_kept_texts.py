@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline_engine.backends.base import ForwardInterrupted
+from paceline_engine.backends.base import ForwardInterrupted, TokenMemory
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerifyOptions
@@ -28,7 +28,15 @@ from paceline_protocol.max_gram import MaxGram
 from support.families import ORIGINAL_LENGTH, VOCABULARY_SIZE, build_family
 from support.tiny_adapters import write_adapter
 from unit.engine.asking import drafted
-from unit.engine.conftest import StopAtLayer, call_on, chain, continuation, running, scores_after
+from unit.engine.conftest import (
+    StopAtLayer,
+    call_on,
+    chain,
+    continuation,
+    instant,
+    running,
+    scores_after,
+)
 
 KEEPS = HostLimits(warm_up_rounds=0, keep_seconds=10)
 SPEC = SessionSpec(400, share="ann")
@@ -221,6 +229,28 @@ def test_a_session_that_grows_takes_the_room_of_what_is_kept(clock):
     session = table.find(table.open(spec, lambda _: Copied()).session_id)
     assert session.reserved_length == 290
     assert table.kept_tokens == 0
+
+
+def test_what_is_kept_has_a_budget_of_its_own_where_memory_is_everybodys(clock):
+    table = a_table(clock)
+    table.kept_budget = 150
+    for start in (0, 500):
+        ended(table, range(start, start + 100))
+        assert table.kept_tokens == 100
+    ended(table, range(900, 1100))
+    assert table.kept_tokens == 0, "it alone would be too much"
+
+
+@pytest.mark.parametrize(("kept_share", "expected"), [(0.25, 250), (1.0, 1000)])
+async def test_a_machines_memory_is_filled_with_texts_in_part(kept_share, expected, monkeypatch):
+    backend = instant()
+    memory = TokenMemory(
+        free_bytes=10_000, usable_share=0.5, bytes_per_token=5, kept_share=kept_share
+    )
+    monkeypatch.setattr(backend, "token_memory", lambda: memory)
+    async with running(backend, limits=replace(KEEPS, fits_memory=True)) as host:
+        assert host._sessions.token_budget == 1000
+        assert host._sessions.kept_budget == expected
 
 
 def test_a_text_counts_with_all_that_its_session_had_reserved(clock):

@@ -56,6 +56,11 @@ def test_a_cgroup_that_is_over_its_limit_has_nothing_left(tmp_path):
     assert free_bytes(tmp_path) == 0
 
 
+def test_of_a_machines_memory_half_is_counted_on_and_less_for_what_has_ended(monkeypatch):
+    monkeypatch.setattr("paceline_engine.backends.memory.free_machine_bytes", lambda: GIB)
+    assert free_memory(torch.device("cpu")) == FreeMemory(GIB, 0.5, 0.25)
+
+
 def test_a_limit_beyond_the_machine_changes_nothing(tmp_path):
     limit(tmp_path, most=str(100 * GIB), used=0)
     assert free_bytes(tmp_path) == 8 * GIB
