@@ -1,7 +1,8 @@
 """Random histories of a host's calls: each gets its own answer, whatever befalls its neighbours.
 
-Calls arrive, are cancelled, replaced, asked again at another depth, foreseen, and fail alone, while
-forwards pass a gate one by one and a clock ticks only when it is read. So a history is its seed's.
+Calls arrive, are cancelled, replaced, asked again at another depth, foreseen, and fail alone, and
+sessions begin with what others have left, while forwards pass a gate one by one and a clock ticks
+only when it is read. So a history is its seed's.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
-from paceline_engine.backends.base import ForwardInterrupted, Interrupt
-from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.backends.base import Feed, ForwardInterrupted, Interrupt
+from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.calls import (
     DecodeOptions,
     SamplingParameters,
@@ -35,10 +36,31 @@ from unit.engine.conftest import call_on, chain, continuation, instant, until
 
 TICK_NS = 1_000_000
 SESSIONS, STEPS, SEEDS = 10, 220, 12
-LIMITS = HostLimits(warm_up_rounds=0, queue_limit=5)
+RESERVED = 1000
+# Beside all sessions there is room for a few kept texts.
+LIMITS = HostLimits(
+    warm_up_rounds=0, queue_limit=5, keep_seconds=600, token_budget=(SESSIONS + 4) * RESERVED
+)
 LENGTHS = (1, 2, 5, 20, 90, 300)
+COMMON = [random.Random(9).randrange(2048), *range(300)]
 # Half of a distribution is none; the loop does not look.
 HALF = SparseDistribution((3,), (0.5,))
+
+
+class CopiedText(SimulatedCache):
+    """A simulated text that another can begin with, though its seed makes other hashes of it."""
+
+    can_be_copied = True
+
+    def __init__(self, model: SimulatedModel, spec: SessionSpec) -> None:
+        super().__init__(model, spec)
+        self._made_of = model, spec
+
+    def _copy(self, source, length):
+        anew = SimulatedCache(*source._made_of)
+        anew.append(Feed(anew, source.token_ids, 0))
+        assert anew._hashes == source._hashes[: len(anew._hashes)], "it stands for what it says"
+        self.append(Feed(self, source.token_ids[:length], 0))
 
 
 class Gated(SimulatedBackend):
@@ -52,6 +74,9 @@ class Gated(SimulatedBackend):
         self.most_together = 0
         self._passes, self._changed = 0.0, threading.Condition()
         self._waiting: Interrupt | None = None
+
+    def new_cache(self, spec: SessionSpec) -> CopiedText:
+        return CopiedText(self.model, spec)
 
     @property
     def waits(self) -> bool:
@@ -120,7 +145,7 @@ class History:
     def opened(self, n: int) -> Caller:
         rejecting = n % 5 == 4
         spec = SessionSpec(
-            1000,
+            RESERVED,
             SamplingParameters(0.0 if rejecting or n % 2 else 1.0),
             seed=n,
             rule=VerificationRule.REJECTION if rejecting else VerificationRule.EXACT,
@@ -153,6 +178,8 @@ class History:
     def ask(self) -> None:
         caller = self.chance.choice(self.callers)
         text = [self.chance.randrange(2048) for _ in range(self.chance.choice(LENGTHS))]
+        if self.chance.random() < 0.5:
+            text = COMMON[: self.chance.choice((40, 90, 300))] + text[:20]
         count = self.chance.randint(1, 4)
         if self.chance.random() < 0.4:
             self.send(caller, self.chance.choice(("draft", "decode")), text, count)
@@ -331,6 +358,7 @@ def counted(host: ModelHost) -> Counter[str]:
         adopted=statistics.calls_adopted,
         foreseen=statistics.calls_anticipated,
         interrupted=statistics.forwards_interrupted,
+        reused=statistics.tokens_reused,
     )
 
 
@@ -338,7 +366,7 @@ def test_the_histories_had_all_that_they_are_about(happened):
     if happened["histories"] < SEEDS:
         pytest.skip(f"this is about {SEEDS} histories that went well")
     kinds = {"answered", "cancelled", "refused", "parts", "adopted", "interrupted", "trees"}
-    kinds |= {"draft", "decode", "foreseen"}
+    kinds |= {"draft", "decode", "foreseen", "reused"}
     kinds |= {each.__name__ for each in (SupersededError, InvalidFieldError, OverloadedError)}
     assert {kind for kind in kinds if not happened[kind]} == set(), happened
     assert happened["together"] > 3
