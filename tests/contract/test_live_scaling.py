@@ -254,9 +254,11 @@ async def test_sessions_leave_a_target_that_is_about_to_end(strategy, by_health)
 async def test_a_verification_under_way_at_a_target_that_leaves_is_finished_and_used():
     targets = [a_target(), FakeModelServer("target", latency_seconds=0.5)]
     async with a_system(targets=targets, drafters=[a_drafter()]) as (system, cluster):
-        cluster.add(targets[1])
         stream = Stream(system, strategy=pb.STRATEGY_DISTRIBUTED, target_count=2, lookahead=2)
+        # Or both would begin with the prompt, and the slower one's verdict could be worthless.
+        await stream.more()
         slow = targets[1]
+        cluster.add(slow)
         await until(lambda: slow.running, what="it verifies")
         answered = len(slow.calls)
         cluster.mark(slow, TERMINATING)
