@@ -145,10 +145,12 @@ type TimelineEvent struct {
 func (Chunk) isEvent()         {}
 func (TimelineEvent) isEvent() {}
 
-// Usage is tokens in the prompt, and tokens generated, resumed ones included.
+// Usage is tokens in the prompt, and tokens generated, resumed ones included. Of the prompt's,
+// CachedPromptTokenCount had been computed before, for an earlier request of this client.
 type Usage struct {
-	PromptTokenCount     int
-	CompletionTokenCount int
+	PromptTokenCount       int
+	CompletionTokenCount   int
+	CachedPromptTokenCount int
 }
 
 // Statistics is what it took. Of a resumed generation: what its last part took. Fallbacks counts what

@@ -80,8 +80,9 @@ func readFinished(message *pb.GenerationFinished) *Finished {
 		Lookahead:    int(message.GetLookahead()),
 		TargetsUsed:  int(message.GetTargetsUsed()),
 		Usage: Usage{
-			PromptTokenCount:     int(message.GetPromptTokenCount()),
-			CompletionTokenCount: int(message.GetCompletionTokenCount()),
+			PromptTokenCount:       int(message.GetPromptTokenCount()),
+			CompletionTokenCount:   int(message.GetCompletionTokenCount()),
+			CachedPromptTokenCount: int(message.GetCachedPromptTokenCount()),
 		},
 		Statistics: readStatistics(message.GetStatistics()),
 		Timeline:   timeline,

@@ -161,6 +161,7 @@ class CallTiming:
         began_early: Whether the forward had begun before the call came.
         shared_row_count: Rows of its forwards in all, other calls' included.
         shared_call_count: Calls that these were of, itself included, added up over forwards.
+        reused_token_count: Of a session's first call, tokens that had been computed before.
         stages: Of a stack what each model ran, largest first.
     """
 
@@ -171,6 +172,7 @@ class CallTiming:
     began_early: bool = False
     shared_row_count: int = 0
     shared_call_count: int = 0
+    reused_token_count: int = 0
     stages: tuple[StageTiming, ...] = ()
 
 

@@ -123,7 +123,10 @@ class HostCalls:
             next_token=judgement.next_token,
             held_length=live.prefix_length + accepted_count,
             logprobs=judgement.logprobs,
-            timing=replace(_timing(steps), began_early=live.began_early),
+            timing=replace(
+                _timing(steps, most_rows=length, reusable=live.reused_count),
+                began_early=live.began_early,
+            ),
             proposal=judgement.proposal,
             top_logprobs=judgement.top_logprobs,
         )
@@ -160,6 +163,7 @@ class HostCalls:
         self._counts.decode_calls += 1
         with self._live.until_left(session, live):
             unheld, length = call.token_ids, live.prefix_length
+            reusable = live.reused_count
             steps: list[Step[Outcome]] = []
             parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
             async for parcel in parcels:
@@ -172,8 +176,10 @@ class HostCalls:
                 session.hold(token_ids)
                 logprobs = tuple(each for judgement in found for each in judgement.logprobs)
                 likeliest = tuple(each for judgement in found for each in judgement.top_logprobs)
-                yield Decoded(length, token_ids, logprobs, _timing(steps), likeliest)
-                unheld, length = (), length + len(token_ids)
+                most_rows = length + len(found) - 1
+                timing = _timing(steps, most_rows=most_rows, reusable=reusable)
+                yield Decoded(length, token_ids, logprobs, timing, likeliest)
+                unheld, length, reusable = (), length + len(token_ids), 0
                 steps = []
 
     async def draft(
@@ -272,14 +278,28 @@ def _side_by_side(steps: Sequence[Step[Outcome]]) -> Proposal:
     )
 
 
-def _timing(steps: Sequence[Step[Outcome]], stage_count: int = 0) -> CallTiming:
+def _timing(
+    steps: Sequence[Step[Outcome]],
+    stage_count: int = 0,
+    *,
+    most_rows: int = 0,
+    reusable: int = 0,
+) -> CallTiming:
+    """Sum up steps.
+
+    Args:
+        most_rows: What they would have computed of an empty text.
+        reusable: Of these, what had been computed before, as far as that was still there.
+    """
+    row_count = sum(step.outcome.row_count for step in steps)
     return CallTiming(
         queue_ns=sum(step.queue_ns for step in steps),
         forward_ns=sum(step.forward_ns for step in steps),
         forward_count=sum(step.outcome.row_count > 0 for step in steps),
-        row_count=sum(step.outcome.row_count for step in steps),
+        row_count=row_count,
         shared_row_count=sum(step.shared_row_count for step in steps),
         shared_call_count=sum(step.shared_job_count for step in steps),
+        reused_token_count=max(0, min(reusable, most_rows - row_count)),
         stages=tuple(_stage_timing(steps, stage) for stage in range(stage_count)),
     )
 

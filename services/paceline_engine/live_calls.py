@@ -38,6 +38,7 @@ class LiveCall:
         item: What it asks.
         job: The item's place at the worker.
         began_early: Whether the model had begun it by itself.
+        reused_count: Of a session's first call, tokens that need not be computed.
     """
 
     prefix_length: int
@@ -45,6 +46,7 @@ class LiveCall:
     item: Item
     job: Job
     began_early: bool = False
+    reused_count: int = 0
 
     def will_answer(self, item: Item) -> bool:
         """Whether what it is about to answer is this."""
@@ -104,8 +106,7 @@ class LiveCalls:
             self._supersede(older)
             self._drop(ahead)
             raise
-        if is_first:
-            self._sessions.begin(session, prefix)
+        reused_count = self._sessions.begin(session, prefix) if is_first else 0
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
         item.goes_on = goes_on
         if older is not None and older.will_answer(item):
@@ -119,7 +120,7 @@ class LiveCalls:
             self._drop(ahead)
             outlet: Outlet[Outcome] = Outlet()
             job = self._worker.submit(item, outlet=outlet)
-            session.live_call = LiveCall(len(prefix), outlet, item, job)
+            session.live_call = LiveCall(len(prefix), outlet, item, job, reused_count=reused_count)
         return session.live_call
 
     def answered(self, session: Session, live: LiveCall) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
@@ -300,13 +299,17 @@ class SessionTable:
             )
         return session
 
-    def begin(self, session: Session, prefix: array[int]) -> None:
-        """Let a session's first prefix begin with what is kept of such a text."""
+    def begin(self, session: Session, prefix: array[int]) -> int:
+        """Let a session's first prefix begin with what is kept of such a text; return how much."""
         spec = session.spec
-        with suppress(LookupError):
+        try:
             source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
-            session.cache.begin_like(source)
-            self.reused_tokens += min(length, len(prefix) - 1)
+        except LookupError:
+            return 0
+        session.cache.begin_like(source)
+        length = min(length, len(prefix) - 1)
+        self.reused_tokens += length
+        return length
 
     def renew(self, session: Session) -> None:
         """Start its lease anew."""

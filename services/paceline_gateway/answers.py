@@ -12,7 +12,7 @@ from paceline import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paceline import Chunk
+    from paceline import Chunk, Usage
     from paceline_gateway.bodies import Body
     from paceline_gateway.choices import Choice
     from paceline_gateway.connection import Connection
@@ -242,15 +242,21 @@ def finish_reason(choice: Choice) -> str:
     return "length" if choice.finished.finish_reason is FinishReason.LENGTH else "stop"
 
 
-def usage(choices: Iterable[Choice]) -> dict[str, int]:
+def usage(choices: Iterable[Choice]) -> dict[str, Any]:
     """Count tokens: each prompt once, however often it was continued."""
-    prompts = {it.prompt_index: it.finished.usage.prompt_token_count for it in choices}
-    completion = sum(it.finished.usage.completion_token_count for it in choices)
-    total = sum(prompts.values())
+    prompts: dict[int, Usage] = {}
+    completion = 0
+    for choice in choices:
+        counts = choice.finished.usage
+        prompts.setdefault(choice.prompt_index, counts)
+        completion += counts.completion_token_count
+    total = sum(each.prompt_token_count for each in prompts.values())
+    cached = sum(each.cached_prompt_token_count for each in prompts.values())
     return {
         "prompt_tokens": total,
         "completion_tokens": completion,
         "total_tokens": total + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

@@ -147,7 +147,7 @@ def _usage(choice: Choice) -> dict[str, Any]:
     counts = usage([choice])
     return {
         "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": counts["prompt_tokens_details"],
         "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts["total_tokens"],

@@ -323,6 +323,7 @@ def _timing(timing: CallTiming) -> session_service_pb2.CallTiming:
         row_count=timing.row_count,
         shared_row_count=timing.shared_row_count,
         shared_call_count=timing.shared_call_count,
+        reused_token_count=timing.reused_token_count,
         stages=[
             session_service_pb2.StageTiming(
                 forward_count=each.forward_count, forward_ns=each.forward_ns

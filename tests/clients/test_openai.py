@@ -129,6 +129,7 @@ async def test_a_whole_answer_has_its_text_its_end_and_its_usage(ask, what):
         "prompt_tokens": PROMPT_LENGTH,
         "completion_tokens": 3,
         "total_tokens": PROMPT_LENGTH + 3,
+        "prompt_tokens_details": {"cached_tokens": 1},
     }
     assert told["system_fingerprint"] == "model-a"
 

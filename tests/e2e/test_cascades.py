@@ -73,22 +73,24 @@ def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
                 # In DSI a drafter that is no faster than the target is overtaken again and again.
                 assert drafted.accepted_token_count > 0
                 ran = {each.model_name: each.forward_count for each in drafted.drafter_models}
-                assert list(ran) == [*models]
+                # Where the drafter comes late the text drafts until then, which may be to the end.
+                assert list(ran) in ([], [*models])
                 assert sum(ran.values()) == drafted.drafter_forward_count
             if matrix == VERTICAL:
                 assert not drafted.rejected_token_count, "it drafts what its largest model says"
 
 
 def test_each_model_of_the_stack_ran(cascade):
-    system, *_ = cascade
+    system, _, matrix = cascade
     page = system.drafters[0].page("/metrics").splitlines()
-    counts = [float(line.rsplit(" ")[-1]) for line in page if line.startswith(STAGE_FORWARDS)]
-    assert len(counts) == 2
-    assert min(counts) > 0
+    ran = [line for line in page if line.startswith(STAGE_FORWARDS)]
     page = system.orchestrators[0].page("/metrics").splitlines()
     told = [line for line in page if line.startswith("paceline_drafter_forwards_total")]
-    assert len(told) == 2
-    assert all(float(line.rsplit(" ")[-1]) > 0 for line in told)
+    # By what is measured, the smaller one may not be worth its time.
+    enough = max if matrix == "auto" else min
+    for lines in (ran, told):
+        assert len(lines) == 2
+        assert enough(float(line.rsplit(" ")[-1]) for line in lines) > 0
 
 
 @pytest.mark.parametrize(

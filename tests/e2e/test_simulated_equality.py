@@ -134,7 +134,7 @@ def test_with_trees_too_every_token_is_that_of_plain_decoding(
             for index, done in enumerate(decoded):
                 assert done.token_ids == plain(index)
             judged, _ = check_happened(decoded, strategy=strategy)
-            assert judged > MANY_TOKENS
+            assert strategy is Strategy.DISTRIBUTED or judged > MANY_TOKENS  # as above
 
 
 def decode_some(system, strategy, stream_count, *, beyond=frozenset(), **shape):

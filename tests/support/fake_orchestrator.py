@@ -193,6 +193,7 @@ def _finished(total: int) -> pb.GenerationFinished:
         promise=1,
         prompt_token_count=PROMPT_LENGTH,
         completion_token_count=total,
+        cached_prompt_token_count=1,
         statistics=pb.GenerationStatistics(
             target_forward_count=total,
             fallbacks=[pb.Fallback(kind=pb.FALLBACK_KIND_TARGET_LOST, count=1)],

@@ -263,7 +263,8 @@ Json told(const std::optional<paceline::Finished>& finished) {
           {"targets_used", finished->targets_used},
           {"usage",
            {{"prompt_token_count", finished->usage.prompt_token_count},
-            {"completion_token_count", finished->usage.completion_token_count}}},
+            {"completion_token_count", finished->usage.completion_token_count},
+            {"cached_prompt_token_count", finished->usage.cached_prompt_token_count}}},
           {"statistics", told(finished->statistics)},
           {"timeline_length", finished->timeline.size()}};
 }

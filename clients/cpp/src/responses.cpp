@@ -149,7 +149,8 @@ Finished read_finished(const v1::GenerationFinished& message) {
   finished.promise = word<VerificationRule>(message.promise());
   finished.lookahead = message.lookahead();
   finished.targets_used = message.targets_used();
-  finished.usage = {message.prompt_token_count(), message.completion_token_count()};
+  finished.usage = {message.prompt_token_count(), message.completion_token_count(),
+                    message.cached_prompt_token_count()};
   finished.statistics = read_statistics(message.statistics());
   for (const auto& event : message.timeline()) {
     finished.timeline.push_back(read_timeline_event(event));

@@ -189,10 +189,16 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens in the prompt, and tokens generated, resumed ones included."""
+    """Tokens in the prompt, and tokens generated, resumed ones included.
+
+    Attributes:
+        cached_prompt_token_count: Of the prompt's, those that the target which decided first had
+            computed before, for an earlier request of this client.
+    """
 
     prompt_token_count: int
     completion_token_count: int
+    cached_prompt_token_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,8 @@ export interface TimelineEvent {
 export interface Usage {
   readonly promptTokenCount: number;
   readonly completionTokenCount: number;
+  /** Of the prompt's, those that a target had computed before, for an earlier request of this client. */
+  readonly cachedPromptTokenCount: number;
 }
 
 /** What it took. Of a resumed generation: what its last part took. */

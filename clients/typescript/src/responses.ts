@@ -41,12 +41,12 @@ export function readTimelineEvent(message: wire.TimelineEvent): TimelineEvent {
 
 /** Read the last message. */
 export function readFinished(message: wire.GenerationFinished): Finished {
-  const { promptTokenCount, completionTokenCount, ...rest } = message;
+  const { promptTokenCount, completionTokenCount, cachedPromptTokenCount, ...rest } = message;
   return {
     ...rest,
     finishReason: finishReason(message.finishReason),
     promise: promise(message.promise),
-    usage: { promptTokenCount, completionTokenCount },
+    usage: { promptTokenCount, completionTokenCount, cachedPromptTokenCount },
     statistics: readStatistics(message.statistics ?? wire.GenerationStatistics.create()),
     timeline: message.timeline.map(readTimelineEvent),
   };

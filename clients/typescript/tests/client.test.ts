@@ -86,6 +86,7 @@ test("the whole can be awaited as text or as a completion", () =>
     assert.deepEqual(completion.finished.usage, {
       promptTokenCount: PROMPT_LENGTH,
       completionTokenCount: 5,
+      cachedPromptTokenCount: 0,
     });
   }));
 

@@ -189,7 +189,7 @@ class Recorder:
         hop_ns = self._count(decoded.timing, decoded.elapsed_ns)
         if not record.decoded_count:
             self._metrics.hop("Decode", hop_ns)
-        self._statistics.target_forward_count += decoded.timing.forward_count
+        self._count_at_target(decoded.timing)
         self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
         self._call_count += 1
         record.call_id = self._call_count
@@ -204,7 +204,7 @@ class Recorder:
     def judged(self, judged: Judged) -> None:
         """A verification was answered."""
         self._metrics.hop("Verify", self._count(judged.timing, judged.elapsed_ns))
-        self._statistics.target_forward_count += judged.timing.forward_count
+        self._count_at_target(judged.timing)
 
     def verification_ended(self, record: CallRecord) -> None:
         """A verification was answered, withdrawn, or failed."""
@@ -245,6 +245,11 @@ class Recorder:
     def timeline(self) -> list[TimelineEvent]:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
+
+    def _count_at_target(self, timing: Timing) -> None:
+        if not self._statistics.target_forward_count:
+            self._statistics.reused_count = timing.reused_token_count
+        self._statistics.target_forward_count += timing.forward_count
 
     def _begin_at_target(self, record: CallRecord) -> None:
         self._verifying[record.server] += 1

@@ -104,6 +104,7 @@ class Statistics:
         drafter_models: What the drafters' models ran, by name.
         token_count: New tokens.
         untold_count: Calls that run, or were withdrawn: what they ran nobody has told.
+        reused_count: Tokens that the target which answered first had computed before.
     """
 
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
@@ -120,6 +121,7 @@ class Statistics:
     drafter_models: dict[str, ModelForwards] = field(default_factory=dict)
     token_count: int = 0
     untold_count: int = 0
+    reused_count: int = 0
 
     @property
     def walltime_improvement(self) -> float:

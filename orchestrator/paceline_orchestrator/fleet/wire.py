@@ -73,6 +73,7 @@ class Timing:
         began_early: Whether the server had begun before the call came.
         shared_row_count: Rows of those forwards in all, other calls' included.
         shared_call_count: Calls that these were of, added up over the forwards.
+        reused_token_count: Tokens of the prefix that were computed for an earlier session.
         stages: Forwards of each model of a stack, and ns in them, largest first.
     """
 
@@ -83,6 +84,7 @@ class Timing:
     began_early: bool = False
     shared_row_count: int = 0
     shared_call_count: int = 0
+    reused_token_count: int = 0
     stages: tuple[tuple[int, int], ...] = ()
 
 
@@ -188,6 +190,7 @@ def read_timing(timing: CallTiming) -> Timing:
         began_early=timing.began_early,
         shared_row_count=max(timing.row_count, timing.shared_row_count),
         shared_call_count=max(timing.forward_count, timing.shared_call_count),
+        reused_token_count=timing.reused_token_count,
         stages=tuple((each.forward_count, each.forward_ns) for each in timing.stages),
     )
 

@@ -165,6 +165,7 @@ def finished_message(
         targets_used=targets_used,
         prompt_token_count=len(order.prompt),
         completion_token_count=token_count,
+        cached_prompt_token_count=min(statistics.reused_count, len(order.prompt)),
         statistics=_statistics(statistics),
         timeline=map(_event, timeline),
     )

@@ -283,7 +283,9 @@ async def decoded(host, text, *, spec=SPEC, count=6) -> tuple[list[int], int]:
         base, new = ([*text, *found[:-1]], found[-1:]) if found else ([], text)
         call = replace(call_on(session, sequence, base=base, append=new), caller=spec.owner)
         verdict = await host.verify(call, chain([]))
-        rows = rows or verdict.timing.row_count
+        timing = verdict.timing
+        assert timing.reused_token_count == (0 if rows else len(text) - timing.row_count)
+        rows = rows or timing.row_count
         found.append(verdict.next_token)
     host.close_session(session, caller=spec.owner)
     return found, rows

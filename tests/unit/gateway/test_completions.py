@@ -21,12 +21,11 @@ async def test_a_completion_is_whole_or_streamed_and_says_the_same():
         events = [event async for event in stream]
     assert whole.choices[0].text == TEXT == "".join(it.choices[0].text for it in events)
     assert whole.choices[0].finish_reason == "length" == events[-1].choices[0].finish_reason
-    assert whole.usage.model_dump(
-        include={"prompt_tokens", "completion_tokens", "total_tokens"}
-    ) == {
+    assert whole.usage.model_dump(exclude_unset=True) == {
         "prompt_tokens": PROMPT_LENGTH,
         "completion_tokens": 3,
         "total_tokens": PROMPT_LENGTH + 3,
+        "prompt_tokens_details": {"cached_tokens": 1},
     }
     assert whole.system_fingerprint == "model-a" == events[0].system_fingerprint
     assert all(it.choices[0].finish_reason is None for it in events[:-1])

@@ -59,6 +59,19 @@ def test_times_of_answered_calls_are_split():
     assert took.total_ns
 
 
+@pytest.mark.parametrize("decodes", [False, True])
+def test_what_had_been_computed_before_is_what_the_first_target_says(decodes):
+    recorder = a_recorder()
+    for reused_count in (2, 0, 3):
+        timing = replace(TIMING, reused_token_count=reused_count)
+        if decodes:
+            record = recorder.decoding("t", StartDecode(1, 0, PROMPT, 4, frozenset()))
+            recorder.decoded(record, Decoded(1, 3, (5,), (), timing, elapsed_ns=150))
+        else:
+            recorder.judged(Judged(1, 0, (), 5, (), timing, elapsed_ns=150))
+    assert recorder.statistics(DraftStatistics()).reused_count == 2
+
+
 def test_forwards_of_drafters_are_told_by_model():
     recorder = a_recorder()
     stack = replace(TIMING, forward_count=3, stages=((1, 70), (2, 30)))

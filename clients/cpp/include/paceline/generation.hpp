@@ -69,6 +69,8 @@ using Event = std::variant<Chunk, TimelineEvent>;
 struct Usage {
   std::int64_t prompt_token_count = 0;
   std::int64_t completion_token_count = 0;
+  /// Of the prompt's, those that a target had computed for an earlier request of this client.
+  std::int64_t cached_prompt_token_count = 0;
 };
 
 /// What one of the drafters' models ran.

@@ -83,8 +83,9 @@ type finishedReport struct {
 }
 
 type usageReport struct {
-	PromptTokenCount     int `json:"prompt_token_count"`
-	CompletionTokenCount int `json:"completion_token_count"`
+	PromptTokenCount       int `json:"prompt_token_count"`
+	CompletionTokenCount   int `json:"completion_token_count"`
+	CachedPromptTokenCount int `json:"cached_prompt_token_count"`
 }
 
 type statisticsReport struct {

@@ -657,6 +657,7 @@ class GenerationFinished(_message.Message):
     COMPLETION_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop_string: _builtins.str
@@ -671,6 +672,10 @@ class GenerationFinished(_message.Message):
     """Tokens in the prompt."""
     completion_token_count: _builtins.int
     """Tokens generated, resumed ones included."""
+    cached_prompt_token_count: _builtins.int
+    """Of the prompt's tokens, those that the target which decided first had computed before, for an
+    earlier request of the same client.
+    """
     @_builtins.property
     def statistics(self) -> Global___GenerationStatistics:
         """What it took."""
@@ -691,10 +696,11 @@ class GenerationFinished(_message.Message):
         completion_token_count: _builtins.int = ...,
         statistics: Global___GenerationStatistics | None = ...,
         timeline: _abc.Iterable[Global___TimelineEvent] | None = ...,
+        cached_prompt_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["statistics", b"statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_token_count", b"completion_token_count", "finish_reason", b"finish_reason", "lookahead", b"lookahead", "promise", b"promise", "prompt_token_count", b"prompt_token_count", "statistics", b"statistics", "stop_string", b"stop_string", "targets_used", b"targets_used", "timeline", b"timeline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "completion_token_count", b"completion_token_count", "finish_reason", b"finish_reason", "lookahead", b"lookahead", "promise", b"promise", "prompt_token_count", b"prompt_token_count", "statistics", b"statistics", "stop_string", b"stop_string", "targets_used", b"targets_used", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

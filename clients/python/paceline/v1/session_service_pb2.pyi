@@ -331,6 +331,7 @@ class CallTiming(_message.Message):
     SHARED_ROW_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_CALL_COUNT_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    REUSED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From the call's arrival to the start of its first forward, ns."""
     forward_ns: _builtins.int
@@ -349,6 +350,10 @@ class CallTiming(_message.Message):
     """Calls that those forwards computed rows of, this one included, added up over the forwards. So
     over `forward_count` it is how many were in one. 0: the server does not say.
     """
+    reused_token_count: _builtins.int
+    """Of a session's first call, a Verify or Decode: so many tokens of its prefix had been computed for
+    an earlier session of the same client, and are not among the rows.
+    """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTiming]:
         """Which of the forwards each model of a stack ran, in the order of GetModelInfoResponse.stages;
@@ -366,10 +371,11 @@ class CallTiming(_message.Message):
         shared_row_count: _builtins.int = ...,
         shared_call_count: _builtins.int = ...,
         stages: _abc.Iterable[Global___StageTiming] | None = ...,
+        reused_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "row_count", b"row_count", "shared_call_count", b"shared_call_count", "shared_row_count", b"shared_row_count", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_early", b"began_early", "forward_count", b"forward_count", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns", "reused_token_count", b"reused_token_count", "row_count", b"row_count", "shared_call_count", b"shared_call_count", "shared_row_count", b"shared_row_count", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

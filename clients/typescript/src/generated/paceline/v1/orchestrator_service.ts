@@ -351,6 +351,11 @@ export interface GenerationFinished {
     | undefined;
   /** If asked for: every draft and verification, by start. */
   timeline: TimelineEvent[];
+  /**
+   * Of the prompt's tokens, those that the target which decided first had computed before, for an
+   * earlier request of the same client.
+   */
+  cachedPromptTokenCount: number;
 }
 
 /**
@@ -1441,6 +1446,7 @@ function createBaseGenerationFinished(): GenerationFinished {
     completionTokenCount: 0,
     statistics: undefined,
     timeline: [],
+    cachedPromptTokenCount: 0,
   };
 }
 
@@ -1472,6 +1478,9 @@ export const GenerationFinished: MessageFns<GenerationFinished> = {
     }
     for (const v of message.timeline) {
       TimelineEvent.encode(v!, writer.uint32(74).fork()).join();
+    }
+    if (message.cachedPromptTokenCount !== 0) {
+      writer.uint32(80).uint32(message.cachedPromptTokenCount);
     }
     return writer;
   },
@@ -1561,6 +1570,14 @@ export const GenerationFinished: MessageFns<GenerationFinished> = {
             message.timeline.push(TimelineEvent.decode(reader, reader.uint32()));
             continue;
           }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.cachedPromptTokenCount = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1589,6 +1606,7 @@ export const GenerationFinished: MessageFns<GenerationFinished> = {
       ? GenerationStatistics.fromPartial(object.statistics)
       : undefined;
     message.timeline = object.timeline?.map((e) => TimelineEvent.fromPartial(e)) || [];
+    message.cachedPromptTokenCount = object.cachedPromptTokenCount ?? 0;
     return message;
   },
 };
