@@ -2,7 +2,7 @@
 
 A quarter of the text is the standard library's sources and a quarter its tests, as the pair's is;
 half is what the target itself goes on with from beginnings in both, greedily. The streams are
-trained in two stages: the second has more of the target's own texts, and goes on from the first.
+trained in stages, each of which has more of the target's own texts and goes on from the one before.
 Hit rates are measured on held-out files. An interrupted run goes on where it was, from what is in
 the work folder.
 """
@@ -81,6 +81,7 @@ STAGES = {
     "streams": [
         Stage(own_texts=1024, seed=1, plan=_plan(steps=2400, rate=2e-3)),
         Stage(own_texts=2048, seed=2, plan=_plan(steps=2000, rate=2e-3)),
+        Stage(own_texts=3072, seed=3, plan=_plan(steps=2400, rate=2e-3)),
     ],
 }
 
