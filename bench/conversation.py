@@ -7,16 +7,16 @@ pair, real processes and gRPC; a system that keeps texts and one that does not t
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
-from pathlib import Path
 
 from paceline import AsyncClient, Strategy
-from paceline_cli.local_models import NOTHING_KEPT
+from paceline_cli.bundled import find_models
+from paceline_cli.contests import held_out_prompts
+from paceline_cli.local_models import NOTHING_KEPT, model_arguments
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig
 
-PROMPTS = Path("models/prompts.jsonl")
+MODELS = find_models(None)
 CONVERSATIONS, TURNS, TOKENS = 6, 6, 24
 NEW_CHARACTERS = 400
 STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTED)
@@ -25,7 +25,7 @@ STRATEGIES = (Strategy.AUTOREGRESSIVE, Strategy.SPECULATIVE, Strategy.DISTRIBUTE
 def system(*flags: str) -> LocalSystemConfig:
     """Return two targets and a drafter of the bundled models."""
     targets, drafters = (
-        (f"--model=models/python-{role}", "--threads=1", *flags) for role in ("target", "drafter")
+        (*model_arguments(model), *flags) for model in (MODELS.target, MODELS.drafter)
     )
     return LocalSystemConfig(
         targets=2, drafters=1, target_arguments=targets, drafter_arguments=drafters
@@ -45,11 +45,6 @@ async def converse(client: AsyncClient, strategy: Strategy, words: str) -> list[
                 said += chunk.text
         times.append(1e3 * (came_at - sent_at))
     return times
-
-
-def read_words() -> str:
-    """Return the held-out prompts, one after the other."""
-    return "\n".join(json.loads(line)["text"] for line in PROMPTS.read_text().splitlines())
 
 
 async def main(words: str) -> None:
@@ -72,4 +67,4 @@ async def main(words: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(read_words()))
+    asyncio.run(main("\n".join(held_out_prompts(MODELS))))

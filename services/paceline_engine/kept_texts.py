@@ -9,7 +9,9 @@ Only texts of the same owner and share are looked at. What others sent is not ev
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from paceline_engine.model_cache import common_length
@@ -86,10 +88,10 @@ class KeptTexts:
         if not self._seconds or len(token_ids) < _LEAST_TOKENS or not cache.can_be_copied:
             return
         alike = self._alike(token_ids, owner=owner, share=share)
-        if any(common_length(text.token_ids, token_ids) == len(token_ids) for text in alike):
+        if any(common == len(token_ids) for _, common in alike):
             return
-        for text in alike:
-            if common_length(text.token_ids, token_ids) == len(text.token_ids):
+        for text, common in alike:
+            if common == len(text.token_ids):
                 self._texts.remove(text)
         until = self._clock() + self._seconds
         self._texts.append(_KeptText(cache, token_ids, owner, share, size, until))
@@ -105,9 +107,7 @@ class KeptTexts:
         alike = self._alike(token_ids, owner=owner, share=share)
         if not alike:
             raise LookupError
-        lengths = [common_length(text.token_ids, token_ids) for text in alike]
-        length = max(lengths)
-        found = alike[lengths.index(length)]
+        found, length = max(alike, key=itemgetter(1))
         found.until = self._clock() + self._seconds
         self._texts.remove(found)
         self._texts.append(found)
@@ -123,22 +123,21 @@ class KeptTexts:
         now = self._clock()
         self._texts = [text for text in self._texts if text.until > now]
 
-    def clear(self) -> None:
-        """Drop all."""
-        self._texts.clear()
-
-    def _alike(self, token_ids: array[int], *, owner: str, share: str) -> list[_KeptText]:
+    def _alike(
+        self, token_ids: array[int], *, owner: str, share: str
+    ) -> list[tuple[_KeptText, int]]:
+        """Return the texts with the same first tokens, and how many each has in common."""
         beginning = token_ids[:_LEAST_TOKENS]
         return [
-            text
+            (text, common_length(text.token_ids, token_ids))
             for text in self._texts
             if (text.owner, text.share) == (owner, share)
             and text.token_ids[:_LEAST_TOKENS] == beginning
         ]
 
     def _drop_one(self) -> None:
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for text in self._texts:
-            sizes[text.share] = sizes.get(text.share, 0) + text.size
-        largest = max(sizes, key=sizes.__getitem__)
+            sizes[text.share] += text.size
+        [(largest, _)] = sizes.most_common(1)
         self._texts.remove(next(text for text in self._texts if text.share == largest))

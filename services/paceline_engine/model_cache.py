@@ -143,9 +143,10 @@ class ModelCache(ABC):
 
     def _begin(self, prefix: array[int]) -> None:
         """Copy what there is of a prefix, if this text has yet to begin."""
-        source, self._source = self._source(), _nothing
+        source = self._source()
         if source is not None and not self.length:
-            kept = min(common_length(source.token_ids, prefix), len(prefix) - 1)
+            kept = self._kept_length(prefix)
+            self._source = _nothing
             self._copy(source, kept)
             self._token_ids = prefix[:kept]
 

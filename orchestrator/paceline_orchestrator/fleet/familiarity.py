@@ -7,21 +7,23 @@ noted here is a hint: servers forget, and orchestrators do not tell each other.
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from paceline.prefix import TokenPrefix
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["FamiliarText", "Familiarity"]
+
+_Beginning = tuple[str, bytes]
+"""Whose it is, and the digest of its tokens."""
 
 _LEAST_TOKENS = 32
 """Servers keep no shorter texts. Beginnings of this length and of its doubles are noted."""
 _MOST_SERVERS = 16
 """So many are known for a beginning, the newest first: servers come and go under new names."""
-_DIGEST_BYTES = 16
 
 
 class Familiarity:
@@ -34,20 +36,22 @@ class Familiarity:
 
     def __init__(self, most_beginnings: int = 4096) -> None:
         self._most_beginnings = most_beginnings
-        self._servers: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self._servers: OrderedDict[_Beginning, tuple[str, ...]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._servers)
 
     def text(self, token_ids: Sequence[int], *, share: str) -> FamiliarText:
         """Return what is known of a text of a client's."""
-        return FamiliarText(self, [*_digests(token_ids, share=share)])
+        text = TokenPrefix(token_ids)
+        lengths = [_LEAST_TOKENS << doublings for doublings in range(len(text).bit_length())]
+        return FamiliarText(self, [(n, (share, text.digest(n))) for n in lengths if n <= len(text)])
 
-    def servers(self, beginning: bytes) -> Iterable[str]:
+    def servers(self, beginning: _Beginning) -> Iterable[str]:
         """Return the names of those that had a beginning."""
         return self._servers.get(beginning, ())
 
-    def note(self, beginning: bytes, server: str) -> None:
+    def note(self, beginning: _Beginning, server: str) -> None:
         """Note that a server has a beginning."""
         others = [other for other in self.servers(beginning) if other != server]
         self._servers[beginning] = (server, *others[: _MOST_SERVERS - 1])
@@ -63,11 +67,11 @@ class FamiliarText:
         beginnings: Lengths in tokens and digests, the shortest first.
     """
 
-    def __init__(self, known: Familiarity, beginnings: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, known: Familiarity, beginnings: Sequence[tuple[int, _Beginning]]) -> None:
         self._known = known
         self._beginnings = beginnings
         self._lengths = {
-            server: length for length, digest in beginnings for server in known.servers(digest)
+            server: length for length, each in beginnings for server in known.servers(each)
         }
 
     def length_at(self, server: str) -> int:
@@ -76,13 +80,5 @@ class FamiliarText:
 
     def note(self, server: str) -> None:
         """Note that a server is about to compute it."""
-        for _, digest in self._beginnings:
-            self._known.note(digest, server)
-
-
-def _digests(token_ids: Sequence[int], *, share: str) -> Iterator[tuple[int, bytes]]:
-    state, done, length = blake2b(share.encode(), digest_size=_DIGEST_BYTES), 0, _LEAST_TOKENS
-    while length <= len(token_ids):
-        state.update(array("I", token_ids[done:length]).tobytes())
-        yield length, state.copy().digest()
-        done, length = length, 2 * length
+        for _, beginning in self._beginnings:
+            self._known.note(beginning, server)
