@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from paceline_orchestrator.calls import renewals
+from support.clock import Clock
 from support.gated import Gate, gated_host
 from support.in_process import in_process_system
 from support.streams import PROMPT
@@ -14,16 +15,6 @@ from support.waiting import until
 
 TOKENS = 12
 OPTIONS = {"strategy": "speculative", "lookahead": 2, "max_tokens": TOKENS}
-
-
-class Clock:
-    """Measures leases, and stands still but for the test."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ async def test_an_idle_session_outlives_many_leases_while_its_request_goes_on(id
         await until(lambda: has_whole_leases(hosts[idle], clock), what="the other has a session")
         await until(lambda: not hosts[idle].statistics().calls_live, what="the other is idle")
         for _ in range(4):
-            clock.seconds += 10
+            clock.now += 10
             await until(lambda: has_whole_leases(hosts[idle], clock), what="it is renewed")
         gates[busy].open()
         done = await running

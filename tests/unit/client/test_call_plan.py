@@ -15,21 +15,6 @@ LOST = ConnectionLostError("gone")
 DRAINING = DrainingError("leaving")
 
 
-class Clock:
-    """Time passes when it is told to."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def plan(clock, *, attempts=0, seconds=120.0, chance=0.0, budget=None):
     return CallPlan(
         seconds,

@@ -8,19 +8,6 @@ from paceline.endpoints import Endpoint, Endpoints
 from paceline.errors import ConnectionLostError, InvalidFieldError
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def three(clock):
     return endpoints("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", clock=clock)

@@ -45,19 +45,6 @@ CHANCE = random.Random(3)
 TEXT = [CHANCE.randrange(300) for _ in range(200)]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.mark.parametrize(
     ("left", "right", "expected"),
     [("", "", 0), ("a", "", 0), ("abc", "abc", 3), ("abc", "abd", 2), ("xbc", "abc", 0)],

@@ -15,6 +15,7 @@ from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from support import native_memory
+from support.clock import Clock
 from unit.engine.conftest import call_on, chain, instant, running
 
 if TYPE_CHECKING:
@@ -68,16 +69,6 @@ async def use(
         host.close_session(session)
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 async def a_round(host: ModelHost, clock: Clock, *, length: int) -> None:
     """64 sessions at once; the last ones are not closed, and their lease ends."""
     spec = SessionSpec(length + 10, limit_length=200)
@@ -86,7 +77,7 @@ async def a_round(host: ModelHost, clock: Clock, *, length: int) -> None:
             group.create_task(
                 use(host, n, spec=spec, length=length, leaves_open=n > 60), name=f"use {n}"
             )
-    clock.seconds += 2 * spec.lease_seconds
+    clock.now += 2 * spec.lease_seconds
     # It is the next session that finds out.
     host.close_session(host.open_session(spec).session_id)
     statistics = host.statistics()

@@ -21,19 +21,6 @@ from unit.engine.conftest import call_on, instant
 BACKEND = instant()
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture
 def table(clock) -> SessionTable:
     return SessionTable(incarnation="here", session_limit=3, token_budget=100, clock=clock)
