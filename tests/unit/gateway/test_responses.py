@@ -21,6 +21,7 @@ async def test_a_response_is_whole_or_streamed_and_says_the_same():
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     counts = (whole.usage.input_tokens, whole.usage.output_tokens, whole.usage.total_tokens)
     assert counts == (PROMPT_LENGTH, 3, PROMPT_LENGTH + 3)
+    assert whole.usage.input_tokens_details.cached_tokens == 1
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text == events[-1].response.output_text
     assert [event.type for event in events if not event.type.endswith("delta")] == [
