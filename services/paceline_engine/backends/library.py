@@ -25,6 +25,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
 from paceline_engine.backends.attention import Attention
+from paceline_engine.backends.products import pack_linear_modules
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.model_cache import ModelCache
 
@@ -75,6 +76,7 @@ class LibraryDecoder:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:  # noqa: SLF001 - there is no public word
             raise ValueError("it does not attend through the library's interface")
+        pack_linear_modules(model)
 
     def __call__(self, rows: ForwardRows) -> Tensor:
         """Do a forward, and return the logits of the scored rows: (rows, V)."""

@@ -1,0 +1,115 @@
+# ruff: noqa: SLF001 - torch has no public words for packed weights
+"""Products with a model's weights, made fast for a few rows.
+
+Speculation pays where a forward of a few rows takes little longer than one of a single row. On a
+CPU it does if the weights lie as oneDNN wants them. Weights that lie as they were loaded are put in
+order again for each product of several rows, which takes two to three times as long as reading
+them (bench/LOG.md).
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline_engine.backends.memory import free_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Product", "can_pack", "pack_linear_modules"]
+
+# What compiled models use. The public way, `Tensor.to_mkldnn`, would copy each product, too.
+_ONEDNN = torch.ops.mkldnn
+# Where it was measured.
+_MACHINES = frozenset({"x86_64", "AMD64"})
+# Of the free memory, for the copy that packing makes.
+_COPY_SHARE = 0.25
+# One layout serves all numbers of rows alike (bench/LOG.md); the operator wants to hear one.
+_ROWS_OF_LAYOUT = 8
+
+# oneDNN makes code for each number of rows and keeps it, half a megabyte of it: so numbers are
+# filled up to one of these, and more rows are computed in blocks. With fewer than 4 it is slow.
+_BLOCKS = (4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+_FILLED = [next(size for size in _BLOCKS if size >= count) for count in range(_BLOCKS[-1] + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`hidden @ weight.T + bias`: (T, outputs) from (T, inputs).
+
+    Attributes:
+        weight: (outputs, inputs).
+        bias: (outputs,), or None.
+        packed: A copy of the weight as oneDNN wants it, or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    packed: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Compute it."""
+        count = len(hidden)
+        # Of one row the plain product is the faster one in float32.
+        if self.packed is None or (count == 1 and self.weight.dtype == torch.float32):
+            return functional.linear(hidden, self.weight, self.bias)
+        if count < len(_FILLED):
+            return self._of_block(hidden, self.packed)
+        blocks = hidden.split(_BLOCKS[-1])
+        return torch.cat([self._of_block(block, self.packed) for block in blocks])
+
+    def _of_block(self, hidden: Tensor, packed: Tensor) -> Tensor:
+        count = len(hidden)
+        filled = functional.pad(hidden, (0, 0, 0, _FILLED[count] - count))
+        product: Tensor = _ONEDNN._linear_pointwise(filled, packed, self.bias, "none", [], "")
+        return product[:count]
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, *, packs: bool) -> Self:
+        """Build it, with a packed copy if wanted."""
+        if not packs:
+            return cls(weight, bias)
+        packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), _ROWS_OF_LAYOUT)
+        return cls(weight, bias, packed)
+
+
+def can_pack(weights: Iterable[Tensor]) -> bool:
+    """Whether weights can be packed here, and there is memory for a copy of them."""
+    every = [*weights]
+    most_bytes = _COPY_SHARE * free_memory(torch.device("cpu")).byte_count
+    return all(map(_is_packable, every)) and sum(each.nbytes for each in every) <= most_bytes
+
+
+def pack_linear_modules(model: nn.Module) -> None:
+    """Let a model's linear modules compute with packed weights, if they can be packed."""
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    if not can_pack(module.weight for module in linears):
+        return
+    for module in linears:
+        bias = None if module.bias is None else module.bias.detach()
+        product = Product.of(module.weight.detach(), bias, packs=True)
+        module.forward = partial(_of_any_rows, product)  # type: ignore[method-assign]
+
+
+def _of_any_rows(product: Product, hidden: Tensor) -> Tensor:
+    """Compute (..., outputs) from (..., inputs)."""
+    rows = product(hidden.reshape(-1, hidden.shape[-1]))
+    return rows.view(*hidden.shape[:-1], rows.shape[-1])
+
+
+def _is_packable(weight: Tensor) -> bool:
+    is_here = (
+        weight.device.type == "cpu"
+        and platform.machine() in _MACHINES
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    )
+    if weight.dtype == torch.bfloat16:
+        return is_here and bool(_ONEDNN._is_mkldnn_bf16_supported())
+    return is_here and weight.dtype == torch.float32

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paceline_engine.backends import products
+from paceline_engine.backends.memory import FreeMemory
+from paceline_engine.backends.products import Product, can_pack, pack_linear_modules
+
+DTYPES = [torch.float32, torch.bfloat16]
+COUNTS = [*range(1, 70), 127, 128, 129, 200]
+
+
+def numbers(*shape, dtype, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def product(request):
+    weight, bias = numbers(48, 40, dtype=request.param), numbers(48, dtype=request.param, seed=1)
+    if not can_pack([weight]):
+        pytest.skip("this processor computes these numbers in another way")
+    return Product.of(weight, bias, packs=True)
+
+
+@torch.inference_mode()
+def test_packed_weights_give_the_same_products(product):
+    hidden = numbers(COUNTS[-1], 40, dtype=product.weight.dtype, seed=2)
+    expected = functional.linear(hidden.double(), product.weight.double(), product.bias.double())
+    close = 8 * torch.finfo(hidden.dtype).eps * float(expected.abs().max())
+    for count in COUNTS:
+        actual = product(hidden[:count])
+        assert actual.shape == (count, 48)
+        assert torch.allclose(actual.double(), expected[:count], atol=close)
+
+
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(product):
+    """Of one row in float32 they may: that is another kernel."""
+    hidden = numbers(COUNTS[-1], 40, dtype=product.weight.dtype, seed=3)
+    expected = product(hidden)
+    for count in COUNTS[1:]:
+        assert torch.equal(product(hidden[:count]), expected[:count])
+        assert torch.equal(product(hidden[-count:]), expected[-count:])
+
+
+@torch.inference_mode()
+def test_only_few_numbers_of_rows_are_ever_computed(product, monkeypatch):
+    """The library keeps code for each of them, half a megabyte, until the process ends."""
+    computed = set()
+
+    class Watched:
+        def _linear_pointwise(self, hidden, *rest):
+            computed.add(len(hidden))
+            return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
+
+    monkeypatch.setattr(products, "_ONEDNN", Watched())
+    for count in range(2, 1000):
+        product(torch.zeros(count, 40, dtype=product.weight.dtype))
+    assert len(computed) <= 13
+    assert max(computed) <= 64
+
+
+def test_weights_are_packed_only_where_there_is_memory_for_a_copy(product, monkeypatch):
+    weights = [product.weight, product.weight]
+    needed = 4 * 2 * product.weight.nbytes
+    for free, fits in ((needed, True), (needed - 1, False)):
+        found = FreeMemory(free, usable_share=1.0)
+        monkeypatch.setattr(products, "free_memory", lambda _, found=found: found)
+        assert can_pack(weights) == fits
+
+
+def test_what_the_library_computes_otherwise_is_left_as_it_is():
+    assert not can_pack([torch.zeros(4, 4, dtype=torch.float64)])
+    assert not can_pack([torch.zeros(4, 4), torch.zeros(4, 4, dtype=torch.float16)])
+    assert not can_pack([torch.zeros(4, 4, device="meta")])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_librarys_linear_modules_give_the_same(has_bias):
+    model = nn.Sequential(nn.Linear(8, 6, bias=has_bias), nn.Tanh(), nn.Linear(6, 5, bias=has_bias))
+    shapes = [(3, 8), (1, 8), (0, 8), (1, 7, 8), (2, 3, 8), (1, 0, 8)]
+    hidden = [numbers(*shape, dtype=torch.float32, seed=4) for shape in shapes]
+    before = [model(each) for each in hidden]
+    pack_linear_modules(model)
+    after = [model(each) for each in hidden]
+    for expected, actual in zip(before, after, strict=True):
+        assert actual.shape == expected.shape
+        assert torch.allclose(actual, expected, atol=1e-5)
