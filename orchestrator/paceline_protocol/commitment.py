@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Commitment", "DraftStatistics"]
 
-# What is known of a request's draft tokens at its start counts for as many places.
+# How many observed places the hit rates known at a request's start count for.
 _KNOWN_COUNT = 20
-# Nothing is hopeless: worths are logarithms.
+# Never 0, since worths are logarithms.
 _LEAST_RATE = 1e-6
 
 

@@ -19,7 +19,7 @@ first, restarts the drafter at once.
 
 Where targets draft for themselves, their guesses may ride along (`DecodingTask.own_guesses`): after
 a verdict the next verification at that place judges them, too, as rows beside its own. They are no
-part of the tree, so no block waits for them or is another one for their sake; a verdict on them is
+part of the tree, so no block waits for them or differs because of them; a verdict on them is
 only more facts. So they take rows, and neither a target nor a place in a drafter's chain.
 
 The text itself may be a drafter (`max_gram.py`), which costs nothing and answers at once. It goes
@@ -250,7 +250,7 @@ class DistributedDecoding:
         return commands
 
     def _ask_text(self) -> list[Command]:
-        """Have the text go on where the main path ends, unless what it said still waits there."""
+        """Let the text draft after the main path's end, unless its last draft still waits there."""
         text = self._capacity.text
         if text is None or not self._capacity.targets:
             return []
@@ -305,7 +305,7 @@ class DistributedDecoding:
         return commands
 
     def _dispatch_branches(self) -> list[Command]:
-        """Give targets that would idle what is likeliest of what nobody decides."""
+        """Give targets that would idle the likeliest branches that no verification decides."""
         commands: list[Command] = []
         waiting = self._verifications.waiting
         while self._verifications.free_targets and (best := waiting.pop()) is not None:

@@ -65,7 +65,7 @@ class DraftEnded:
 
 @dataclass(frozen=True, slots=True)
 class DraftFailed:
-    """A draft came to nothing more. Its tokens so far stand."""
+    """A draft failed: no more tokens come of it. Those reported so far stay valid."""
 
     draft_id: int
 
@@ -92,7 +92,7 @@ class BlockVerified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyFailed:
-    """A verification came to nothing."""
+    """A verification failed: there is no verdict."""
 
     verify_id: int
 
@@ -121,7 +121,7 @@ class DecodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class DecodeFailed:
-    """A decode came to nothing more. Its tokens so far stand."""
+    """A decode failed: no more tokens come of it. Those reported so far are final."""
 
     decode_id: int
 

@@ -1,4 +1,4 @@
-"""The decoding methods there are, and what others have to know of each: one row, read by all.
+"""The decoding methods, and for each a row with what other code has to know of it.
 
 To add a method: its file, a member and a row here, its forecast in the orchestrator's planning, and
 its number in orchestrator_service.proto. docs/methods.md goes through it.
@@ -39,7 +39,7 @@ class DecodingMethod(Protocol):
     """A decoding method: a deterministic state machine without I/O, clock, tasks or randomness.
 
     Events about ids that were withdrawn, answered or never issued are ignored, so that late and
-    duplicated answers are harmless. README.md says what whoever runs it owes it.
+    duplicated answers are harmless. README.md says what a driver owes a method.
     """
 
     @property

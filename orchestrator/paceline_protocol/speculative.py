@@ -161,7 +161,7 @@ class SpeculativeDecoding:
         return () if can_be_longer and self._can_draft else block
 
     def _draft_on(self) -> list[Command]:
-        """Draft what the block misses; beside a verification what may follow its verdict."""
+        """Draft what the block lacks; during a verification, what may follow its verdict."""
         tip = self._drafted.main_path()[-1]
         if not self._can_draft or not can_grow(tip, self._commitment):
             return []

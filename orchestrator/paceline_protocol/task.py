@@ -61,7 +61,7 @@ class DecodingTask:
         eos_ids: Tokens that end the generation; empty if they are to be ignored.
         lookahead: Draft tokens in one verification, 1 or more.
         rule: How draft tokens are judged.
-        dispatch: When they are.
+        dispatch: When draft tokens are sent to targets.
         draft_window: The most tokens one StartDraft asks for, or one StartDecode, in [1,
             SPECULATION_LIMIT].
         broadcast_prefill: Whether DSI sends the prompt to all targets at the start.

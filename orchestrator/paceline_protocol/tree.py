@@ -235,7 +235,7 @@ class TokenTree:
         return node
 
     def end_of_chain(self, node: Node, *, drafter: int) -> Node:
-        """Return where a drafter goes on that shall go on from a node: after what it has said."""
+        """Return where a drafter continues from a node: after what it has drafted there already."""
         while True:
             if node.next_token is not None:
                 node = node.children[node.next_token]

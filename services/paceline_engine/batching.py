@@ -23,7 +23,7 @@ __all__ = ["Batching"]
 
 # A longer rest of a prefix is a prefill, and is cut where others would wait for it.
 _LONG_ROWS = 64
-# By so much may less urgent work slow down the most urgent.
+# How much less urgent work may slow down the most urgent.
 _SLOWDOWN = 1.05
 # With a part of a prefill a forward takes at most so many times as long as without.
 _PREFILL_SLOWDOWN = 1.8
@@ -33,7 +33,7 @@ _LEAST_PART_ROWS = 8
 # Where any part costs much, because a row reads all before it, shorter ones make the prompt last,
 # and hardly disturb less: none has fewer rows than take such a part of that time at a short text.
 _LEAST_PART_OF_TIME = 1 / 8
-# Streams that were here so shortly ago are about to come back: from a verification, to a drafter.
+# Streams seen this recently are about to come back, as to a drafter after a verification.
 _AWAY_NS = 300_000_000
 
 

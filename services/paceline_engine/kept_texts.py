@@ -4,7 +4,7 @@ A conversation's next turn, and another question about the same document, begin 
 session before them has computed. It is kept for a while, and who comes with the same beginning
 copies what was computed of it.
 
-Only texts of the same owner and share are looked at. What others sent is not even told by time.
+Only texts of the same owner and share are looked at, so timing tells nothing of others' texts.
 """
 
 from __future__ import annotations

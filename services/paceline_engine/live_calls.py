@@ -49,7 +49,7 @@ class LiveCall:
     reused_count: int = 0
 
     def will_answer(self, item: Item) -> bool:
-        """Whether what it is about to answer is this."""
+        """Whether it is still to answer, and asks the same as this item."""
         return self.item.asks_the_same(item) and not self.outlet.ended
 
 

@@ -178,7 +178,7 @@ class ModelWorker:
         return (await anext(outlet)).outcome
 
     def ask_for(self, job: Job, item: Item) -> None:
-        """Have a job that asks the same as an item count as that: as urgent, and as far ahead.
+        """Let a job that asks the same as an item stand for it: as urgent, and as far ahead.
 
         It keeps its turn there.
         """

@@ -92,7 +92,7 @@ class Endpoints(Generic[_Link]):
                 endpoint.running_count -= 1
 
     def answered(self, endpoint: Endpoint[_Link]) -> None:
-        """It does what it should."""
+        """Note that it answered as it should."""
         if endpoint.failure_count:
             endpoint.failure_count, endpoint.rests_until = 0, float("-inf")
 

@@ -122,7 +122,7 @@ class Crew:
 
     @property
     def is_assembled(self) -> bool:
-        """Whether nobody is on the way."""
+        """Whether no session is being opened."""
         return not (self._targets.arriving or self._drafters.arriving)
 
     @property
@@ -180,7 +180,7 @@ class Crew:
         self.fill()
 
     def resize(self, staff: Staff) -> None:
-        """Have as many seats from here on: who has one too many goes, the home last.
+        """Have exactly so many seats from here on: sessions beyond that go, the home last.
 
         Calls of those who go must have been withdrawn. The caller is to pass on the capacity.
         """

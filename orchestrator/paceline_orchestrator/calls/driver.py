@@ -183,7 +183,7 @@ class Driver:
     def change(self, successor: Successor, staff: Staff) -> bool:
         """Go on with another method, from the next final tokens on, and with other servers.
 
-        Who is wanted in addition is sought at once, and who is not leaves when the method changes.
+        Additional servers are sought at once; superfluous ones leave when the method changes.
 
         Returns:
             Whether there is still something to decode.
@@ -223,7 +223,7 @@ class Driver:
             await asyncio.sleep(COURTESY_SECONDS)
 
     def _restaff(self) -> None:
-        """Let go whom a new method has no work for: by now their calls are withdrawn."""
+        """Release servers that a new method has no work for; their calls are withdrawn by now."""
         staff, self._staff = self._staff, None
         if staff is None or self._is_over:
             return

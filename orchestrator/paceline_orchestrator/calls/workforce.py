@@ -1,4 +1,4 @@
-"""Who can be given work on a request: its crew, and its text; and what becomes of who cannot.
+"""Who can be given work on a request (its crew, and its text), and what happens to the others.
 
 The crew has the seats, and knows who may sit there. Here is when it is asked: servers come and go,
 calls fail, sessions open, methods change. Whatever happens, the method hears who is there now.
@@ -118,7 +118,7 @@ class Workforce:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
 
     def widen(self, staff: Staff) -> None:
-        """Seek whom another method has work for, beside those who are there."""
+        """Look for the further servers that another method has work for."""
         self._crew.widen(staff)
         self._tell()
 

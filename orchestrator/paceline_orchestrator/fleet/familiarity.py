@@ -27,7 +27,7 @@ _MOST_SERVERS = 16
 
 
 class Familiarity:
-    """Who had which beginnings of whose texts; the least recently noted are forgotten.
+    """Which servers had which beginnings of clients' texts; the oldest notes are forgotten first.
 
     Args:
         most_beginnings: So many are known at a time; a request notes one for each doubling of its

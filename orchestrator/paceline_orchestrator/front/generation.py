@@ -173,12 +173,12 @@ class Generation:
 
     @property
     def verifier_limit(self) -> int:
-        """How many targets it could use by now if there were as many."""
+        """How many targets it could use now, if there were enough."""
         return replace(self._order, plan=self._wanted).verifier_limit
 
     @property
     def teaches(self) -> Plan:
-        """What its draft tokens are to be learnt by: of the plans that drafted the narrowest."""
+        """The plan under which its draft tokens are learnt: the narrowest of those that drafted."""
         drafting = [it for it in self._plans if METHODS[it.strategy].drafts]
         return min(drafting, key=lambda it: it.shape.width, default=self._order.plan)
 

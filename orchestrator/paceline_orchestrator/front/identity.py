@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["share_of"]
 
 _DIGITS = 16
-# Who has one IPv6 address has as many as this leaves.
+# A holder of one IPv6 address usually has the whole network of this prefix length.
 _IPV6_PREFIX = 64
 
 

@@ -176,7 +176,7 @@ class Order:
         """Say what its decoding method shall do.
 
         Args:
-            is_alone: Whether nobody else is kept from targets that work through the prompt.
+            is_alone: Whether no other request would wait for targets that compute the prompt.
         """
         return DecodingTask(
             prompt=self.prefix,

@@ -81,7 +81,7 @@ class Pacing:
             self._look(drafting=drafting)
 
     def _look(self, *, drafting: bool) -> None:
-        """Plan one of those again that draft, or do not; what it does, those like it do, too."""
+        """Plan one request again that drafts, or one that does not; those like it follow it."""
         now = asyncio.get_running_loop().time()
         free = [
             generation

@@ -197,7 +197,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def GetSystemChatTemplate(  # noqa: N802
         self, _request: pb.GetSystemChatTemplateRequest, _context: Any
     ) -> pb.GetSystemChatTemplateResponse:
-        """Ask a target how its model wants conversations; who wants to know it often keeps it."""
+        """Ask a target for its model's chat template; whoever needs it often keeps it."""
         model = self._pool.model()
         return pb.GetSystemChatTemplateResponse(
             model_fingerprint=model.fingerprint,
@@ -208,7 +208,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     def _admitted(self, share: str) -> Iterator[None]:
         """Count a request in, or refuse it at once: a queue here would only hide the overload.
 
-        After the last one, however it ended, there is time to simulate what it was planned by.
+        When the last one has ended, however it did, there is time for the planner's simulations.
         """
         if self._is_draining:
             raise DrainingError(_DRAINING)

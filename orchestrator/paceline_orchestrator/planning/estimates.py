@@ -198,7 +198,7 @@ def _sustainable_lookaheads(measurements: Measurements) -> Sequence[int]:
 
 
 def _keeps_up(measurements: Measurements, lookahead: int, *, drafting: float) -> bool:
-    """Whether a drafter that so many requests draft at has their drafts ready when they want them.
+    """Whether a drafter that so many requests share has their drafts ready when they want them.
 
     Each wants one in a round of SI, or in a turn of the targets if that takes longer.
     """

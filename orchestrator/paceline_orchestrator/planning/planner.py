@@ -287,7 +287,7 @@ def _with_room_for_text(
 
 
 def _fastest(options: Sequence[Option]) -> Option:
-    """Return the fastest; of those about as fast the one above, which is simpler."""
+    """Return the fastest option; of about equally fast ones the first, which is the simplest."""
     best = options[0]
     for option in options[1:]:
         if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
