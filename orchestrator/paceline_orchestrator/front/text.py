@@ -158,7 +158,7 @@ class StreamedText:
         for token_id in token_ids[start:]:
             self._take(token_id, None)
             if self.stop_string:
-                return
+                break
             self._release()
         self._held.clear()
         self._sent_length = len(self._tail)

@@ -85,18 +85,22 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
         config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
         _refuse_nonsense(files.name, config)
         _refuse_other_kinds(files.name, config)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             files.directory,
             config=config,
             dtype=_DTYPES[dtype],
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
     except ModelLoadError:
         raise
     except Exception as error:  # a configuration is a stranger's, and may break anything
         raise ModelLoadError(f"model {files.name!r} cannot be loaded: {error}") from error
+    model, found = loaded
+    _refuse_missing_weights(files.name, found)
     _refuse_broken_weights(files.name, model)
     _refuse_uncroppable(files.name, model)
     return model.eval()
@@ -127,6 +131,18 @@ def _refuse_other_kinds(name: str, config: Any) -> None:
             f"model {name!r}: config.json says model_type {config.model_type!r}, which is not a"
             " decoder of text"
         )
+
+
+def _refuse_missing_weights(name: str, found: Any) -> None:
+    """Refuse a model of which weights are missing: the library would make up random ones.
+
+    Args:
+        found: What the library says of the files that it has read.
+    """
+    for weights in sorted(found["missing_keys"]):
+        raise ModelLoadError(f"model {name!r}: its files lack {weights}")
+    for weights, *_ in sorted(found["mismatched_keys"]):
+        raise ModelLoadError(f"model {name!r}: {weights} has another shape than config.json says")
 
 
 def _refuse_broken_weights(name: str, model: Any) -> None:

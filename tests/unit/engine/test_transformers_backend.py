@@ -450,6 +450,28 @@ def test_weights_that_are_no_numbers_are_refused(tiny_pair, tmp_path):
     assert name.removeprefix("model.") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, name: tensors.pop(name), "its files lack "),
+        (lambda tensors, name: tensors.update({name: tensors[name][:-1]}), "another shape"),
+    ],
+    ids=["missing", "of another shape"],
+)
+def test_weights_are_never_made_up(tiny_pair, tmp_path, change, message):
+    """The library would fill in random ones: two servers of one model would not agree."""
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "broken")
+    path = next(directory.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    change(tensors, name)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        TransformersBackend(str(directory))
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def save_and_load(model, tiny_pair, directory) -> TransformersBackend:
     model.save_pretrained(directory)
     shutil.copy(tiny_pair.target / "tokenizer.json", directory)

@@ -132,13 +132,23 @@ def test_a_resumed_text_goes_on_where_the_pieces_ended(content, stops, source: r
     token_ids = TOKENIZERS["byte level"].encode(content).ids
     whole = stream(StreamedText(codec, stops), token_ids)
     received = whole[: source.randint(0, len(whole))]
-    if len(received) == len(whole):
-        return
     resumed = StreamedText(codec, stops)
     resumed.resume(ids_of(received))
-    rest = stream(resumed, token_ids[len(ids_of(received)) :])
+    assert resumed.token_count == len(ids_of(received))
+    # After a stop string nothing more is generated.
+    rest = stream(resumed, [] if resumed.stop_string else token_ids[len(ids_of(received)) :])
     assert text_of(received) + text_of(rest) == text_of(whole)
     assert ids_of(received) + ids_of(rest) == ids_of(whole)
+
+
+def test_a_text_that_broke_right_after_a_stop_string_is_not_told_again():
+    tokenizer = TOKENIZERS["byte fallback"]
+    token_ids = [tokenizer.token_to_id(token) for token in ("b", "▁word")]
+    whole = stream(StreamedText(CODECS["byte fallback"], ["rd"]), token_ids)
+    assert (text_of(whole), ids_of(whole)) == ("b wo", token_ids)
+    resumed = StreamedText(CODECS["byte fallback"], ["rd"])
+    resumed.resume(token_ids)
+    assert (stream(resumed, []), resumed.stop_string, resumed.token_count) == ([], "rd", 2)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
