@@ -14,10 +14,12 @@ nobody holds it, and a slab is gone with the last of its places.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,8 @@ _MOST_SHARED_LENGTH = 1024
 # So many texts lie side by side: of a small model all, of a large one few, where a kernel of each
 # text's own is little beside the products. Memory that no text has come to is not taken.
 _SLAB_BYTES = 1 << 27
+# Of a processor's widest loads.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,10 @@ class Slab:
         self, shape: KeyValueShape, *, number: int, length: int, count: int, has_zeros: bool
     ) -> None:
         self.number, self.length, self.has_zeros = number, length, has_zeros
-        self.used = [length] * count
+        self.used = [0] * count
+        make = _zeros if has_zeros else torch.empty
         self.keys, self.values = (
-            torch.empty(
+            make(
                 (shape.layers, shape.heads, count * length, width),
                 dtype=shape.dtype,
                 device=shape.device,
@@ -153,6 +158,24 @@ class Slab:
             for each in (self.keys, self.values)
         )
         return keys, values
+
+
+def _zeros(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make zeros that, on a CPU, take no memory until something is written in their place.
+
+    Raises:
+        RuntimeError: there is no memory.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    byte_count = math.prod(shape) * dtype.itemsize
+    try:
+        # torch would write zeros; NumPy gets pages that are zero once they are used.
+        memory = torch.from_numpy(np.zeros(byte_count + _ALIGNMENT, np.uint8))
+    except MemoryError as error:
+        raise RuntimeError(f"can't allocate memory: {byte_count} bytes") from error
+    start = -memory.data_ptr() % _ALIGNMENT
+    return memory[start : start + byte_count].view(dtype).view(*shape)
 
 
 class Place:

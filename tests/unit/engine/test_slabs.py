@@ -6,6 +6,7 @@ import math
 import weakref
 from array import array
 
+import psutil
 import pytest
 import torch
 
@@ -53,6 +54,21 @@ def test_short_texts_lie_side_by_side_each_with_room_for_as_much():
     *short, longer = (text.place for text in texts)
     assert [place.address for place in short] == [(short[0].slab.number, n) for n in range(4)]
     assert (longer.slab.length, longer.index) == (128, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_no_text_has_come_to_is_not_taken(dtype):
+    """What a place has room for beyond its text is in no budget."""
+    shape = KeyValueShape(16, 8, 128, 128, dtype, torch.device("cpu"))
+    slabs, before = Slabs(shape), psutil.Process().memory_info().rss
+    text = KeyValues(slabs, reserve_length=513)
+    text.make_room(300)
+    assert text.place is not None
+    place_bytes = text.place.slab.length * shape.bytes_per_token
+    assert psutil.Process().memory_info().rss - before < place_bytes / 8
+    for each in (text.keys, text.values):
+        assert each.data_ptr() % 64 == 0
+        assert not each.any()
 
 
 def test_texts_side_by_side_with_as_many_rows_are_one_part_of_a_forward():
