@@ -32,6 +32,7 @@ __all__ = [
     "choose_tokens",
     "draw_draft",
     "filtered_scores",
+    "in_parts",
     "largest",
     "likeliest",
     "likeliest_tokens",
@@ -69,6 +70,11 @@ def choose_tokens(
     return largest(
         perturbed_scores(logits, first_position=first_position, parameters=parameters, seed=seed)
     )
+
+
+def in_parts(logits: Tensor) -> Sequence[Tensor]:
+    """Divide rows, (T, V), into parts small enough for a processor's cache."""
+    return torch.split(logits, max(1, _MOST_NUMBERS // logits.shape[-1]))
 
 
 def perturbed_scores(

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from paceline_engine.noise import Purpose, noise_bits, uniform
-from paceline_engine.sampling import add_noise, choose_tokens, filtered_scores, largest
+from paceline_engine.sampling import (
+    add_noise,
+    choose_tokens,
+    filtered_scores,
+    in_parts,
+    largest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,15 +32,7 @@ if TYPE_CHECKING:
     from paceline_engine.calls import SamplingParameters
     from paceline_engine.proposal import Proposal, SparseDistribution
 
-__all__ = ["accept_along", "accept_equal", "accept_exact", "accept_sampled", "residual_scores"]
-
-
-def accept_equal(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> int:
-    """Count the draft tokens, from the first on, that are the target's own."""
-    return next(
-        (index for index, token in enumerate(draft_token_ids) if token != target_token_ids[index]),
-        len(draft_token_ids),
-    )
+__all__ = ["accept_along", "accept_exact", "accept_sampled", "residual_scores"]
 
 
 def accept_exact(
@@ -58,10 +56,19 @@ def accept_exact(
     Invariants:
         Accepted tokens and next token are those that choosing one token at a time gives
         (tests/unit/engine/test_verification.py::test_exact_is_plain_decoding).
+
+    Cost: rows are looked at in parts, up to the one that rejects.
     """
-    chosen = choose_tokens(logits, first_position=first_position, parameters=parameters, seed=seed)
-    accepted = accept_equal(draft_token_ids, chosen)
-    return accepted, chosen[accepted]
+    first = 0
+    for part in in_parts(logits):
+        chosen = choose_tokens(
+            part, first_position=first_position + first, parameters=parameters, seed=seed
+        )
+        for index, token in enumerate(chosen, start=first):
+            if index == len(draft_token_ids) or token != draft_token_ids[index]:
+                return index, token
+        first += len(part)
+    raise AssertionError("there is a row after the last draft token")
 
 
 def accept_along(
@@ -144,21 +151,19 @@ def accept_sampled(
             parameters=parameters,
             seed=seed,
         )
-    scores = filtered_scores(logits, parameters)
-    target_probs = scores.softmax(-1)
-    drafted = torch.tensor(draft_token_ids, dtype=torch.int64, device=logits.device)
-    target_prob_of_drafted = target_probs[:-1].gather(-1, drafted.unsqueeze(-1)).squeeze(-1)
-    for index, target_prob in enumerate(target_prob_of_drafted.tolist()):
+    rows = (row for part in in_parts(logits) for row in filtered_scores(part, parameters))
+    for index, (token, distribution) in enumerate(zip(draft_token_ids, distributions, strict=True)):
         position = first_position + index
-        draft_prob = _probability(distributions[index], draft_token_ids[index])
+        target_probs = next(rows).softmax(-1)
+        draft_prob = _probability(distribution, token)
         coin = uniform(noise_bits(seed, position, token_id=0, purpose=Purpose.ACCEPT))
         # Written so that NaN, which compares false, is not accepted: drawing from it then fails.
-        if not coin * draft_prob < target_prob:
-            residual = residual_scores(target_probs[index], distributions[index])
+        if not coin * draft_prob < float(target_probs[token]):
+            residual = residual_scores(target_probs, distribution)
             return index, _draw(residual, position=position, seed=seed, purpose=Purpose.RESIDUAL)
     accepted = len(draft_token_ids)
     bonus_position = first_position + accepted
-    return accepted, _draw(scores[-1], position=bonus_position, seed=seed, purpose=Purpose.EXACT)
+    return accepted, _draw(next(rows), position=bonus_position, seed=seed, purpose=Purpose.EXACT)
 
 
 def residual_scores(target_probs: Tensor, draft: SparseDistribution) -> Tensor:

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from paceline.errors import InternalError
+from paceline_engine import sampling, verification
 from paceline_engine.calls import SamplingParameters
 from paceline_engine.proposal import Proposal, SparseDistribution
 from paceline_engine.sampling import choose_tokens, draw_draft, filtered_scores
 from paceline_engine.verification import (
     accept_along,
-    accept_equal,
     accept_exact,
     accept_sampled,
     residual_scores,
@@ -22,16 +22,10 @@ def random_logits(rows: int, vocabulary: int, *, seed: int) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
-@pytest.mark.parametrize(
-    ("draft", "target", "accepted"),
-    [([], [5], 0), ([5], [5, 6], 1), ([4], [5, 6], 0), ([5, 9, 7], [5, 6, 7, 8], 1)],
-)
-def test_equal_tokens_are_accepted_up_to_the_first_other_one(draft, target, accepted):
-    assert accept_equal(draft, target) == accepted
-
-
+@pytest.mark.parametrize("rows_at_once", [1, 2, 100])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_exact_is_plain_decoding(temperature):
+def test_exact_is_plain_decoding(temperature, rows_at_once, monkeypatch):
+    monkeypatch.setattr(sampling, "_MOST_NUMBERS", rows_at_once * 40)
     logits = random_logits(6, 40, seed=3)
     settings = {"parameters": SamplingParameters(temperature=temperature), "seed": 17}
     plain = [
@@ -46,6 +40,29 @@ def test_exact_is_plain_decoding(temperature):
             wrong_at,
             plain[wrong_at],
         )
+
+
+@pytest.mark.parametrize("rule", ["exact", "rejection"])
+def test_rows_beyond_the_first_rejection_are_not_looked_at(rule, monkeypatch):
+    """Of a block of 16 and 128,000 tokens they would cost more than the forward."""
+    looked_at, filtered = [], sampling.filtered_scores
+
+    def watched(logits, parameters):
+        looked_at.append(len(logits))
+        return filtered(logits, parameters)
+
+    for module in (sampling, verification):
+        monkeypatch.setattr(module, "filtered_scores", watched)
+    monkeypatch.setattr(sampling, "_MOST_NUMBERS", 2 * 40)
+    logits = random_logits(9, 40, seed=3)
+    worst = logits.argmin(-1).tolist()[:8]
+    settings = {"first_position": 100, "parameters": SamplingParameters(0.1), "seed": 17}
+    if rule == "exact":
+        accepted, _ = accept_exact(worst, logits, **settings)
+    else:
+        said = [SparseDistribution((token,), (1.0,)) for token in worst]
+        accepted, _ = accept_sampled(worst, logits, distributions=said, **settings)
+    assert (accepted, looked_at) == (0, [2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
