@@ -109,6 +109,8 @@ def _is_packable(weight: Tensor) -> bool:
         weight.device.type == "cpu"
         and platform.machine() in _MACHINES
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(_ONEDNN, "_linear_pointwise")
+        and hasattr(_ONEDNN, "_reorder_linear_weight")
     )
     if weight.dtype == torch.bfloat16:
         return is_here and bool(_ONEDNN._is_mkldnn_bf16_supported())
