@@ -62,7 +62,7 @@ class Product:
             return functional.linear(hidden, self.weight, self.bias)
         if count < len(_FILLED):
             return self._of_block(hidden, self.packed)
-        blocks = hidden.split(_BLOCKS[-1])
+        blocks = torch.split(hidden, _BLOCKS[-1])
         return torch.cat([self._of_block(block, self.packed) for block in blocks])
 
     def _of_block(self, hidden: Tensor, packed: Tensor) -> Tensor:
