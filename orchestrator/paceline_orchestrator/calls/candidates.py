@@ -70,8 +70,15 @@ class Candidates:
         if self._text is not None:
             self._text.note(server.name)
 
-    def blame(self, server: ModelServer, error: PacelineError) -> tuple[Fallback, float | None]:
+    def blame(
+        self, server: ModelServer, error: PacelineError, *, asked_at: float
+    ) -> tuple[Fallback, float | None]:
         """Draw the consequences of a failure: bar the server, or report it to the pool.
+
+        Args:
+            server: Where a call failed.
+            error: What with.
+            asked_at: When it was made, on the monotonic clock.
 
         Returns:
             What the failure counts as; and after how many seconds the server may be seated again,
@@ -84,7 +91,7 @@ class Candidates:
         if isinstance(error, InvalidFieldError):
             self._barred_until[server] = float("inf")  # too small a model for this request
             return _LOST[server.role], None
-        self._pool.report_failure(server, error)
+        self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)
         return Fallback.DEADLINE if is_late else _LOST[server.role], None
 

@@ -166,7 +166,9 @@ class Crew:
         if not self._seats_of(session).dismiss(session):
             return None
         session.close()
-        fallback, pause_seconds = self._candidates.blame(session.server, error)
+        fallback, pause_seconds = self._candidates.blame(
+            session.server, error, asked_at=session.asked_at
+        )
         self._note_fallback(fallback)
         if session.server.role is Role.DRAFTER and not self._drafters.everyone:
             self._note_fallback(Fallback.NO_DRAFTER)

@@ -88,7 +88,7 @@ class RemoteSession:
         self._patience = Patience(server)
         self._held = HeldTokens()
         self._sequence = 0
-        self._last_call_at = time.monotonic()
+        self._asked_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
         self._is_retired = False
         self._is_closed = False
@@ -116,6 +116,11 @@ class RemoteSession:
         """Whether nothing more shall be asked of it."""
         return self._is_retired
 
+    @property
+    def asked_at(self) -> float:
+        """When its server was last asked to open it or to work, on the monotonic clock."""
+        return self._asked_at
+
     def begin(self, call: CallUnderWay[Any]) -> None:
         """Note that a call is under way."""
         self._calls.add(call)
@@ -132,7 +137,7 @@ class RemoteSession:
 
     async def renew(self, *, idle_seconds: float) -> None:
         """Give it another lease if its last call began longer ago than that."""
-        if time.monotonic() - self._last_call_at >= idle_seconds:
+        if time.monotonic() - self._asked_at >= idle_seconds:
             with suppress(PacelineError):
                 handle = await self.opened()
                 await renew_session(self.server, handle)
@@ -294,6 +299,7 @@ class RemoteSession:
             case SessionNotFoundError():
                 self._note_repair(Fallback.SESSION_LOST)
                 self._opening = self._keeper.open(self.server, self._spec)
+                self._asked_at = time.monotonic()
             case PrefixNotHeldError() | PrefixMismatchError():
                 self._note_repair(Fallback.PREFIX_RESENT)
             case _:
@@ -304,7 +310,7 @@ class RemoteSession:
         """Say what the session shall hold, in as few tokens as it takes."""
         base_length, digest = self._held.begin(prefix)
         self._sequence += 1
-        self._last_call_at = time.monotonic()
+        self._asked_at = time.monotonic()
         return PrefixCall(
             session_id=handle,
             sequence=self._sequence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConnectionLostError, PacelineError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Pauses"]
 
 _SILENT = "SILENT"
+_CONNECTION_LOST = "CONNECTION_LOST"
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
 _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 10.0
@@ -32,6 +34,10 @@ class Pauses:
 
     One that was silent is well by all that can be seen, so it has to compute a token before it gets
     work.
+
+    Incidents count, not calls: when a connection breaks, all the calls on it fail, and that is one
+    failure. So a failure is ignored while its server pauses, and so is that of a call which was on
+    its way when the last failure was counted.
 
     Args:
         tasks: Probes run here.
@@ -51,19 +57,33 @@ class Pauses:
         self._tell = tell
         self._probes: dict[ModelServer, asyncio.Task[None]] = {}
 
-    def after_failure(self, server: ModelServer, error: PacelineError) -> None:
-        """Take a server out after a call to it failed: for a while, or until it answers again."""
+    def after_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:
+        """Take a server out after a call to it failed: for a while, or until it answers again.
+
+        Args:
+            server: Where it failed.
+            error: What with.
+            asked_at: When the call was made, on the monotonic clock.
+        """
         if isinstance(error, SilenceError):
             self._take_out(server, _SILENT)
             self.probe(server)
             return
+        if server.pause_status or asked_at < server.failed_at:
+            return
         server.failure_count += 1
+        server.failed_at = time.monotonic()
         if isinstance(error, ConnectionLostError) and server.failure_count == 1:
             return  # a single call can be refused; of a broken connection health tells at once
         doublings = min(server.failure_count - 1, 20)
         pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
-        self._take_out(server, error.reason or "CONNECTION_LOST")
+        self._take_out(server, error.reason or _CONNECTION_LOST)
         asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
+
+    def after_reconnection(self, server: ModelServer) -> None:
+        """Let a server work that can be reached again, if it paused because it could not be."""
+        if server.pause_status == _CONNECTION_LOST:
+            server.pause_status = ""
 
     def probe(self, server: ModelServer) -> None:
         """Ask a server for a token; without one it is out until it answers."""
@@ -84,8 +104,7 @@ class Pauses:
             task.cancel()
 
     def _take_out(self, server: ModelServer, status: str) -> None:
-        if server.pause_status != _SILENT:
-            server.pause_status = status
+        server.pause_status = status
         server.pause_count += 1
         self._tell(server)
 

@@ -216,9 +216,9 @@ class ServerPool:
             # Soon, not now: whoever moves is in the middle of something.
             asyncio.get_running_loop().call_soon(self._call_listeners)
 
-    def report_failure(self, server: ModelServer, error: PacelineError) -> None:
-        """Take a server out after a call to it failed; see `Pauses`."""
-        self._pauses.after_failure(server, error)
+    def report_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:
+        """Take a server out after a call to it failed that was made then; see `Pauses`."""
+        self._pauses.after_failure(server, error, asked_at=asked_at)
 
     def suspect(self, server: ModelServer) -> None:
         """Ask a server that may be silent for a token; without one it is out until it answers."""
@@ -318,7 +318,9 @@ class ServerPool:
             async for is_serving in changes:
                 if is_serving:
                     server.adopt(await fetch_facts(server.models))
-                    server.health_status = ""
+                    if server.health_status:
+                        server.health_status = ""
+                        self._pauses.after_reconnection(server)
                     if server.misfit:
                         self._refuse(server, f"it {server.misfit}")
                 else:

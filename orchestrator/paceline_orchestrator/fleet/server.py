@@ -39,7 +39,8 @@ class ModelServer:
         health_status: Empty if the server says that it is well, else why not.
         pause_status: Empty, or why it gets no work for a while, though it may be well.
         pause_count: Pauses so far; the newest one counts.
-        failure_count: Failed calls since the last good one.
+        failure_count: Failures since the last good answer; see Pauses.
+        failed_at: When the last one was counted, on the monotonic clock.
         ready_since: When it became ready, on the monotonic clock.
         told: Whether it was ready, and leaving, when the pool's listeners were last told.
     """
@@ -61,6 +62,7 @@ class ModelServer:
         self.pause_status = ""
         self.pause_count = 0
         self.failure_count = 0
+        self.failed_at = 0.0
         self.told = (False, False)
         self.ready_since = 0.0
 

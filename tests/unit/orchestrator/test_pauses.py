@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 
 import pytest
@@ -116,30 +117,92 @@ async def test_a_server_without_room_is_asked_again_when_it_said(said_seconds, p
         assert stream.fallbacks == {"session_refused": 3}
 
 
+@pytest.mark.parametrize("stream_count", [1, 5, 20])
 @virtually
-async def test_a_single_refused_connection_costs_no_pause():
+async def test_a_connection_that_breaks_costs_no_pause_however_many_streams_were_on_it(
+    stream_count,
+):
     (target,) = targets(1)
     async with virtual_system(target) as system, asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(
-            system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=100)
-        )
+        running = [
+            tasks.create_task(
+                system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=100, seconds=100)
+            )
+            for _ in range(stream_count)
+        ]
         await asyncio.sleep(1)
         await target.kill()
         await target.start()
-        stream = await running
-        assert stream.token_ids == continuation(PROMPT, 100)
-        # Its health is asked again after 0.1 s.
-        assert max(gaps([at for at, _ in stream.arrivals])) < 0.1 + 2 * STEP_SECONDS + HOPS_SECONDS
+        # Its health is asked again after 0.1 s. A step is lost, and each waits for all the others'.
+        longest = 0.1 + 2 * stream_count * STEP_SECONDS + HOPS_SECONDS
+        for stream in [await it for it in running]:
+            assert stream.token_ids == continuation(PROMPT, 100)
+            assert max(gaps([at for at, _ in stream.arrivals])) < longest
+
+
+def fail(system, error, *, asked_at=None):
+    """Report that a call failed that was made then, or just now."""
+    server = system.server("target-0")
+    asked_at = time.monotonic() if asked_at is None else asked_at
+    system.pool.report_failure(server, error, asked_at=asked_at)
+    return server
 
 
 @virtually
-async def test_a_pause_lasts_until_the_end_of_the_newest_one():
+async def test_a_failure_during_a_pause_does_not_prolong_it():
     async with virtual_system(*targets(1)) as system:
-        server = system.server("target-0")
-        system.pool.report_failure(server, errors.DrainingError("it fails"))  # for 0.5 s
+        server = fail(system, errors.DrainingError("it fails"))
         await asyncio.sleep(0.3)
-        system.pool.report_failure(server, errors.DrainingError("and again"))  # for 1 s
-        assert await system.until(lambda: server.ready) == pytest.approx(1.0, abs=INSTANT)
+        fail(system, errors.DrainingError("another call fails"))
+        assert await system.until(lambda: server.ready) == pytest.approx(0.2, abs=INSTANT)
+        assert server.failure_count == 1
+
+
+@virtually
+async def test_a_call_that_was_on_its_way_when_a_failure_was_counted_counts_no_more():
+    async with virtual_system(*targets(1)) as system:
+        asked_at = time.monotonic()
+        await asyncio.sleep(0.1)
+        server = fail(system, errors.DrainingError("it fails"))
+        await system.until(lambda: server.ready)
+        fail(system, errors.DrainingError("an older call fails, too"), asked_at=asked_at)
+        assert server.ready
+        fail(system, errors.DrainingError("it fails again"))
+        assert not server.ready
+
+
+@virtually
+async def test_a_single_refused_connection_costs_no_pause():
+    async with virtual_system(*targets(1)) as system:
+        server = fail(system, errors.ConnectionLostError("nobody is there"))
+        assert server.ready
+        fail(system, errors.ConnectionLostError("nobody is there"))
+        assert not server.ready
+
+
+@virtually
+async def test_who_could_not_be_reached_works_again_as_soon_as_its_health_says_so():
+    (target,) = targets(1)
+    async with virtual_system(target) as system:
+        fail(system, errors.ConnectionLostError("nobody is there"))
+        server = fail(system, errors.ConnectionLostError("nobody is there"))  # for 1 s
+        assert server.status == "CONNECTION_LOST"
+        await target.kill()
+        await target.start()
+        assert await system.until(lambda: server.ready) == pytest.approx(0.1, abs=HOPS_SECONDS)
+
+
+@virtually
+async def test_the_end_of_a_pause_that_was_cut_short_ends_no_later_one():
+    (target,) = targets(1)
+    async with virtual_system(target) as system:
+        fail(system, errors.ConnectionLostError("nobody is there"))
+        fail(system, errors.ConnectionLostError("nobody is there"))  # for 1 s
+        await target.kill()
+        await target.start()
+        await asyncio.sleep(0.5)
+        server = fail(system, errors.DrainingError("it fails"))  # for 2 s
+        assert await system.until(lambda: server.ready) == pytest.approx(2.0, abs=INSTANT)
 
 
 def hold_its_sessions(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -56,6 +57,11 @@ async def until(pool, condition):
             while not condition():
                 await changed.wait()
                 changed.clear()
+
+
+def fail(pool, server, error):
+    """Report that a call failed that was made just now."""
+    pool.report_failure(server, error, asked_at=time.monotonic())
 
 
 def target_names(pool):
@@ -123,10 +129,9 @@ async def test_a_server_whose_calls_fail_pauses_though_it_says_that_it_is_well(m
     async with a_pool(FakeModelServer("target")) as pool:
         await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         server = pool.servers[0]
-        pool.report_failure(server, errors.InternalError("it broke"))
+        fail(pool, server, errors.InternalError("it broke"))
         assert (server.ready, server.status) == (False, "INTERNAL")
-        pool.report_failure(server, errors.InternalError("it broke"))
-        assert server.failure_count == 2
+        assert server.failure_count == 1
         await until(pool, lambda: server.ready)
         pool.report_success(server)
         assert server.failure_count == 0
@@ -143,11 +148,11 @@ async def test_a_server_that_was_silent_gets_no_work_before_it_has_computed_a_to
         await until(pool, lambda: pool.servers and all(it.ready for it in pool.servers))
         server = next(it for it in pool.servers if it.role == role)
         fake.faults.extend(["hang", "fail"])
-        pool.report_failure(server, SilenceError("it is silent"))
+        fail(pool, server, SilenceError("it is silent"))
         await until(pool, lambda: not server.ready)
         assert server.status == "SILENT"
         # Nothing else lets it in meanwhile: not what fails in another way, nor its health.
-        pool.report_failure(server, errors.ConnectionLostError("it broke"))
+        fail(pool, server, errors.ConnectionLostError("it broke"))
         await fake.set_serving(False)
         await until(pool, lambda: server.status == "NOT_SERVING")
         await fake.set_serving(True)
@@ -161,7 +166,7 @@ async def test_the_pool_ends_while_it_probes_a_silent_server():
     async with a_pool(fake) as pool:
         await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         fake.faults.extend(["hang"] * 9)
-        pool.report_failure(pool.servers[0], SilenceError("it is silent"))
+        fail(pool, pool.servers[0], SilenceError("it is silent"))
         await fake.until(lambda it: it.running == 1)
 
 
@@ -179,7 +184,7 @@ async def test_a_server_that_is_gone_is_not_probed():
         await discovery.sets.put(frozenset())
         await until(pool, lambda: not pool.servers)
         await soon(lambda: not probes(), what="its probe is cancelled")
-        pool.report_failure(server, SilenceError("it is silent"))
+        fail(pool, server, SilenceError("it is silent"))
         assert not probes()
 
 
@@ -358,5 +363,5 @@ async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
         await pool.wait_for_model(LONGEST_WAIT_SECONDS)
         server = pool.servers[0]
         server.failure_count = 2000
-        pool.report_failure(server, errors.InternalError("it broke"))
+        fail(pool, server, errors.InternalError("it broke"))
         assert server.status == "INTERNAL"
