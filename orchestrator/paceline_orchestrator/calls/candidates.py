@@ -12,9 +12,11 @@ from paceline.errors import (
     OverloadedError,
     PacelineError,
     TokenizerMismatchError,
+    UnsupportedError,
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -38,6 +40,7 @@ class Candidates:
     Args:
         pool: Where servers come from; hears of those that fail.
         model: The target model that the request is pinned to.
+        rule: How its draft tokens are judged: drafters that do not know it are no candidates.
         self_drafting: Whether targets that draft for themselves come first.
         text: Who has had it comes first among equals; None: nobody has.
     """
@@ -47,11 +50,13 @@ class Candidates:
         pool: ServerPool,
         model: ModelFacts,
         *,
+        rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
     ) -> None:
         self._pool = pool
         self._model = model
+        self._rule = rule
         self._self_drafting = self_drafting
         self._text = text
         self._barred_until: dict[ModelServer, float] = {}
@@ -88,8 +93,9 @@ class Candidates:
             pause_seconds = error.retry_after_seconds or _REFUSAL_SECONDS
             self._barred_until[server] = time.monotonic() + pause_seconds
             return Fallback.SESSION_REFUSED, pause_seconds
-        if isinstance(error, InvalidFieldError):
-            self._barred_until[server] = float("inf")  # too small a model for this request
+        if isinstance(error, InvalidFieldError | UnsupportedError):
+            # The request is too much for its model; of others it may be capable.
+            self._barred_until[server] = float("inf")
             return _LOST[server.role], None
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)
@@ -102,6 +108,7 @@ class Candidates:
                 targets.sort(key=lambda it: it.facts is None or not it.facts.self_draft_depth)
             return targets
         try:
-            return self._pool.drafters(self._model, self._text)
+            drafters = self._pool.drafters(self._model, self._text)
         except TokenizerMismatchError:
             return []
+        return [it for it in drafters if it.facts and it.facts.knows(self._rule)]

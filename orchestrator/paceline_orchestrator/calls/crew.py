@@ -19,6 +19,7 @@ from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.messages import CapacityChanged
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class Crew:
         note_fallback: Told of everything that did not go as planned, by its kind.
         arrived: Told, in a later turn of the loop, of each session that has opened and taken its
             seat; or that could not be opened, and why: it is the caller's to `vacate`.
+        rule: How draft tokens are judged; see Candidates.
         self_drafting: Whether targets that draft for themselves are taken first.
         text: Who has had it is taken first among equals.
 
@@ -66,10 +68,13 @@ class Crew:
         deadline: Deadline,
         note_fallback: Callable[[Fallback], None],
         arrived: Callable[[RemoteSession, PacelineError | None], None],
+        rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
     ) -> None:
-        self._candidates = Candidates(pool, model, self_drafting=self_drafting, text=text)
+        self._candidates = Candidates(
+            pool, model, rule=rule, self_drafting=self_drafting, text=text
+        )
         self._make_spec = make_spec
         self._keeper = keeper
         self._deadline = deadline

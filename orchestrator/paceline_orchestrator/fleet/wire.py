@@ -21,6 +21,7 @@ from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -121,6 +122,10 @@ class ModelFacts:
     self_draft_kind: str = ""
     is_invariant: bool = False
     stage_names: tuple[str, ...] = ()
+
+    def knows(self, rule: VerificationRule) -> bool:
+        """Whether the model can work under a rule."""
+        return rule is VerificationRule.EXACT or self.rejection_sampling
 
 
 async def answer(call: Awaitable[_T]) -> _T:

@@ -98,6 +98,7 @@ class Generation:
             deadline=order.deadline,
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
+            rule=order.options.rule,
             self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
