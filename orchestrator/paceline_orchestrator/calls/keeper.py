@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from paceline.errors import DeadlineError, PacelineError
+from paceline.errors import DeadlineError, InternalError, PacelineError
 from paceline_orchestrator.calls.gate import LongTextGate
 from paceline_orchestrator.calls.rpcs import close_session, open_session
 from paceline_orchestrator.fleet.silence import SilenceError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["Opening", "SessionKeeper"]
+
+_log = logging.getLogger(__name__)
 
 # Opening takes no forward: a server that takes longer hangs, and another one may be free.
 _OPENING_SECONDS = 2.0
@@ -68,18 +70,25 @@ class SessionKeeper:
         )
 
     async def _open(self, server: ModelServer, spec: SessionSpec) -> Opening:
-        await self.gate.passed(spec.reserve_length, share=spec.share)
         try:
+            await self.gate.passed(spec.reserve_length, share=spec.share)
             return Opening(await open_session(server, spec, timeout_seconds=_OPENING_SECONDS))
         except DeadlineError:
             return Opening(error=SilenceError(f"{server.name} opens no session"))
         except PacelineError as error:
             return Opening(error=error)
+        except Exception:  # noqa: BLE001 - it would end all requests, as they share a task group
+            _log.exception("a session could not be opened at %s", server.name)
+            return Opening(error=InternalError(f"{server.name}: the session could not be opened"))
 
     async def _close(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
         session_id = (await opening).session_id
         if not session_id:
             return
         async with self._closings:
-            with suppress(PacelineError):
+            try:
                 await close_session(server, session_id, timeout_seconds=_CLOSING_SECONDS)
+            except PacelineError:
+                pass  # its lease will end it
+            except Exception:  # noqa: BLE001 - it would end all requests, as they share a task group
+                _log.exception("a session could not be closed at %s", server.name)

@@ -1,0 +1,47 @@
+"""Sessions are opened and closed apart from requests: what goes wrong there ends none of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from paceline import errors
+from paceline_orchestrator.calls import keeper as module
+from paceline_orchestrator.calls.exchange import SessionSpec
+from paceline_orchestrator.calls.keeper import SessionKeeper
+from support.virtual_time import virtually
+
+SERVER = SimpleNamespace(name="target-0")
+SPEC = SessionSpec(fingerprint="it", reserve_length=1)
+
+
+async def break_down(*_, **__):
+    raise ValueError("nobody thought of this")
+
+
+async def open_well(*_, **__):
+    return "a session"
+
+
+@virtually
+async def test_an_unexpected_error_in_opening_a_session_is_answered_and_logged_once(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "open_session", break_down)
+    async with SessionKeeper() as keeper:
+        opened = await keeper.open(SERVER, SPEC)
+        assert isinstance(opened.error, errors.InternalError)
+        assert "nobody thought" not in opened.error.message
+        monkeypatch.setattr(module, "open_session", open_well)
+        assert (await keeper.open(SERVER, SPEC)).session_id == "a session", "it goes on"
+    assert caplog.messages == ["a session could not be opened at target-0"]
+
+
+@virtually
+async def test_an_unexpected_error_in_closing_a_session_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(module, "open_session", open_well)
+    monkeypatch.setattr(module, "close_session", break_down)
+    async with SessionKeeper() as keeper:
+        opening = keeper.open(SERVER, SPEC)
+        keeper.close(SERVER, opening)
+        assert (await opening).session_id == "a session"
+    assert caplog.messages == ["a session could not be closed at target-0"]
