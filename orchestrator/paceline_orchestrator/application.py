@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline_orchestrator.fleet.discovery import Discovery, Endpoint, Service
+    from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.settings import OrchestratorSettings
     from paceline_serving.lifecycle import ServerProcess
 
@@ -188,32 +189,35 @@ class OrchestratorApplication:
         with self._pool.listening(changed.set):
             while True:
                 changed.clear()
-                serving = await self._has_what_it_takes()
-                if serving and not ready.is_set():
-                    self._warn_of_bigrams()
+                model = await self._model_with_tokenizer()
+                if model is not None and not ready.is_set():
+                    self._warn_of_bigrams(model)
                     ready.set()
                 if ready.is_set():
-                    await self._process.set_serving(serving)
+                    await self._process.set_serving(model is not None)
                 await changed.wait()
 
-    def _warn_of_bigrams(self) -> None:
-        vocabulary_size = self._pool.model().vocabulary_size
-        if not self._settings.text_rules().fit(vocabulary_size):
+    def _warn_of_bigrams(self, model: ModelFacts) -> None:
+        if not self._settings.text_rules().fit(model.vocabulary_size):
             _log.warning(
                 "max_gram_bigrams is of another vocabulary than the targets', which has %d tokens:"
                 " it is left out",
-                vocabulary_size,
+                model.vocabulary_size,
             )
 
-    async def _has_what_it_takes(self) -> bool:
+    async def _model_with_tokenizer(self) -> ModelFacts | None:
+        """Fetch the tokenizer of the targets' model, and return that model; None without a target.
+
+        The target that sent it may be gone by then.
+        """
         while True:
             try:
                 model = self._pool.model()
                 await self._codecs.fetch(self._pool.targets(model)[0])
             except NoTargetError:
-                return False
+                return None
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                return True
+                return model

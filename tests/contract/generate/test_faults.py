@@ -9,10 +9,12 @@ import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_models import FakeModelServer
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
 from support.ports import free_address
+from support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -148,3 +150,23 @@ async def test_a_target_with_another_model_never_takes_over(monkeypatch):
         await used.kill()
         with pytest.raises(errors.NoTargetError):
             await call
+
+
+async def test_an_orchestrator_begins_though_its_first_target_vanishes_right_after_its_tokenizer(
+    monkeypatch,
+):
+    target = FakeModelServer("target", address=free_address())
+    fetch, returning = Codecs.fetch, []
+
+    async def fetch_from_one_that_vanishes(codecs, server):
+        is_first = not codecs.has(server.facts.tokenizer_fingerprint)
+        await fetch(codecs, server)
+        if is_first:
+            await target.kill()
+            await until(lambda: not server.ready, what="it is known to be gone")
+            returning.append(asyncio.ensure_future(target.start()))
+
+    monkeypatch.setattr(Codecs, "fetch", fetch_from_one_that_vanishes)
+    async with orchestrating(targets=[target]) as system:
+        await asyncio.gather(*returning)
+        assert (await system.generate()).token_ids == continuation(PROMPT, 24)
