@@ -70,6 +70,10 @@ class Candidates:
             if server not in seated and now >= self._barred_until.get(server, 0.0)
         ]
 
+    def have_come_since(self, at: float) -> bool:
+        """Whether a server has become ready since then, on the monotonic clock."""
+        return self._pool.latest_ready_at > at
+
     def note_seated(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
         if self._text is not None:

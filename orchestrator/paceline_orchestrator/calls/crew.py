@@ -148,8 +148,12 @@ class Crew:
 
         In this order: sessions move away from servers that are about to end; empty seats are
         filled; targets that came after the request are used, too.
+
+        Cost: where there is nothing to do, no server is looked at.
         """
         for seats in (self._targets, self._drafters):
+            if not self._wants_servers(seats):
+                continue
             servers = self._unseated(seats)
             self._move(seats, servers)
             for index in seats.empty[: len(servers)]:
@@ -206,6 +210,11 @@ class Crew:
         self._targets.clear()
         self._drafters.clear()
         self._home.settle()
+
+    def _wants_servers(self, seats: Seats) -> bool:
+        """Whether a seat is empty or to be left, or newer targets may be of use."""
+        is_newer = seats is self._targets and self._candidates.have_come_since(self._since)
+        return is_newer or bool(seats.empty) or any(it.server.leaving for it in seats.everyone)
 
     def _move(self, seats: Seats, servers: list[ModelServer]) -> None:
         """Replace sessions at servers that are about to end; each finishes its call.

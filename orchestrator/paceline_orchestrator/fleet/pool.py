@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import insort
 from collections import Counter
 from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from prometheus_client import Gauge
@@ -53,6 +55,8 @@ __all__ = ["ServerPool", "count_ready_servers"]
 _MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
 
+_name = attrgetter("name")
+
 _log = logging.getLogger(__name__)
 
 # The health stream is renewed so often, and with it what the server says of its model.
@@ -78,6 +82,7 @@ class ServerPool:
 
     Attributes:
         familiarity: Who has had which texts.
+        latest_ready_at: When a server last became ready, on the monotonic clock.
     """
 
     def __init__(
@@ -92,9 +97,12 @@ class ServerPool:
         self._open_channel = open_channel
         self._draw_lot = draw_lot
         self.familiarity = Familiarity()
+        self.latest_ready_at = 0.0
         self._servers: dict[_Key, ModelServer] = {}
+        self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners: dict[Callable[[], None], Context] = {}
+        self._is_round_due = False
         self._refused: set[tuple[str, str]] = set()
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
@@ -117,7 +125,7 @@ class ServerPool:
     @property
     def servers(self) -> list[ModelServer]:
         """All servers, drafters first, by name."""
-        return sorted(self._servers.values(), key=lambda it: (it.role, it.name))
+        return [server for role in Role for server in self._in_order[role]]
 
     @property
     def call_count(self) -> int:
@@ -130,7 +138,7 @@ class ServerPool:
         Raises:
             NoTargetError: No target is ready.
         """
-        targets = [it for it in self.servers if it.role is Role.TARGET]
+        targets = self._in_order[Role.TARGET]
         model = _commonest_model(it for it in targets if it.ready)
         if model is None:
             raise NoTargetError(
@@ -142,9 +150,7 @@ class ServerPool:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return _commonest_model(
-            it for it in self.servers if it.role is Role.TARGET and not it.misfit
-        )
+        return _commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.
@@ -181,6 +187,9 @@ class ServerPool:
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
         """Call `listener`, inside the block, after every change of who is ready or who lives where.
 
+        That is in the next turn of the loop, once for all the changes of this one: whoever makes a
+        change is in the middle of something, and where requests come and go there are many.
+
         It is called in the caller's context, so that its logs and calls bear the caller's name.
         """
         self._listeners[listener] = copy_context()
@@ -213,8 +222,7 @@ class ServerPool:
             destination.home_count += 1
         was_left = origin is not None and origin.home_count == 0
         if was_left or (destination is not None and destination.home_count == 1):
-            # Soon, not now: whoever moves is in the middle of something.
-            asyncio.get_running_loop().call_soon(self._call_listeners)
+            self._call_listeners_soon()
 
     def report_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:
         """Take a server out after a call to it failed that was made then; see `Pauses`."""
@@ -236,7 +244,7 @@ class ServerPool:
         text: FamiliarText | None,
         tolerated_calls: int = 0,
     ) -> list[ModelServer]:
-        ready = [it for it in self.servers if it.role is role and it.ready]
+        ready = [it for it in self._in_order[role] if it.ready]
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
 
         def rank(server: ModelServer) -> tuple[tuple[float, int, int, bool], float]:
@@ -262,6 +270,8 @@ class ServerPool:
             for key in found.keys() & self._servers.keys():
                 self._servers[key].endpoint = found[key]
                 self._tell(self._servers[key])
+            for servers in self._in_order.values():
+                servers.sort(key=_name)  # a server may be known by another name now
             await self._remove(self._servers.keys() - found.keys())
             for key in found.keys() - self._servers.keys():
                 self._add(key, found[key])
@@ -280,6 +290,7 @@ class ServerPool:
     def _add(self, key: _Key, endpoint: Endpoint) -> None:
         server = ModelServer(endpoint, self._open_channel(endpoint))
         self._servers[key] = server
+        insort(self._in_order[server.role], server, key=_name)
         self._watches[key] = self._tasks.create_task(
             self._watch(key, server), name=f"pool: watch {server.name}"
         )
@@ -291,6 +302,7 @@ class ServerPool:
                 continue  # its own watch was faster
             self._watches.pop(key).cancel()
             server = self._servers.pop(key)
+            self._in_order[server.role].remove(server)
             self._pauses.forget(server)
             self._refused = {it for it in self._refused if it[0] != server.name}
             server.health_status = REMOVED
@@ -332,12 +344,18 @@ class ServerPool:
         if server.told == (server.ready, server.leaving):
             return
         if server.ready and not server.told[0]:
-            server.ready_since = time.monotonic()
+            server.ready_since = self.latest_ready_at = time.monotonic()
         server.told = server.ready, server.leaving
         _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
-        self._call_listeners()
+        self._call_listeners_soon()
+
+    def _call_listeners_soon(self) -> None:
+        if not self._is_round_due:
+            self._is_round_due = True
+            asyncio.get_running_loop().call_soon(self._call_listeners)
 
     def _call_listeners(self) -> None:
+        self._is_round_due = False
         for listener, context in tuple(self._listeners.items()):
             if listener in self._listeners:  # still, after those before it
                 try:

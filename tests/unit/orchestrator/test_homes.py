@@ -58,6 +58,8 @@ class KnownTargets(ServerPool):
         server.health_status = ""
         server.ready_since = ready_since
         self._servers[endpoint] = server
+        self._in_order[role].append(server)
+        self.latest_ready_at = max(self.latest_ready_at, ready_since)
 
     @property
     def homes(self):
@@ -350,3 +352,29 @@ async def test_as_many_requests_as_targets_have_one_each():
             for target in targets:
                 await target.until(lambda it: it.running == 1)
         await system.settled()
+
+
+async def test_who_listens_hears_once_of_all_that_changed_in_a_turn_of_the_loop():
+    pool, calls = KnownTargets(3), []
+    with pool.listening(lambda: calls.append(pool.homes)):
+        for server in pool.servers:
+            pool.move_home(None, server)
+        assert not calls, "whoever moves is in the middle of something"
+        await arrivals()
+        assert calls == [[1, 1, 1]]
+        pool.move_home(pool.servers[0], None)
+        await arrivals()
+        assert calls == [[1, 1, 1], [0, 1, 1]]
+
+
+async def test_a_crew_that_needs_nobody_looks_at_no_server(monkeypatch):
+    pool = KnownTargets(4)
+    pool.add(Role.DRAFTER)
+    crew = await a_crew(pool, 2, drafter_count=1)
+    asked = []
+    monkeypatch.setattr(pool, "_ready", lambda role, *_, **__: asked.append(role) or [])
+    assert not crew.fill()
+    assert not asked
+    crew.vacate(crew.target(1), errors.CacheExhaustedError("full"))
+    crew.fill()
+    assert asked == [Role.TARGET]
