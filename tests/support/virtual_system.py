@@ -115,6 +115,7 @@ class VirtualSystem:
     pool: ServerPool
     planning: _Planning
     servicer: OrchestratorServicer
+    registry: CollectorRegistry
 
     async def generate(
         self, *, seconds: float = 60.0, into: Stream | None = None, **request: Any
@@ -210,14 +211,14 @@ async def virtual_system(
         draw_lot=random.random if seed else lambda: 0.0,
     )
     keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
-    planning = _Planning(pool, cpu_clock=lambda: 0)
+    planning, registry = _Planning(pool, cpu_clock=lambda: 0), CollectorRegistry()
     servicer = OrchestratorServicer(
         pool=pool,
         keeper=keeper,
         codecs=codecs,
         planning=planning,
         demand=DemandMeter(pool, lookahead=5, clock=now),
-        metrics=RequestMetrics(CollectorRegistry()),
+        metrics=RequestMetrics(registry),
         settings=OrchestratorSettings(targets=("127.0.0.1:1",)),
         tasks=tasks,
     )
@@ -227,7 +228,7 @@ async def virtual_system(
             model = await pool.wait_for_model(10)
             await codecs.fetch(pool.targets(model)[0])
             servicer.begin()
-            system = VirtualSystem(models, pool, planning, servicer)
+            system = VirtualSystem(models, pool, planning, servicer, registry)
             if discovery is None:
                 await system.until(lambda: sum(it.ready for it in pool.servers) == len(models))
             yield system

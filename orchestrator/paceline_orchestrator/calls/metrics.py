@@ -165,16 +165,15 @@ class RequestMetrics:
         self._hop.labels(rpc).observe(hop_ns / 1e9)
 
     @contextmanager
-    def request(self, served: _Served) -> Iterator[None]:
-        """Count a request that is being served, and in the end what it took."""
+    def request(self, served: _Served, *, arrived_ns: int) -> Iterator[None]:
+        """Measure a request that is being served, and that came then (perf_counter_ns)."""
         self._incoming.inc()
         self._running.inc()
-        started = time.perf_counter()
         try:
             yield
         finally:
             self._running.dec()
-            self._duration.observe(time.perf_counter() - started)
+            self._duration.observe((time.perf_counter_ns() - arrived_ns) / 1e9)
             self._count(served)
 
     def _count(self, served: _Served) -> None:

@@ -151,7 +151,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             with (
                 closing(generation),
                 self._pacing.following(generation),
-                self._metrics.request(generation),
+                self._metrics.request(generation, arrived_ns=arrived_ns),
                 self._demand.stream(
                     verifier_limit=lambda: generation.verifier_limit,
                     lookahead=order.options.wish.lookahead,

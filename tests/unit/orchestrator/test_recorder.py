@@ -248,7 +248,7 @@ def test_metrics_tell_what_branches_took_and_won():
         speed_up=None,
         statistics=lambda: Statistics(drafts=drafts),
     )
-    with RequestMetrics(registry).request(served):
+    with RequestMetrics(registry).request(served, arrived_ns=0):
         pass
     names = ("branch_rows", "branch_rows_accepted", "corrections_ahead")
     assert [registry.get_sample_value(f"paceline_{it}_total") for it in names] == [9, 3, 2]
