@@ -148,8 +148,8 @@ class RequestMetrics:
             registry=registry,
         )
 
-    def refused(self) -> None:
-        """Count a request that was not admitted."""
+    def arrived(self) -> None:
+        """Count a request, whatever becomes of it."""
         self._incoming.inc()
 
     def token_gaps(self, count: int, *, gap_ns: int) -> None:
@@ -167,7 +167,6 @@ class RequestMetrics:
     @contextmanager
     def request(self, served: _Served, *, arrived_ns: int) -> Iterator[None]:
         """Measure a request that is being served, and that came then (perf_counter_ns)."""
-        self._incoming.inc()
         self._running.inc()
         try:
             yield

@@ -131,6 +131,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         """
         arrived_ns = time.perf_counter_ns()
         self._demand.arrived()
+        self._metrics.arrived()
         caller = current_caller()
         share = share_of(context, caller)
         with self._admitted(share), caller.admitted() if caller else nullcontext():
@@ -213,7 +214,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if self._is_draining:
             raise DrainingError(_DRAINING)
         if not self._shares.allows(share):
-            self._metrics.refused()
             raise OverloadedError(
                 f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
                 " this client's",

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from paceline import errors
 from support.virtual_servers import targets
 from support.virtual_system import virtual_system
 from support.virtual_time import virtually
@@ -27,3 +28,26 @@ async def test_the_time_of_a_request_counts_from_its_arrival():
         assert took_seconds > 2
         told = system.registry.get_sample_value("paceline_request_duration_seconds_sum")
         assert told == pytest.approx(took_seconds, abs=HOPS_SECONDS)
+
+
+@virtually
+async def test_every_request_is_counted_once_whatever_becomes_of_it():
+    (target,) = targets(1)
+    async with virtual_system(target) as system:
+
+        def told():
+            return system.registry.get_sample_value("paceline_incoming_requests_total")
+
+        await system.generate()
+        assert told() == 1
+        with pytest.raises(errors.InvalidFieldError):
+            await system.generate(lookahead=0)
+        assert told() == 2
+        await target.kill()
+        with pytest.raises(errors.NoTargetError):
+            await system.generate()
+        assert told() == 3
+        system.servicer.drain()
+        with pytest.raises(errors.DrainingError):
+            await system.generate()
+        assert told() == 4
