@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from weakref import WeakValueDictionary
+
+from paceline_orchestrator.calls.turns import Turns
 
 __all__ = ["LongTextGate"]
 
@@ -23,7 +24,7 @@ class LongTextGate:
 
     def __init__(self) -> None:
         self._passage = asyncio.Lock()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
     async def passed(self, length: int, *, share: str) -> None:
         """Wait until a text may be handed on; at once if it is short.
@@ -34,8 +35,7 @@ class LongTextGate:
         """
         if length < _LONG_TOKENS:
             return
-        turn = self._turns.setdefault(share, asyncio.Lock())
-        async with turn:
+        async with self._turns.of(share):
             await self._passage.acquire()
         rest_seconds = length * _SECONDS_PER_TOKEN
         asyncio.get_running_loop().call_later(rest_seconds, self._passage.release)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakValueDictionary
+
+from paceline_orchestrator.calls.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ class TextWorkers:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="paceline-text")
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
     async def run(self, work: Callable[[], _T], *, size: int, share: str) -> _T:
         """Do it here and now if it is short, else in a thread.
@@ -39,7 +40,7 @@ class TextWorkers:
         """
         if size <= _SHORT:
             return work()
-        turn = self._turns.setdefault(share, asyncio.Lock())
+        turn = self._turns.of(share)
         await turn.acquire()
         done = asyncio.get_running_loop().run_in_executor(self._threads, work)
         # A thread goes on when nobody waits any more, and so does its share's turn.
