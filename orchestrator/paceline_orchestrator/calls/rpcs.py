@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.wire import StreamCall
 
 __all__ = [
-    "DecodeRpc",
-    "DraftRpc",
-    "VerifyRpc",
     "close_session",
     "one_hot",
     "open_session",
@@ -68,9 +65,9 @@ _RENEWING_SECONDS = 1.0
 
 _Message = TypeVar("_Message")
 
-DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
-DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
-VerifyRpc: TypeAlias = "Awaitable[VerifyResponse]"
+_DecodeRpc: TypeAlias = "StreamCall[DecodeResponse]"
+_DraftRpc: TypeAlias = "StreamCall[DraftResponse]"
+_VerifyRpc: TypeAlias = "Awaitable[VerifyResponse]"
 
 _RULES = {
     VerificationRule.EXACT: VERIFICATION_RULE_EXACT,
@@ -135,7 +132,7 @@ def send_verify(
     options: VerifyOptions,
     *,
     timeout_seconds: float,
-) -> VerifyRpc:
+) -> _VerifyRpc:
     """Send a proposal to be judged."""
     request = VerifyRequest(
         call=_call_message(call),
@@ -153,7 +150,7 @@ def send_verify(
     return server.target.Verify(request, timeout=timeout_seconds)
 
 
-async def read_verdict(rpc: VerifyRpc, *, sent_ns: int) -> Judged:
+async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int) -> Judged:
     """Wait for the verdict on what was sent at that time (perf_counter_ns).
 
     Raises:
@@ -179,7 +176,7 @@ def send_decode(
     options: DecodeOptions,
     *,
     timeout_seconds: float,
-) -> DecodeRpc:
+) -> _DecodeRpc:
     """Ask for the target's own tokens after a prefix."""
     request = DecodeRequest(
         call=_call_message(call),
@@ -192,7 +189,7 @@ def send_decode(
     return server.target.Decode(request, timeout=timeout_seconds)
 
 
-async def read_decoded(rpc: DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decoded]:
+async def read_decoded(rpc: _DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decoded]:
     """Wait for what a target decodes, message by message.
 
     Raises:
@@ -217,7 +214,7 @@ def send_draft(
     options: DraftOptions,
     *,
     timeout_seconds: float,
-) -> DraftRpc:
+) -> _DraftRpc:
     """Ask for the tokens that follow a prefix."""
     request = DraftRequest(
         call=_call_message(call),
@@ -229,7 +226,7 @@ def send_draft(
     return server.drafter.Draft(request, timeout=timeout_seconds)
 
 
-async def read_drafts(rpc: DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]:
+async def read_drafts(rpc: _DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]:
     """Wait for what is drafted, message by message.
 
     Raises:

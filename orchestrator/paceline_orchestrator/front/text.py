@@ -159,7 +159,7 @@ class StreamedText:
             self._take(token_id, None)
             if self.stop_string:
                 break
-            self._release()
+            self.take()
         self._held.clear()
         self._sent_length = len(self._tail)
 
@@ -214,7 +214,19 @@ class StreamedText:
 
     def take(self) -> Piece | None:
         """Take out what may be sent now."""
-        return self._release()
+        safe = len(self._tail) - self._possible_stop_length()
+        tokens: list[FinalToken] = []
+        end = 0
+        while self._held and (self._held[0][1] <= safe or self.stop_string):
+            token, end = self._held.popleft()
+            if token is not None:
+                tokens.append(token)
+        end = min(end, len(self._tail))
+        text = self._tail[self._sent_length : end]
+        self._tail = self._tail[end:]
+        self._sent_length = max(0, self._sent_length - end)
+        self._held = deque((token, at - end) for token, at in self._held)
+        return Piece(tuple(tokens), text) if tokens or text else None
 
     def _take(self, token_id: int, token: FinalToken | None) -> None:
         self.token_count += 1
@@ -238,21 +250,6 @@ class StreamedText:
             self.token_count -= len(self._uncertain)
             self._tail = self._tail[: max(start, self._sent_length)]
             self._stop_strings = ()
-
-    def _release(self) -> Piece | None:
-        safe = len(self._tail) - self._possible_stop_length()
-        tokens: list[FinalToken] = []
-        end = 0
-        while self._held and (self._held[0][1] <= safe or self.stop_string):
-            token, end = self._held.popleft()
-            if token is not None:
-                tokens.append(token)
-        end = min(end, len(self._tail))
-        text = self._tail[self._sent_length : end]
-        self._tail = self._tail[end:]
-        self._sent_length = max(0, self._sent_length - end)
-        self._held = deque((token, at - end) for token, at in self._held)
-        return Piece(tuple(tokens), text) if tokens or text else None
 
     def _possible_stop_length(self) -> int:
         """Length of the longest end of the tail with which a stop string could begin."""
