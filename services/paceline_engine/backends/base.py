@@ -196,7 +196,8 @@ class Backend(ABC):
 
         Returns:
             For each item what it got, or the error that it alone has: InvalidFieldError if what a
-            token is said to be drawn from is no distribution, OverloadedError without memory.
+            token is said to be drawn from is no distribution, OverloadedError without memory, any
+            other where there is a bug.
 
         Raises:
             ForwardInterrupted: the interrupt was set. The caches are as good as before.
@@ -205,10 +206,9 @@ class Backend(ABC):
         answers: list[Outcome | Exception | None] = []
         feeds: list[Feed] = []
         for item in items:
-            try:
-                feed = self._feed(item, row_limit if item is items[-1] else None)
-            except PacelineError as error:
-                answers.append(error)
+            feed = self._feed_or_error(item, row_limit if item is items[-1] else None)
+            if isinstance(feed, Exception):
+                answers.append(feed)
                 continue
             answers.append(None)
             feeds.append(feed)
@@ -218,6 +218,19 @@ class Backend(ABC):
         scores = self._compute(feeds, interrupt)
         decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
         return [next(decided) if answer is None else answer for answer in answers]
+
+    def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
+        """Return an item's rows, or the error that it alone has."""
+        try:
+            return self._feed(item, row_limit)
+        except DeviceLostError:
+            raise
+        except PacelineError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            # It broke off anywhere, and may have left anything.
+            item.cache.clear()
+            return error
 
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         task, cache = item.task, item.cache

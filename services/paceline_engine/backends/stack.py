@@ -78,6 +78,11 @@ class StackText(ModelCache):
         """Whether another text can begin with what was computed of this one."""
         return all(text.can_be_copied for text in self.texts)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the models has computed anything of it."""
+        return all(text.is_empty for text in self.texts)
+
     def begin_like(self, source: ModelCache) -> None:
         """Begin with what a text has in common with the first prefix, in each model."""
         assert isinstance(source, StackText)

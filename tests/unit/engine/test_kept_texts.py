@@ -70,6 +70,7 @@ class Copied(ModelCache):
     """A text that can be copied, and is no model's."""
 
     can_be_copied = True
+    is_empty = False
 
     def _crop(self, length: int) -> None:
         pass
@@ -123,6 +124,21 @@ def test_short_texts_and_what_cannot_be_copied_are_not_kept(kept, clock):
     nothing = KeptTexts(seconds=0, clock=clock)
     keep(nothing, tokens(range(99)))
     assert len(nothing) == 0
+
+
+def test_a_text_of_which_nothing_was_computed_is_not_kept(kept):
+    empty = Copied()
+    empty.__class__ = type("Empty", (Copied,), {"is_empty": True})
+    kept.keep(empty, tokens(range(99)), owner="", share="ann", size=99)
+    assert len(kept) == 0
+
+
+def test_a_text_that_was_lost_after_its_end_is_not_found_and_gives_way_to_another(kept):
+    lost = keep(kept, tokens(range(99)))
+    lost().__class__ = type("Empty", (Copied,), {"is_empty": True})
+    assert found_length(kept, tokens(range(99))) == 0
+    other = keep(kept, tokens(range(60)))
+    assert kept.find(tokens(range(99)), owner="", share="ann") == (other(), 60)
 
 
 def test_a_text_is_found_by_a_beginning_of_some_length_alone(kept):
@@ -393,6 +409,40 @@ def test_only_a_text_that_has_yet_to_begin_takes_another_ones_state(target):
     assert text.missing_length(array("I", TEXT)) == len(TEXT)
     assert text.missing_length(own) == 1
     assert text.keep(own) == len(own) - 1
+
+
+def test_a_text_that_begins_like_one_of_which_nothing_is_there_is_computed(target):
+    prefix = array("I", TEXT)
+    text = target.new_cache(SPEC)
+    source = target.new_cache(SPEC)
+    text.begin_like(source)
+    expected = scores_after(target, target.new_cache(SPEC), prefix)
+    assert torch.equal(scores_after(target, text, prefix), expected)
+
+
+async def test_a_text_whose_forward_failed_harms_no_session_that_begins_like_it(
+    target, monkeypatch
+):
+    async with running(target, limits=KEEPS) as host:
+        session = host.open_session(SPEC).session_id
+        verdict = await host.verify(call_on(session, 1, base=[], append=TEXT), chain([]))
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "_forward", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await host.verify(call_on(session, 2, base=TEXT, append=[verdict.next_token]))
+        host.close_session(session)
+        assert host.statistics().tokens_kept == 0
+        assert await decoded(host, TEXT) == (plain(target, TEXT), len(TEXT))
+
+
+def test_of_a_stacks_text_each_model_copies_what_it_computed(target, drafter):
+    stack = StackBackend([target, drafter], matrix=[[3, 4], [0, 2]])
+    source, text, prefix = stack.new_cache(SPEC), stack.new_cache(SPEC), array("I", TEXT)
+    assert source.is_empty
+    scores_after(drafter, source.texts[1], prefix)
+    assert not source.is_empty
+    text.begin_like(source)
+    assert [each.keep(prefix) for each in text.texts] == [0, len(TEXT) - 1]
 
 
 def test_beyond_a_copy_there_are_zeros_where_kernels_read(target):
