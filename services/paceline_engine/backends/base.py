@@ -233,13 +233,7 @@ class Backend(ABC):
             return error
 
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
-        task, cache = item.task, item.cache
-        if isinstance(task, Judge) and item.spec.rule is VerificationRule.REJECTION:
-            # Here, because it would hold up the event loop.
-            fields.check_distributions(
-                task.proposal, vocabulary_size=self.description.vocabulary_size
-            )
-        tree = item.tree
+        cache, tree = item.cache, item.tree
         if tree and cache.has_of(item.prefix, tree):
             start = len(cache.tree)
             return Feed(
@@ -253,11 +247,19 @@ class Backend(ABC):
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
             return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
+        self._check_distributions(item)
         fed.extend(block)
         if tree:
             return Feed(cache, fed, len(item.block), tree.parents)
         proposes = item.spec if item.proposes else None
         return Feed(cache, fed, len(block) + 1, item.parents, proposes)
+
+    def _check_distributions(self, item: Item) -> None:
+        """Check what a proposal is said to be drawn from: here, as it would hold up the loop."""
+        if isinstance(item.task, Judge) and item.spec.rule is VerificationRule.REJECTION:
+            fields.check_distributions(
+                item.task.proposal, vocabulary_size=self.description.vocabulary_size
+            )
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""

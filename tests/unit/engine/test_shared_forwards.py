@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
+from paceline_engine import fields
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
@@ -122,6 +123,22 @@ def test_a_distribution_that_is_none_is_its_items_error_alone(tiny_pair):
     assert [type(each).__name__ for each in answers] == [
         "Outcome", InvalidFieldError.__name__, "Outcome",
     ]  # fmt: skip
+
+
+def test_distributions_are_checked_once_however_many_parts_a_prompt_has(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    spec = SessionSpec(50, SamplingParameters(1.0), rule=VerificationRule.REJECTION)
+    good = chain([3], [SparseDistribution([3], [1.0])])
+    asked = item(model, range(1, 41), Judge(good), spec)
+    checked, check = [], fields.check_distributions
+    monkeypatch.setattr(
+        fields,
+        "check_distributions",
+        lambda *args, **size: [checked.append(1), check(*args, **size)],
+    )
+    answers = [model.run([asked], NEVER, row_limit=10)[0] for _ in range(5)]
+    assert [answer.is_whole for answer in answers] == [False] * 4 + [True]
+    assert len(checked) == 1
 
 
 def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
