@@ -156,6 +156,11 @@ class Backend(ABC):
     chat_template: ChatTemplate | None = None
 
     @property
+    def cuts_prompts(self) -> bool:
+        """Whether a forward never has more rows of a prompt than `run` allows."""
+        return True
+
+    @property
     def layers_run(self) -> int:
         """How many layers forwards have gone through so far; 0 where there are no layers."""
         return 0

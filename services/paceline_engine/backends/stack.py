@@ -246,6 +246,11 @@ class StackBackend(Backend):
         return self._fixed_matrix or self._numbers.matrix()
 
     @property
+    def cuts_prompts(self) -> bool:
+        """Not always: a draft that begins may need another model than was foreseen, uncut."""
+        return False
+
+    @property
     def layers_run(self) -> int:
         """How many decoder layers forwards of all models have gone through so far."""
         return sum(model.layers_run for model in self.models)
