@@ -218,6 +218,25 @@ async def test_a_session_that_ends_takes_what_was_begun_along():
             await host.verify(next_call(session))
 
 
+@pytest.mark.parametrize("notices", ["reaper", "call"])
+async def test_a_session_whose_lease_ends_takes_what_was_begun_along(notices):
+    now, gate = 0.0, Turnstile()
+    async with running(gate, clock=lambda: now) as host:
+        session = opened(host, SessionSpec(200, lease_seconds=1))
+        await corrected(host, session)
+        await until(lambda: len(gate.entered) >= 2)
+        now = 50.0
+        if notices == "reaper":
+            host._sessions.expire()
+        else:
+            with pytest.raises(SessionNotFoundError):
+                await host.verify(next_call(session))
+        await until(lambda: not host.statistics().forwards_running)
+        statistics = host.statistics()
+        assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
+        assert statistics.sessions_expired == 1
+
+
 async def test_a_caller_that_leaves_takes_along_what_its_answer_began():
     gate = Gate()
     async with running(gate) as host:
