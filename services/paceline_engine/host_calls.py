@@ -125,7 +125,7 @@ class HostCalls:
             held_length=live.prefix_length + accepted_count,
             logprobs=judgement.logprobs,
             timing=replace(
-                _timing(steps, most_rows=length, reusable=live.reused_count),
+                _timing(steps, most_rows=length, reusable=session.take_reused()),
                 began_early=live.began_early,
             ),
             proposal=judgement.proposal,
@@ -164,7 +164,6 @@ class HostCalls:
         self._counts.decode_calls += 1
         with self._live.until_left(session, live):
             unheld, length = call.token_ids, live.prefix_length
-            reusable = live.reused_count
             steps: list[Step[Outcome]] = []
             parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
             async for parcel in parcels:
@@ -178,10 +177,9 @@ class HostCalls:
                 logprobs = tuple(each for judgement in found for each in judgement.logprobs)
                 likeliest = tuple(each for judgement in found for each in judgement.top_logprobs)
                 most_rows = length + len(found) - 1
-                timing = _timing(steps, most_rows=most_rows, reusable=reusable)
+                timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
                 yield Decoded(length, token_ids, logprobs, timing, likeliest)
-                unheld, length, reusable = (), length + len(token_ids), 0
-                steps = []
+                unheld, length, steps = (), length + len(token_ids), []
 
     async def draft(
         self,

@@ -38,7 +38,6 @@ class LiveCall:
         item: What it asks.
         job: The item's place at the worker.
         began_early: Whether the model had begun it by itself.
-        reused_count: Of a session's first call, tokens that need not be computed.
     """
 
     prefix_length: int
@@ -46,7 +45,6 @@ class LiveCall:
     item: Item
     job: Job
     began_early: bool = False
-    reused_count: int = 0
 
     def will_answer(self, item: Item) -> bool:
         """Whether it is still to answer, and asks the same as this item."""
@@ -106,7 +104,8 @@ class LiveCalls:
             self._supersede(older)
             self._drop(ahead)
             raise
-        reused_count = self._sessions.begin(session, prefix) if is_first else 0
+        if is_first:
+            self._sessions.begin(session, prefix)
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
         item.goes_on = goes_on
         if older is not None and older.will_answer(item):
@@ -120,7 +119,7 @@ class LiveCalls:
             self._drop(ahead)
             outlet: Outlet[Outcome] = Outlet()
             job = self._worker.submit(item, outlet=outlet)
-            session.live_call = LiveCall(len(prefix), outlet, item, job, reused_count=reused_count)
+            session.live_call = LiveCall(len(prefix), outlet, item, job)
         return session.live_call
 
     def answered(self, session: Session, live: LiveCall) -> None:

@@ -56,6 +56,7 @@ class Session:
         cache: The model's side; for the worker thread.
         live_call: Its newest call while that is queued or running.
         ahead: What the model goes on with by itself after its last call.
+        reused_count: Tokens of its first prefix that a kept text has; `SessionTable` sets it.
         expires_at: When it ends if nothing happens, on the table's clock.
     """
 
@@ -67,6 +68,7 @@ class Session:
         self.cache = cache
         self.live_call: LiveCall | None = None
         self.ahead: Job | None = None
+        self.reused_count = 0
         self.expires_at = 0.0
         self._prefix = TokenPrefix()
         self._sequence = 0
@@ -128,6 +130,11 @@ class Session:
     def held(self) -> array[int]:
         """Return a copy of the tokens it holds."""
         return self._prefix.tokens()
+
+    def take_reused(self) -> int:
+        """Return how many tokens a kept text has of it: to the first that is answered, else 0."""
+        count, self.reused_count = self.reused_count, 0
+        return count
 
 
 class SessionTable:
@@ -305,17 +312,16 @@ class SessionTable:
             )
         return session
 
-    def begin(self, session: Session, prefix: array[int]) -> int:
-        """Let a session's first prefix begin with what is kept of such a text; return how much."""
+    def begin(self, session: Session, prefix: array[int]) -> None:
+        """Let a session's first prefix begin with what is kept of such a text."""
         spec = session.spec
         try:
             source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
         except LookupError:
-            return 0
+            return
         session.cache.begin_like(source)
-        length = min(length, len(prefix) - 1)
-        self.reused_tokens += length
-        return length
+        session.reused_count = min(length, len(prefix) - 1)
+        self.reused_tokens += session.reused_count
 
     def renew(self, session: Session) -> None:
         """Start its lease anew."""

@@ -8,15 +8,17 @@ import random
 import time
 import weakref
 from array import array
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 import torch
 
+from paceline.errors import OverloadedError, SupersededError
 from paceline_engine.backends.base import ForwardInterrupted, TokenMemory
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerifyOptions
+from paceline_engine.calls import DecodeOptions, SamplingParameters, SessionSpec, VerifyOptions
 from paceline_engine.host import HostLimits
 from paceline_engine.items import Item, Judge
 from paceline_engine.kept_texts import KeptTexts
@@ -342,6 +344,56 @@ async def test_without_time_nothing_is_kept(target):
         await decoded(host, TEXT)
         assert (await decoded(host, TEXT))[1] == len(TEXT)
         assert host.statistics().tokens_kept == 0
+
+
+async def told(host, session, sequence, text) -> int:
+    call = call_on(session, sequence, base=[], append=text)
+    return (await host.verify(call, chain([]))).timing.reused_token_count
+
+
+async def test_a_first_call_that_is_superseded_leaves_it_to_the_next_to_tell_what_was_kept(target):
+    async with running(target, limits=KEEPS) as host, asyncio.TaskGroup() as group:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        first = group.create_task(_superseded(told(host, session, 1, [*TEXT, 1])))
+        await asyncio.sleep(0)
+        assert await told(host, session, 2, [*TEXT, 1, 2]) == len(TEXT)
+        assert await first
+        assert await told(host, session, 3, [*TEXT, 1, 2, 3]) == 0, "it was told"
+
+
+async def _superseded(call) -> bool:
+    try:
+        await call
+    except SupersededError:
+        return True
+    return False
+
+
+async def test_a_first_call_that_finds_the_queue_full_leaves_it_to_the_next_to_tell(
+    target, monkeypatch
+):
+    def full(*_args, **_options):
+        raise OverloadedError("the queue is full")
+
+    async with running(target, limits=KEEPS) as host:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        with monkeypatch.context() as patch:
+            patch.setattr(host._worker, "submit", full)
+            with pytest.raises(OverloadedError):
+                await told(host, session, 1, TEXT)
+        assert await told(host, session, 2, TEXT) == len(TEXT) - 1
+
+
+async def test_a_stream_tells_once_what_was_kept(target):
+    async with running(target, limits=KEEPS) as host:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        call = call_on(session, 1, base=[], append=TEXT)
+        async with aclosing(host.decode(call, DecodeOptions(3, interval_seconds=0))) as stream:
+            counts = [part.timing.reused_token_count async for part in stream]
+        assert counts[0] == sum(counts) == len(TEXT) - 1
 
 
 async def test_drafts_begin_with_what_is_kept_too(drafter):
