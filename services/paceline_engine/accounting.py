@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline_engine.items import Outcome
-    from paceline_engine.jobs import Batch
+    from paceline_engine.jobs import Batch, Job
 
 __all__ = ["HostLimits", "HostStatistics", "Waste"]
 
@@ -120,8 +120,9 @@ class Waste:
     """What forwards computed that nobody waited for when they ended, given up or not.
 
     Attributes:
-        forward_count: Forwards of which nobody wanted anything.
-        forward_ns: How long they ran; and of other forwards the unwanted rows' part of the time.
+        forward_count: Forwards that were withdrawn while they ran, by all who waited for them.
+        forward_ns: How long they ran, and those that gave way to work that somebody asked for; of
+            other forwards the unwanted rows' part of the time.
         freeing_ns: How long whole forwards went on after they were withdrawn.
     """
 
@@ -132,15 +133,24 @@ class Waste:
     def add(self, batch: Batch, row_counts: Sequence[int], ended_ns: int) -> None:
         """Take in a forward that is over, and had so many rows of each job."""
         forward_ns = ended_ns - batch.started_ns
-        if not batch.is_unwanted:
-            unwanted_rows = sum(
-                rows
-                for job, rows in zip(batch.jobs, row_counts, strict=True)
-                if job.withdrawn_ns is not None
-            )
-            self.forward_ns += forward_ns * unwanted_rows // max(1, sum(row_counts))
-        else:
+        if batch.is_unwanted:
             self.forward_ns += forward_ns
             withdrawn_ns = max(job.withdrawn_ns or 0 for job in batch.jobs)
             self.forward_count += 1
             self.freeing_ns += ended_ns - max(batch.started_ns, withdrawn_ns)
+        elif batch.interrupt.is_set() and not any(row_counts):
+            self.forward_ns += forward_ns  # it is begun anew
+        else:
+            for job, rows in zip(batch.jobs, row_counts, strict=True):
+                self._add_part(job, forward_ns * rows // max(1, sum(row_counts)))
+
+    def add_unclaimed(self, job: Job) -> None:
+        """Take in what was computed ahead, now that nobody will ask for it."""
+        self.forward_ns += job.unclaimed_ns
+        job.unclaimed_ns = 0
+
+    def _add_part(self, job: Job, part_ns: int) -> None:
+        if job.withdrawn_ns is not None:
+            self.forward_ns += part_ns
+        elif job.is_anticipated:
+            job.unclaimed_ns += part_ns

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline_engine.model_cache import ModelCache
     from paceline_engine.turns import Turns
 
-__all__ = ["Batching"]
+__all__ = ["Batching", "most_rows"]
 
 # A longer rest of a prefix is a prefill, and is cut where others would wait for it.
 _LONG_ROWS = 64
@@ -35,6 +35,23 @@ _LEAST_PART_ROWS = 8
 _LEAST_PART_OF_TIME = 1 / 8
 # Streams seen this recently are about to come back, as to a drafter after a verification.
 _AWAY_NS = 300_000_000
+
+
+def most_rows(meter: LatencyMeter, *, length: int, block_length: int, cuts_prompts: bool) -> int:
+    """Return how many rows a forward has at most that computes a text, and others beside it.
+
+    Args:
+        meter: Knows what rows cost.
+        length: Of the text, in tokens.
+        block_length: How many of these are a proposal, which is not cut.
+        cuts_prompts: Whether the model computes a long prompt in parts.
+    """
+    short_rows, ns_per_row = meter.most_rows(), meter.ns_per_row
+    if not cuts_prompts or not ns_per_row:
+        return short_rows + length
+    part_ns = max(_ALONE_NS, (_PREFILL_SLOWDOWN - 1) * meter.cost_ns(short_rows))
+    part_rows = max(_LEAST_PART_ROWS, int(part_ns / ns_per_row))
+    return short_rows + min(length, part_rows + block_length)
 
 
 class Batching:

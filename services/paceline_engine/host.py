@@ -18,7 +18,6 @@ from paceline.errors import (
     DrainingError,
     LoadingError,
     SessionNotFoundError,
-    SupersededError,
 )
 from paceline_engine import fields
 from paceline_engine.accounting import HostLimits, HostStatistics
@@ -105,6 +104,7 @@ class ModelHost:
             token_budget=limits.token_budget,
             clock=clock,
             keep_seconds=limits.keep_seconds,
+            on_end=lambda session, error: self._live.leave(session, error),
         )
         self._meter = LatencyMeter()
         self._counts = HostStatistics()
@@ -162,8 +162,7 @@ class ModelHost:
         """End all sessions, and with DrainingError their live calls and those that come later."""
         self._ready = False
         for session in self._sessions:
-            self._live.leave(session, DrainingError("the server is shutting down"))
-            self._sessions.close(session.session_id)
+            self._sessions.close(session.session_id, DrainingError("the server is shutting down"))
 
     @property
     def ready(self) -> bool:
@@ -298,9 +297,8 @@ class ModelHost:
     def close_session(self, session_id: str, *, caller: str = "") -> None:
         """End a session and its live call. One that is unknown, or not the caller's, is fine."""
         with suppress(SessionNotFoundError):
-            session = self._sessions.find(session_id, caller=caller)
+            self._sessions.find(session_id, caller=caller)
             self._sessions.close(session_id)
-            self._live.leave(session, SupersededError("the session was closed"))
 
     # --- calls --------------------------------------------------------------------------------
 

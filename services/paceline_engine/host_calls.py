@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_engine import fields
+from paceline_engine.batching import most_rows
 from paceline_engine.calls import (
     CallTiming,
     Decoded,
@@ -101,7 +102,7 @@ class HostCalls:
                 call,
                 task,
                 depth=options.depth,
-                patience_ns=self._meter.patience_ns(length),
+                patience_ns=self._patience_ns(length, block_length=len(proposal)),
                 goes_on=options.anticipate,
             )
         self._counts.verify_calls += 1
@@ -124,7 +125,7 @@ class HostCalls:
             held_length=live.prefix_length + accepted_count,
             logprobs=judgement.logprobs,
             timing=replace(
-                _timing(steps, most_rows=length, reusable=live.reused_count),
+                _timing(steps, most_rows=length, reusable=session.take_reused()),
                 began_early=live.began_early,
             ),
             proposal=judgement.proposal,
@@ -158,12 +159,11 @@ class HostCalls:
                     options.logprobs,
                     options.top_logprobs,
                 ),
-                patience_ns=self._meter.patience_ns(length),
+                patience_ns=self._patience_ns(length, block_length=0),
             )
         self._counts.decode_calls += 1
         with self._live.until_left(session, live):
             unheld, length = call.token_ids, live.prefix_length
-            reusable = live.reused_count
             steps: list[Step[Outcome]] = []
             parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
             async for parcel in parcels:
@@ -177,10 +177,9 @@ class HostCalls:
                 logprobs = tuple(each for judgement in found for each in judgement.logprobs)
                 likeliest = tuple(each for judgement in found for each in judgement.top_logprobs)
                 most_rows = length + len(found) - 1
-                timing = _timing(steps, most_rows=most_rows, reusable=reusable)
+                timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
                 yield Decoded(length, token_ids, logprobs, timing, likeliest)
-                unheld, length, reusable = (), length + len(token_ids), 0
-                steps = []
+                unheld, length, steps = (), length + len(token_ids), []
 
     async def draft(
         self,
@@ -218,8 +217,12 @@ class HostCalls:
             task = Draft(max_tokens, width, branch_count if width > 1 else 0)
             length = call.prefix_length + max_tokens * (1 + task.branch_count)
             self._make_room(session, length)
+            block_length = max_tokens * task.branch_count
             live = self._live.admit(
-                session, call, task, patience_ns=self._meter.patience_ns(length)
+                session,
+                call,
+                task,
+                patience_ns=self._patience_ns(length, block_length=block_length),
             )
         self._counts.draft_calls += 1
         with self._live.until_left(session, live):
@@ -251,6 +254,16 @@ class HostCalls:
         """Whether a call gets what the model itself proposes: only EXACT judges such guesses."""
         can = self._serving().description.self_draft_depth > 0
         return options.propose and can and session.spec.rule is VerificationRule.EXACT
+
+    def _patience_ns(self, length: int, *, block_length: int) -> int | None:
+        """Return how long a forward of a call may take; its text gets no longer than this."""
+        rows = most_rows(
+            self._meter,
+            length=length,
+            block_length=block_length,
+            cuts_prompts=self._serving().cuts_prompts,
+        )
+        return self._meter.patience_ns(length, most_rows=rows)
 
     def _find_for(self, call: PrefixCall) -> Session:
         backend = self._serving()

@@ -134,6 +134,7 @@ class Job:
         was_passed_over: Whether a forward has gone without it since it was put into the queue.
         successor: What the model goes on with by itself after this.
         ns_per_row: What a row of its long prefix took in its last forward; 0: not known.
+        unclaimed_ns: What was computed of it before anybody asked for it took so long.
     """
 
     work: Item | Errand[Any]
@@ -144,12 +145,18 @@ class Job:
     withdrawn_ns: int | None = None
     was_passed_over: bool = False
     ns_per_row: float = 0.0
+    unclaimed_ns: int = 0
     successor: Job | None = None
 
     @property
     def depth(self) -> int:
         """How urgent it is: the smallest first."""
         return self.work.depth
+
+    @property
+    def is_anticipated(self) -> bool:
+        """Whether nobody has asked for it yet."""
+        return self.depth >= ANTICIPATED
 
 
 @dataclass(eq=False, slots=True)
@@ -176,7 +183,7 @@ class Batch:
     @property
     def is_anticipated(self) -> bool:
         """Whether nobody has asked for any of it yet."""
-        return all(job.depth >= ANTICIPATED for job in self.jobs)
+        return all(job.is_anticipated for job in self.jobs)
 
     @property
     def patience_ns(self) -> int | None:

@@ -80,12 +80,16 @@ class KeptTexts:
     ) -> None:
         """Keep the text of a session that has ended, unless it is too short or cannot be copied.
 
+        Nor is a text kept of which nothing was computed, or all was lost by a forward that failed.
+
         Args:
             cache: The text in the model; nothing else will be asked of it.
             token_ids: What the session held.
             size: Tokens that it has memory for.
         """
-        if not self._seconds or len(token_ids) < _LEAST_TOKENS or not cache.can_be_copied:
+        if not self._seconds or len(token_ids) < _LEAST_TOKENS:
+            return
+        if not cache.can_be_copied or cache.is_empty:
             return
         alike = self._alike(token_ids, owner=owner, share=share)
         if any(common == len(token_ids) for _, common in alike):
@@ -132,6 +136,7 @@ class KeptTexts:
             (text, common_length(text.token_ids, token_ids))
             for text in self._texts
             if (text.owner, text.share) == (owner, share)
+            and not text.cache.is_empty  # its last forward may have failed after the session ended
             and text.token_ids[:_LEAST_TOKENS] == beginning
         ]
 

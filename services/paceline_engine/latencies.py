@@ -103,19 +103,25 @@ class LatencyMeter:
         self._prefill = (max(0, short_ns - per_token * short_rows), per_token)
         self._record_longest(long_rows, long_ns)
 
-    def patience_ns(self, length: int) -> int | None:
+    def patience_ns(self, length: int, *, most_rows: int) -> int | None:
         """Return how long a forward at a text of so many tokens may take before it counts as hung.
 
-        Ten times what the longest prompt so far says of one of this length, at least 10 s; None
-        before any forward. A forward of n rows costs a + b n + c n^2, so one of k times as many
-        rows at most k^2 times as much; and one of fewer rows at the same text costs no more.
+        Ten times what the longest forward so far says of this one, at least 10 s; None before any
+        forward. One of n rows at a text of L tokens costs a + b n + c n L, so k times the rows and
+        m times the tokens cost at most k m times as much. The longest so far counts as a prompt's
+        whole, with as many tokens as rows.
+
+        Args:
+            length: Of the longest text in the forward.
+            most_rows: How many rows the forward has at most, those of other texts included.
         """
         if self._longest is None:
             return None
         rows, longest_ns = self._longest
         curve = self._known_curve()
         slowest_ns = curve[-1][1] if curve else 0.0
-        expected_ns = max(longest_ns * max(1.0, length / rows) ** 2, slowest_ns)
+        larger = max(1.0, length / rows) * max(1.0, most_rows / rows)
+        expected_ns = max(longest_ns * larger, slowest_ns)
         return max(_LEAST_PATIENCE_NS, round(_PATIENCE_FACTOR * expected_ns))
 
     @property
@@ -172,7 +178,7 @@ class LatencyMeter:
         if self._longest is not None:
             if row_count < self._longest[0]:
                 return
-            patience_ns = self.patience_ns(row_count)
+            patience_ns = self.patience_ns(row_count, most_rows=row_count)
             if patience_ns is not None and forward_ns > patience_ns:
                 return
         self._longest = (max(1, row_count), forward_ns)

@@ -38,7 +38,6 @@ class LiveCall:
         item: What it asks.
         job: The item's place at the worker.
         began_early: Whether the model had begun it by itself.
-        reused_count: Of a session's first call, tokens that need not be computed.
     """
 
     prefix_length: int
@@ -46,7 +45,6 @@ class LiveCall:
     item: Item
     job: Job
     began_early: bool = False
-    reused_count: int = 0
 
     def will_answer(self, item: Item) -> bool:
         """Whether it is still to answer, and asks the same as this item."""
@@ -106,22 +104,28 @@ class LiveCalls:
             self._supersede(older)
             self._drop(ahead)
             raise
-        reused_count = self._sessions.begin(session, prefix) if is_first else 0
+        if is_first:
+            self._sessions.begin(session, prefix)
         item = Item(session.cache, session.spec, prefix, task, depth, patience_ns)
         item.goes_on = goes_on
+        session.live_call = self._begin(item, sequence=call.sequence, older=older, ahead=ahead)
+        return session.live_call
+
+    def _begin(
+        self, item: Item, *, sequence: int, older: LiveCall | None, ahead: Job | None
+    ) -> LiveCall:
+        """Take over what asks the same already, or else put an item into the queue."""
         if older is not None and older.will_answer(item):
-            session.live_call = self._take_over(older, sequence=call.sequence, item=item)
-        elif ahead is not None and _is_begun(ahead, item):
+            return self._take_over(older, sequence=sequence, item=item)
+        if ahead is not None and _is_begun(ahead, item):
             self._worker.ask_for(ahead, item)
             self._counts.calls_anticipated += 1
-            session.live_call = LiveCall(len(prefix), ahead.outlet, item, ahead, began_early=True)
-        else:
-            self._supersede(older)
-            self._drop(ahead)
-            outlet: Outlet[Outcome] = Outlet()
-            job = self._worker.submit(item, outlet=outlet)
-            session.live_call = LiveCall(len(prefix), outlet, item, job, reused_count=reused_count)
-        return session.live_call
+            return LiveCall(len(item.prefix), ahead.outlet, item, ahead, began_early=True)
+        self._supersede(older)
+        self._drop(ahead)
+        outlet: Outlet[Outcome] = Outlet()
+        job = self._worker.submit(item, outlet=outlet)
+        return LiveCall(len(item.prefix), outlet, item, job)
 
     def answered(self, session: Session, live: LiveCall) -> None:
         """Keep what the model goes on with after a call's answer, for the session's next one."""

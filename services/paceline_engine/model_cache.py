@@ -70,6 +70,11 @@ class ModelCache(ABC):
         """Whether another text can begin with what was computed of this one."""
         return False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing computed that another text could begin with."""
+        return not self.length
+
     def begin_like(self, source: ModelCache) -> None:
         """Begin with what a text that nobody changes any more has in common with the first prefix.
 
@@ -147,7 +152,8 @@ class ModelCache(ABC):
         if source is not None and not self.length:
             kept = self._kept_length(prefix)
             self._source = _nothing
-            self._copy(source, kept)
+            if kept:
+                self._copy(source, kept)
             self._token_ids = prefix[:kept]
 
     def _kept_length(self, prefix: array[int]) -> int:

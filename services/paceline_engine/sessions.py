@@ -18,6 +18,7 @@ from paceline.errors import (
     PrefixNotHeldError,
     SessionNotFoundError,
     StaleCallError,
+    SupersededError,
 )
 from paceline.prefix import TokenPrefix
 from paceline.shares import FairShares
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Sequence
 
+    from paceline.errors import PacelineError
     from paceline_engine.jobs import Job
     from paceline_engine.live_calls import LiveCall
     from paceline_engine.model_cache import ModelCache
@@ -54,6 +56,7 @@ class Session:
         cache: The model's side; for the worker thread.
         live_call: Its newest call while that is queued or running.
         ahead: What the model goes on with by itself after its last call.
+        reused_count: Tokens of its first prefix that a kept text has; `SessionTable` sets it.
         expires_at: When it ends if nothing happens, on the table's clock.
     """
 
@@ -65,6 +68,7 @@ class Session:
         self.cache = cache
         self.live_call: LiveCall | None = None
         self.ahead: Job | None = None
+        self.reused_count = 0
         self.expires_at = 0.0
         self._prefix = TokenPrefix()
         self._sequence = 0
@@ -127,6 +131,11 @@ class Session:
         """Return a copy of the tokens it holds."""
         return self._prefix.tokens()
 
+    def take_reused(self) -> int:
+        """Return how many tokens a kept text has of it: to the first that is answered, else 0."""
+        count, self.reused_count = self.reused_count, 0
+        return count
+
 
 class SessionTable:
     """All sessions of a server process, within its limits.
@@ -154,6 +163,7 @@ class SessionTable:
         token_budget: int,
         clock: Callable[[], float],
         keep_seconds: float = 0.0,
+        on_end: Callable[[Session, PacelineError], None] = lambda *_: None,
     ) -> None:
         """Build it.
 
@@ -163,11 +173,14 @@ class SessionTable:
             token_budget: Tokens that all of them together can reserve.
             clock: Seconds that never go back; measures leases.
             keep_seconds: How long texts of ended sessions are kept; 0: they are not.
+            on_end: Called with each session that ends, however that comes, and with what its live
+                call is to be told.
         """
         self._incarnation = incarnation
         self._places = FairShares(session_limit)
         self._tokens = FairShares(token_budget)
         self._clock = clock
+        self._on_end = on_end
         self._kept = KeptTexts(seconds=keep_seconds, clock=clock)
         self.kept_budget = token_budget
         self._sessions: dict[str, Session] = {}
@@ -299,41 +312,49 @@ class SessionTable:
             )
         return session
 
-    def begin(self, session: Session, prefix: array[int]) -> int:
-        """Let a session's first prefix begin with what is kept of such a text; return how much."""
+    def begin(self, session: Session, prefix: array[int]) -> None:
+        """Let a session's first prefix begin with what is kept of such a text."""
         spec = session.spec
         try:
             source, length = self._kept.find(prefix, owner=spec.owner, share=spec.share)
         except LookupError:
-            return 0
+            return
         session.cache.begin_like(source)
-        length = min(length, len(prefix) - 1)
-        self.reused_tokens += length
-        return length
+        session.reused_count = min(length, len(prefix) - 1)
+        self.reused_tokens += session.reused_count
 
     def renew(self, session: Session) -> None:
         """Start its lease anew."""
         session.expires_at = self._clock() + session.spec.lease_seconds
 
-    def close(self, session_id: str) -> Session | None:
-        """Release a session, if there is one."""
+    def close(self, session_id: str, error: PacelineError | None = None) -> Session | None:
+        """Release a session, if there is one.
+
+        Args:
+            session_id: Its handle.
+            error: What its live call is told; by default that the session was closed.
+        """
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self._on_end(session, error or SupersededError("the session was closed"))
             self._places.give_back(session.spec.share)
             self._tokens.give_back(session.spec.share, session.reserved_length)
             self.released_count += 1
-            session.cache.end()
-            self._kept.keep(
-                session.cache,
-                session.held(),
-                owner=session.spec.owner,
-                share=session.spec.share,
-                size=session.reserved_length,
-            )
-            self._shrink_kept()
+            self._keep_text(session)
             if not self._sessions:
                 self._empty.set()
         return session
+
+    def _keep_text(self, session: Session) -> None:
+        session.cache.end()
+        self._kept.keep(
+            session.cache,
+            session.held(),
+            owner=session.spec.owner,
+            share=session.spec.share,
+            size=session.reserved_length,
+        )
+        self._shrink_kept()
 
     async def emptied(self) -> None:
         """Wait until no session is open."""

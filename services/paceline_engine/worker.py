@@ -57,7 +57,7 @@ class ModelWorker:
 
     Attributes:
         backend: What runs items. Set it before the first is submitted.
-        waste: Added up on the thread; read it anywhere.
+        waste: Added up on the thread and the loop, under a lock; read it anywhere.
     """
 
     def __init__(
@@ -193,6 +193,8 @@ class ModelWorker:
         """
         with self._changed:
             job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
+            if job.is_anticipated:
+                self.waste.add_unclaimed(job)
             if job in self._queue:
                 self._remove(job)
             elif (batch := self._running) and job in batch.jobs and batch.is_unwanted:

@@ -156,6 +156,11 @@ class Backend(ABC):
     chat_template: ChatTemplate | None = None
 
     @property
+    def cuts_prompts(self) -> bool:
+        """Whether a forward never has more rows of a prompt than `run` allows."""
+        return True
+
+    @property
     def layers_run(self) -> int:
         """How many layers forwards have gone through so far; 0 where there are no layers."""
         return 0
@@ -196,7 +201,8 @@ class Backend(ABC):
 
         Returns:
             For each item what it got, or the error that it alone has: InvalidFieldError if what a
-            token is said to be drawn from is no distribution, OverloadedError without memory.
+            token is said to be drawn from is no distribution, OverloadedError without memory, any
+            other where there is a bug.
 
         Raises:
             ForwardInterrupted: the interrupt was set. The caches are as good as before.
@@ -205,10 +211,9 @@ class Backend(ABC):
         answers: list[Outcome | Exception | None] = []
         feeds: list[Feed] = []
         for item in items:
-            try:
-                feed = self._feed(item, row_limit if item is items[-1] else None)
-            except PacelineError as error:
-                answers.append(error)
+            feed = self._feed_or_error(item, row_limit if item is items[-1] else None)
+            if isinstance(feed, Exception):
+                answers.append(feed)
                 continue
             answers.append(None)
             feeds.append(feed)
@@ -219,14 +224,21 @@ class Backend(ABC):
         decided = iter(self._decide_all([*zip(asked, feeds, scores, strict=True)]))
         return [next(decided) if answer is None else answer for answer in answers]
 
+    def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
+        """Return an item's rows, or the error that it alone has."""
+        try:
+            return self._feed(item, row_limit)
+        except DeviceLostError:
+            raise
+        except PacelineError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the caller's, and raised there
+            # It broke off anywhere, and may have left anything.
+            item.cache.clear()
+            return error
+
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
-        task, cache = item.task, item.cache
-        if isinstance(task, Judge) and item.spec.rule is VerificationRule.REJECTION:
-            # Here, because it would hold up the event loop.
-            fields.check_distributions(
-                task.proposal, vocabulary_size=self.description.vocabulary_size
-            )
-        tree = item.tree
+        cache, tree = item.cache, item.tree
         if tree and cache.has_of(item.prefix, tree):
             start = len(cache.tree)
             return Feed(
@@ -240,11 +252,19 @@ class Backend(ABC):
         # The last token's row belongs to the block: alone it would be computed again and again.
         if row_limit is not None and len(fed) > 1 and len(fed) + len(block) > row_limit:
             return Feed(cache, fed[: max(1, min(row_limit, len(fed) - 1))], 0)
+        self._check_distributions(item)
         fed.extend(block)
         if tree:
             return Feed(cache, fed, len(item.block), tree.parents)
         proposes = item.spec if item.proposes else None
         return Feed(cache, fed, len(block) + 1, item.parents, proposes)
+
+    def _check_distributions(self, item: Item) -> None:
+        """Check what a proposal is said to be drawn from: here, as it would hold up the loop."""
+        if isinstance(item.task, Judge) and item.spec.rule is VerificationRule.REJECTION:
+            fields.check_distributions(
+                item.task.proposal, vocabulary_size=self.description.vocabulary_size
+            )
 
     def _compute(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Any]:
         """Compute all in one forward; if that fails, each alone, to see whose fault it is."""

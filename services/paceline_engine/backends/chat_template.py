@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline_engine.backends.base import ChatTemplate, ModelLoadError
+from paceline_engine.backends.model_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,8 @@ def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None
     Raises:
         ModelLoadError: It cannot be read, or is larger than any template.
     """
-    config = _read(directory / "tokenizer_config.json")
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
     source = _own_file(directory / "chat_template.jinja") or _of_config(config.get("chat_template"))
     if not source:
         return None
@@ -49,16 +51,6 @@ def _own_file(path: Path) -> str:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path}: not readable as text ({error})") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: not readable as JSON ({error})") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _of_config(value: object) -> str:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
 from paceline_engine.backends.attention import Attention
+from paceline_engine.backends.library import rotations_change
 from paceline_engine.backends.products import Product, can_pack
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["FusedLlama", "Rotation", "can_fuse"]
 
 _FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
-# Their rotation at a position changes with the length of the text.
-_CHANGING_ROTATIONS = frozenset({"dynamic", "longrope"})
 _FIRST_ROTATIONS = 1024
 # A layer's products, as `StreamWeights` has what is added to them.
 _INTO_HEADS, _OUT_OF_HEADS, _GATE_AND_UP, _DOWN = range(4)
@@ -52,7 +51,7 @@ def can_fuse(model: Any) -> bool:
         plain_weights
         and {*layer_types} <= {"full_attention"}
         and (type(model) is not MistralForCausalLM or config.sliding_window is None)
-        and config.rope_parameters["rope_type"] not in _CHANGING_ROTATIONS
+        and not rotations_change(config)
     )
 
 

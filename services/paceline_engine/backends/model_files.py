@@ -17,7 +17,7 @@ from paceline_engine.backends.base import ModelLoadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ModelFiles", "find_model_files"]
+__all__ = ["ModelFiles", "find_model_files", "read_json"]
 
 _CODE_SUFFIXES = frozenset({".py", ".so"})
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -57,7 +57,7 @@ class ModelFiles:
         """
         for name in ("generation_config.json", "config.json"):
             path = self.directory / name
-            found = _read_json(path).get("eos_token_id") if path.exists() else None
+            found = read_json(path).get("eos_token_id") if path.exists() else None
             if found is not None:
                 ids = tuple(found) if isinstance(found, list) else (found,)
                 # A bool is an int, and no token.
@@ -141,11 +141,16 @@ def _refuse_programs(directory: Path) -> None:
         if path.suffix in _PICKLE_SUFFIXES:
             raise ModelLoadError(f"{path}: pickled weights can run code; convert to safetensors")
     for path in directory.glob("*.json"):
-        if path.name != "tokenizer.json" and "auto_map" in _read_json(path):
+        if path.name != "tokenizer.json" and "auto_map" in read_json(path):
             raise ModelLoadError(f"{path}: auto_map asks for the model's own code to be run")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object from a file; what is none has no fields.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or is no JSON.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -78,6 +78,11 @@ class StackText(ModelCache):
         """Whether another text can begin with what was computed of this one."""
         return all(text.can_be_copied for text in self.texts)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the models has computed anything of it."""
+        return all(text.is_empty for text in self.texts)
+
     def begin_like(self, source: ModelCache) -> None:
         """Begin with what a text has in common with the first prefix, in each model."""
         assert isinstance(source, StackText)
@@ -239,6 +244,11 @@ class StackBackend(Backend):
     def matrix(self) -> Matrix:
         """Who drafts how much for whom from now on."""
         return self._fixed_matrix or self._numbers.matrix()
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Not always: a draft that begins may need another model than was foreseen, uncut."""
+        return False
 
     @property
     def layers_run(self) -> int:

@@ -231,12 +231,16 @@ class TransformersBackend(Backend):
         """How many decoder layers forwards have gone through so far."""
         return self._layers_run
 
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a part of a long prompt is computed as in the whole: rotations stay the same."""
+        return not rotations_change(self.model.config)
+
     def run(
         self, items: Sequence[Item], interrupt: Interrupt, *, row_limit: int | None = None
     ) -> list[Outcome | Exception]:
         """Do a step of each item: see `Backend.run`."""
-        # A part of a prefix would have the rotations of a shorter text.
-        limit = None if rotations_change(self.model.config) else row_limit
+        limit = row_limit if self.cuts_prompts else None
         try:
             answers = super().run(items, interrupt, row_limit=limit)
             return self._with_proposals(items, answers)

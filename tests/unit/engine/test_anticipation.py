@@ -162,6 +162,48 @@ async def test_it_gives_way_to_what_somebody_asks_for_and_begins_anew_beside_it(
         assert (await host.verify(next_call(session))).next_token == ORACLE[1]
 
 
+async def test_a_forward_that_gives_way_is_waste():
+    gate = Turnstile()
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        session, other = opened(host), opened(host)
+        await corrected(host, session)
+        await until(lambda: len(gate.entered) >= 2)
+        real = group.create_task(corrected(host, other))
+        await until(lambda: host.statistics().forwards_interrupted == 1)
+        gate.open.set()
+        await real
+        statistics = host.statistics()
+        assert statistics.wasted_ns > 0
+        assert statistics.forwards_wasted == 0, "it was not withdrawn"
+
+
+@pytest.mark.parametrize("ends", ["closed", "asked for something else"])
+async def test_what_was_begun_is_waste_once_nobody_will_ask_for_it(ends):
+    async with running(instant()) as host:
+        session = opened(host)
+        await corrected(host, session)
+        await until(lambda: host.statistics().forwards == 2)
+        assert host.statistics().wasted_ns == 0
+        if ends == "closed":
+            host.close_session(session)
+        else:
+            await host.verify(next_call(session), chain([WRONG]))
+        wasted_ns = host.statistics().wasted_ns
+        assert wasted_ns > 0
+        host.close_session(session)
+        assert host.statistics().wasted_ns == wasted_ns
+
+
+async def test_what_was_begun_and_is_asked_for_is_no_waste():
+    async with running(instant()) as host:
+        session = opened(host)
+        await corrected(host, session)
+        await until(lambda: host.statistics().forwards == 2)
+        await host.verify(next_call(session))
+        host.close_session(session)
+        assert host.statistics().wasted_ns == 0
+
+
 async def test_a_session_that_ends_takes_what_was_begun_along():
     gate = Turnstile()
     async with running(gate) as host:
@@ -174,6 +216,25 @@ async def test_a_session_that_ends_takes_what_was_begun_along():
         assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
         with pytest.raises(SessionNotFoundError):
             await host.verify(next_call(session))
+
+
+@pytest.mark.parametrize("notices", ["reaper", "call"])
+async def test_a_session_whose_lease_ends_takes_what_was_begun_along(notices):
+    now, gate = 0.0, Turnstile()
+    async with running(gate, clock=lambda: now) as host:
+        session = opened(host, SessionSpec(200, lease_seconds=1))
+        await corrected(host, session)
+        await until(lambda: len(gate.entered) >= 2)
+        now = 50.0
+        if notices == "reaper":
+            host._sessions.expire()
+        else:
+            with pytest.raises(SessionNotFoundError):
+                await host.verify(next_call(session))
+        await until(lambda: not host.statistics().forwards_running)
+        statistics = host.statistics()
+        assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
+        assert statistics.sessions_expired == 1
 
 
 async def test_a_caller_that_leaves_takes_along_what_its_answer_began():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline_engine.batching import Batching
+from paceline_engine.batching import Batching, most_rows
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item, Judge
 from paceline_engine.jobs import Batch, Job, Outlet
@@ -296,3 +296,50 @@ def test_nobody_starves_and_nobody_is_served_twice(seed):
     while world.waiting:
         world.forward()
     assert len(world.ended) == arrived == len({id(each) for each in world.ended})
+
+
+# --- how many rows a forward can have -----------------------------------------------------------
+
+
+def most(meter: LatencyMeter, length: int, *, block: int = 0, cuts: bool = True) -> int:
+    return most_rows(meter, length=length, block_length=block, cuts_prompts=cuts)
+
+
+def slow() -> LatencyMeter:
+    """Rows cost so much that a prompt's parts have few of them."""
+    meter = LatencyMeter()
+    for rows in (1, 16, 64):
+        meter.record(rows, 100 * MILLISECOND + rows * 20 * MILLISECOND)
+    return meter
+
+
+def test_a_prompt_that_is_cut_adds_a_part_of_it_to_a_forward():
+    assert most(measured(), 131_072) == most(measured(), 8192) == 171 + 1000
+    assert most(measured(), 10) == 171 + 10
+    assert most(measured(), 8192, block=64) == 171 + 1064
+
+
+def test_a_prompt_that_is_not_cut_is_all_in_one_forward():
+    assert most(measured(), 131_072, cuts=False) == 171 + 131_072
+    unmeasured = LatencyMeter()
+    assert chosen([job(131_072)], of=batching(unmeasured)).row_limit is None
+    assert most(unmeasured, 131_072) >= 131_072
+
+
+@pytest.mark.parametrize(
+    "meter", [measured, slow, lambda: roomy()._meter], ids=["measured", "slow", "roomy"]
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_no_forward_has_more_rows_than_are_said(meter, seed):
+    chance, meter = random.Random(seed), meter()
+    batches = batching(meter)
+    for _ in range(20):
+        jobs = [
+            job(chance.choice([1, 1, 40, 300, 9000]), block=chance.choice([0, 5]), arrival=n)
+            for n in range(chance.randint(1, 60))
+        ]
+        batch = chosen(jobs, of=batches)
+        rows = sum(each.work.row_count() for each in batch.jobs)
+        longest = max(each.work.row_count() for each in batch.jobs)
+        # A short call whose rows alone are more than pay is computed all the same.
+        assert min(rows, batch.row_limit or rows) <= most(meter, longest, block=5) + 64

@@ -79,6 +79,23 @@ async def test_a_session_says_which_call_of_it_is_in_sight():
             host.live_sequence("another")
 
 
+@pytest.mark.parametrize("cuts", [True, False])
+async def test_only_a_prompt_that_is_not_cut_may_take_as_long_as_a_whole_one(cuts):
+    gate = Gate()
+    gate.__class__ = type("Cutting", (Gate,), {"cuts_prompts": cuts})
+    async with running(gate) as host, asyncio.TaskGroup() as group:
+        for rows in (1, 1000):
+            host._meter.record(rows, rows * 100_000)
+        host._meter.record_prefills((64, 6_400_000), (256, 25_600_000))
+        session = opened(host, SessionSpec(100_000))
+        call = verifying(group, host, asked(session, append=[7] * 50_000))
+        await entered(gate)
+        seconds = host._worker._running.patience_ns / 1e9
+        assert seconds < 120 if cuts else seconds > 2500
+        gate.open.set()
+        await call
+
+
 async def test_a_call_that_fails_after_the_fence_starts_the_lease_anew():
     now = 0.0
     gate = Gate()

@@ -8,15 +8,17 @@ import random
 import time
 import weakref
 from array import array
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 import torch
 
+from paceline.errors import OverloadedError, SupersededError
 from paceline_engine.backends.base import ForwardInterrupted, TokenMemory
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerifyOptions
+from paceline_engine.calls import DecodeOptions, SamplingParameters, SessionSpec, VerifyOptions
 from paceline_engine.host import HostLimits
 from paceline_engine.items import Item, Judge
 from paceline_engine.kept_texts import KeptTexts
@@ -70,6 +72,7 @@ class Copied(ModelCache):
     """A text that can be copied, and is no model's."""
 
     can_be_copied = True
+    is_empty = False
 
     def _crop(self, length: int) -> None:
         pass
@@ -123,6 +126,21 @@ def test_short_texts_and_what_cannot_be_copied_are_not_kept(kept, clock):
     nothing = KeptTexts(seconds=0, clock=clock)
     keep(nothing, tokens(range(99)))
     assert len(nothing) == 0
+
+
+def test_a_text_of_which_nothing_was_computed_is_not_kept(kept):
+    empty = Copied()
+    empty.__class__ = type("Empty", (Copied,), {"is_empty": True})
+    kept.keep(empty, tokens(range(99)), owner="", share="ann", size=99)
+    assert len(kept) == 0
+
+
+def test_a_text_that_was_lost_after_its_end_is_not_found_and_gives_way_to_another(kept):
+    lost = keep(kept, tokens(range(99)))
+    lost().__class__ = type("Empty", (Copied,), {"is_empty": True})
+    assert found_length(kept, tokens(range(99))) == 0
+    other = keep(kept, tokens(range(60)))
+    assert kept.find(tokens(range(99)), owner="", share="ann") == (other(), 60)
 
 
 def test_a_text_is_found_by_a_beginning_of_some_length_alone(kept):
@@ -328,6 +346,56 @@ async def test_without_time_nothing_is_kept(target):
         assert host.statistics().tokens_kept == 0
 
 
+async def told(host, session, sequence, text) -> int:
+    call = call_on(session, sequence, base=[], append=text)
+    return (await host.verify(call, chain([]))).timing.reused_token_count
+
+
+async def test_a_first_call_that_is_superseded_leaves_it_to_the_next_to_tell_what_was_kept(target):
+    async with running(target, limits=KEEPS) as host, asyncio.TaskGroup() as group:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        first = group.create_task(_superseded(told(host, session, 1, [*TEXT, 1])))
+        await asyncio.sleep(0)
+        assert await told(host, session, 2, [*TEXT, 1, 2]) == len(TEXT)
+        assert await first
+        assert await told(host, session, 3, [*TEXT, 1, 2, 3]) == 0, "it was told"
+
+
+async def _superseded(call) -> bool:
+    try:
+        await call
+    except SupersededError:
+        return True
+    return False
+
+
+async def test_a_first_call_that_finds_the_queue_full_leaves_it_to_the_next_to_tell(
+    target, monkeypatch
+):
+    def full(*_args, **_options):
+        raise OverloadedError("the queue is full")
+
+    async with running(target, limits=KEEPS) as host:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        with monkeypatch.context() as patch:
+            patch.setattr(host._worker, "submit", full)
+            with pytest.raises(OverloadedError):
+                await told(host, session, 1, TEXT)
+        assert await told(host, session, 2, TEXT) == len(TEXT) - 1
+
+
+async def test_a_stream_tells_once_what_was_kept(target):
+    async with running(target, limits=KEEPS) as host:
+        await decoded(host, TEXT)
+        session = host.open_session(SPEC).session_id
+        call = call_on(session, 1, base=[], append=TEXT)
+        async with aclosing(host.decode(call, DecodeOptions(3, interval_seconds=0))) as stream:
+            counts = [part.timing.reused_token_count async for part in stream]
+        assert counts[0] == sum(counts) == len(TEXT) - 1
+
+
 async def test_drafts_begin_with_what_is_kept_too(drafter):
     async with running(drafter, limits=KEEPS) as host:
         for rows in (len(TEXT), 1):
@@ -393,6 +461,40 @@ def test_only_a_text_that_has_yet_to_begin_takes_another_ones_state(target):
     assert text.missing_length(array("I", TEXT)) == len(TEXT)
     assert text.missing_length(own) == 1
     assert text.keep(own) == len(own) - 1
+
+
+def test_a_text_that_begins_like_one_of_which_nothing_is_there_is_computed(target):
+    prefix = array("I", TEXT)
+    text = target.new_cache(SPEC)
+    source = target.new_cache(SPEC)
+    text.begin_like(source)
+    expected = scores_after(target, target.new_cache(SPEC), prefix)
+    assert torch.equal(scores_after(target, text, prefix), expected)
+
+
+async def test_a_text_whose_forward_failed_harms_no_session_that_begins_like_it(
+    target, monkeypatch
+):
+    async with running(target, limits=KEEPS) as host:
+        session = host.open_session(SPEC).session_id
+        verdict = await host.verify(call_on(session, 1, base=[], append=TEXT), chain([]))
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "_forward", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await host.verify(call_on(session, 2, base=TEXT, append=[verdict.next_token]))
+        host.close_session(session)
+        assert host.statistics().tokens_kept == 0
+        assert await decoded(host, TEXT) == (plain(target, TEXT), len(TEXT))
+
+
+def test_of_a_stacks_text_each_model_copies_what_it_computed(target, drafter):
+    stack = StackBackend([target, drafter], matrix=[[3, 4], [0, 2]])
+    source, text, prefix = stack.new_cache(SPEC), stack.new_cache(SPEC), array("I", TEXT)
+    assert source.is_empty
+    scores_after(drafter, source.texts[1], prefix)
+    assert not source.is_empty
+    text.begin_like(source)
+    assert [each.keep(prefix) for each in text.texts] == [0, len(TEXT) - 1]
 
 
 def test_beyond_a_copy_there_are_zeros_where_kernels_read(target):

@@ -65,23 +65,42 @@ def test_measuring_a_model_with_a_long_context_reserves_little_of_it(monkeypatch
 SECOND = 1_000_000_000
 
 
+def uncut_ns(meter: LatencyMeter, length: int) -> int | None:
+    """The patience with a forward that computes a whole prompt alone."""
+    return meter.patience_ns(length, most_rows=length)
+
+
 def test_before_the_first_forward_patience_has_no_end():
-    assert LatencyMeter().patience_ns(1) is None
+    assert LatencyMeter().patience_ns(1, most_rows=1) is None
 
 
 def test_patience_is_ten_times_what_the_longest_prompt_lets_expect():
     meter = LatencyMeter()
     meter.record_prefills((64, SECOND), (256, 2 * SECOND))
-    assert meter.patience_ns(1) == meter.patience_ns(256) == 20 * SECOND
-    assert meter.patience_ns(1024) == 16 * 20 * SECOND
+    assert uncut_ns(meter, 1) == uncut_ns(meter, 256) == 20 * SECOND
+    assert uncut_ns(meter, 1024) == 16 * 20 * SECOND
     meter.record(1024, 9 * SECOND)
-    assert meter.patience_ns(1024) == 90 * SECOND
+    assert uncut_ns(meter, 1024) == 90 * SECOND
+
+
+def test_patience_grows_with_the_rows_of_a_forward_and_with_its_text():
+    meter = LatencyMeter()
+    meter.record(1000, 2 * SECOND)
+    assert meter.patience_ns(8000, most_rows=900) == 8 * 20 * SECOND
+    assert meter.patience_ns(900, most_rows=3000) == 3 * 20 * SECOND
+    assert meter.patience_ns(8000, most_rows=3000) == 24 * 20 * SECOND
+
+
+def test_a_model_that_hangs_in_a_part_of_a_long_prompt_is_found_out_in_minutes():
+    meter = LatencyMeter()
+    meter.record(1000, SECOND // 10)
+    assert meter.patience_ns(131_072, most_rows=2000) < 300 * SECOND
 
 
 def test_patience_is_never_less_than_ten_seconds():
     meter = LatencyMeter()
     meter.record(256, 1000)
-    assert meter.patience_ns(1) == 10 * SECOND
+    assert uncut_ns(meter, 1) == 10 * SECOND
 
 
 def test_slow_short_forwards_count_too():
@@ -89,14 +108,14 @@ def test_slow_short_forwards_count_too():
     meter.record(256, 1000)
     for _ in range(3):
         meter.record(1, 4 * SECOND)
-    assert meter.patience_ns(1) == 40 * SECOND
+    assert uncut_ns(meter, 1) == 40 * SECOND
 
 
 def test_a_forward_that_hung_teaches_no_patience():
     meter = LatencyMeter()
     meter.record(256, SECOND)
     meter.record(256, 3600 * SECOND)
-    assert meter.patience_ns(256) == 10 * SECOND
+    assert uncut_ns(meter, 256) == 10 * SECOND
 
 
 @pytest.mark.parametrize("coefficients", [(1, 1, 0), (0, 0, 1), (100, 3, 0.01), (1e6, 1, 1e-6)])
@@ -109,5 +128,19 @@ def test_no_prompt_of_a_healthy_model_uses_patience_up(coefficients):
     meter = LatencyMeter()
     meter.record_prefills((64, takes(64)), (256, takes(256)))
     for rows in (1, 100, 300, 5000, 20, 131_072, 4096):
-        assert takes(rows) <= meter.patience_ns(rows) / 5
+        assert takes(rows) <= uncut_ns(meter, rows) / 5
         meter.record(rows, takes(rows))
+
+
+@pytest.mark.parametrize("coefficients", [(1, 1, 0), (0, 0, 1), (100, 3, 0.01), (1e6, 1, 1e-6)])
+def test_no_part_of_a_healthy_models_prompt_uses_patience_up(coefficients):
+    fixed, linear, quadratic = coefficients
+
+    def takes(rows: int, length: int) -> int:
+        return round(1e5 * (fixed + linear * rows + quadratic * rows * length))
+
+    meter = LatencyMeter()
+    meter.record_prefills((64, takes(64, 64)), (256, takes(256, 256)))
+    for rows, length in [(100, 131_072), (1000, 1000), (1000, 131_072), (8, 131_072), (1024, 64)]:
+        assert takes(rows, length) <= meter.patience_ns(length, most_rows=rows) / 5
+        meter.record(rows, takes(rows, length))

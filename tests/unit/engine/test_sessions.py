@@ -6,10 +6,12 @@ import pytest
 
 from paceline.errors import (
     CacheExhaustedError,
+    DrainingError,
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
     StaleCallError,
+    SupersededError,
 )
 from paceline_engine.calls import SessionSpec
 from paceline_engine.items import Draft, Item
@@ -97,6 +99,28 @@ def test_a_text_knows_that_its_session_is_over(table, clock):
     clock.now += 6
     table.expire()
     assert [each.cache.has_ended for each in (closed, expired, open_one)] == [True, True, False]
+
+
+def test_each_end_of_a_session_is_told_once(clock):
+    told = []
+    table = SessionTable(
+        incarnation="here",
+        session_limit=9,
+        token_budget=100,
+        clock=clock,
+        on_end=lambda session, error: told.append((session, type(error))),
+    )
+    closed, expired, drained = (open_session(table, lease_seconds=n) for n in (9, 5, 9))
+    table.close(closed.session_id)
+    table.close(closed.session_id)
+    clock.now += 6
+    table.expire()
+    table.close(drained.session_id, DrainingError("stop"))
+    assert told == [
+        (closed, SupersededError),
+        (expired, SupersededError),
+        (drained, DrainingError),
+    ]
 
 
 # --- growing ----------------------------------------------------------------------------------

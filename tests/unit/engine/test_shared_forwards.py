@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from paceline.errors import InternalError, InvalidFieldError, OverloadedError
-from paceline_engine.backends.base import ForwardInterrupted
+from paceline_engine import fields
+from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
-from paceline_engine.items import Draft, Item, Judge
+from paceline_engine.items import Draft, Item, Judge, Outcome
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import SparseDistribution
 from unit.engine.conftest import NEVER, StopAtLayer, chain, continuation, instant
@@ -124,6 +125,22 @@ def test_a_distribution_that_is_none_is_its_items_error_alone(tiny_pair):
     ]  # fmt: skip
 
 
+def test_distributions_are_checked_once_however_many_parts_a_prompt_has(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    spec = SessionSpec(50, SamplingParameters(1.0), rule=VerificationRule.REJECTION)
+    good = chain([3], [SparseDistribution([3], [1.0])])
+    asked = item(model, range(1, 41), Judge(good), spec)
+    checked, check = [], fields.check_distributions
+    monkeypatch.setattr(
+        fields,
+        "check_distributions",
+        lambda *args, **size: [checked.append(1), check(*args, **size)],
+    )
+    answers = [model.run([asked], NEVER, row_limit=10)[0] for _ in range(5)]
+    assert [answer.is_whole for answer in answers] == [False] * 4 + [True]
+    assert len(checked) == 1
+
+
 def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
     model = TransformersBackend(str(tiny_pair.target))
     items, expected = drafts(model, 5), run_all(model, drafts(model, 5))
@@ -143,6 +160,38 @@ def test_a_text_without_memory_harms_no_other(tiny_pair, monkeypatch):
         if each is not items[2]:
             each.take(answer)
     assert [each.drafted for each in run_all(model, items)] == [each.drafted for each in expected]
+
+
+def test_a_bug_in_one_items_text_harms_no_other(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    items = drafts(model, 3)
+    monkeypatch.setattr(items[1].cache, "keep", lambda _: 1 / 0)
+    answers = model.run(items, NEVER)
+    assert [type(each) for each in answers] == [Outcome, ZeroDivisionError, Outcome]
+
+
+def test_a_text_that_a_bug_left_half_done_is_computed_anew(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    (broken,), (whole,) = drafts(model, 1), drafts(model, 1)
+    for each in (broken, whole):
+        each.take(model.run([each], NEVER)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(broken.cache, "adopt", lambda _: 1 / 0)
+        model.run([broken], NEVER)
+    assert broken.cache.length == 0
+    assert run_all(model, [broken])[0].drafted == run_all(model, [whole])[0].drafted
+
+
+def test_a_device_that_is_lost_before_the_forward_is_no_items_error(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    items = drafts(model, 2)
+
+    def lose(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(items[1].cache, "keep", lose)
+    with pytest.raises(DeviceLostError):
+        model.run(items, NEVER)
 
 
 def test_scores_that_are_no_numbers_are_their_items_error_alone(tiny_pair):

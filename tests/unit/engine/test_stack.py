@@ -178,6 +178,20 @@ def test_a_part_of_a_prompt_has_a_row_at_least_whatever_others_need(target, draf
     assert [each.row_count for each in outcomes] == [7, 100, 1]
 
 
+def test_a_text_that_a_smaller_model_lacks_is_not_always_cut_and_none_is_promised_to_be(
+    target, drafter
+):
+    stack, spec, prompt = stack_of(target, drafter), spec_for(), [*range(90)]
+    cache = stack.new_cache(spec)
+    scores_after(target, cache.texts[0], array("I", prompt))
+    lacking = draft_item(stack, cache, spec, prompt, 4)
+    other = draft_item(stack, stack.new_cache(spec), spec, PROMPT, 4)
+    assert lacking.row_count() == 1, "of the model that is thought to be asked"
+    outcome, _ = stack.run([lacking, other], NEVER, row_limit=10)
+    assert (outcome.row_count, outcome.stage) == (90, 1)
+    assert not stack.cuts_prompts
+
+
 def test_under_rejection_every_token_comes_with_a_distribution_that_has_it(target, drafter):
     stack = stack_of(target, drafter, matrix=((4, 3, 4), (0, 3, 4), (0, 0, 4)), leniency=2)
     spec = spec_for(SAMPLED, 3, VerificationRule.REJECTION)
