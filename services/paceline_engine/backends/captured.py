@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline_engine.backends.shared_rows import ForwardRows
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline_engine.backends.attention import Attention
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
-    from paceline_engine.backends.shared_rows import OtherRows
-    from paceline_engine.backends.stream_rows import StreamRows
 
 __all__ = ["CapturedStep"]
 
 _WARM_UPS = 3
 
 
-class CapturedStep:
+class CapturedStep(ForwardRows):
     """A forward of one row for one text.
 
     Elsewhere than on CUDA it is computed anew each time, over whole buffers all the same.
@@ -56,11 +56,7 @@ class CapturedStep:
         self.token_ids = torch.zeros(1, dtype=torch.int64, device=device)
         self.positions = torch.full_like(self.token_ids, text.length)
         self.longest = text.capacity
-        self.scored: Tensor | slice = slice(0, 1)
-        self.read_at: int | None = None
-        self.read: Tensor | None = None
-        self.change: Callable[[Tensor], OtherRows | None] | None = None
-        self.streams: StreamRows | None = None
+        self.scored = slice(0, 1)
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now, because a recording must not make a table longer; and held, because for a

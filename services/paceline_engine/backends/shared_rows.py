@@ -6,6 +6,7 @@ side; what each of them sees is said in `attention.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -33,7 +34,7 @@ class _Neighbour(Protocol):
         """Whether one kernel can compute it beside another one, which comes right before it."""
 
 
-class ForwardRows(Protocol):
+class ForwardRows(ABC):
     """What a decoder computes in one forward.
 
     Attributes:
@@ -52,11 +53,12 @@ class ForwardRows(Protocol):
     positions: Tensor
     longest: int
     scored: Tensor | slice
-    read_at: int | None
-    read: Tensor | None
-    change: Callable[[Tensor], OtherRows | None] | None
-    streams: StreamRows | None
+    read_at: int | None = None
+    read: Tensor | None = None
+    change: Callable[[Tensor], OtherRows | None] | None = None
+    streams: StreamRows | None = None
 
+    @abstractmethod
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
@@ -76,7 +78,7 @@ class OtherRows:
     hidden: Tensor
 
 
-class SharedRows:
+class SharedRows(ForwardRows):
     """Rows of several texts, (T,) in all, that see nothing of each other's.
 
     Attributes: see `ForwardRows`.
@@ -124,10 +126,6 @@ class SharedRows:
             self.stream_places = self._last(stream_counts, ends)
             ends = [end - own for end, own in zip(ends, stream_counts, strict=True)]
         self.scored = self._last(scored_counts, ends)
-        self.read_at: int | None = None
-        self.read: Tensor | None = None
-        self.change: Callable[[Tensor], OtherRows | None] | None = None
-        self.streams: StreamRows | None = None
 
     def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
         """Return so many rows before each of these ends."""
