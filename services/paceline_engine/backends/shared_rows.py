@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from paceline_engine.backends.attention import PaddedTexts, SideBySide, TextRows
+from paceline_engine.backends.attention import SideBySide, TextRows
+from paceline_engine.backends.padded_texts import TextsTogether
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ class SharedRows(ForwardRows):
             scored_counts: How many of each text's last rows to score, before those of streams.
             parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
             stream_counts: How many of each text's last rows are streams; none of them is scored.
-            together: Attend to all texts in one kernel for each layer, over padded copies, rather
+            together: Attend to texts of about a length in one kernel, over padded copies, rather
                 than text by text. Pays where launching kernels is what takes the time.
         """
         device = texts[0].keys.device
@@ -143,7 +144,7 @@ class SharedRows(ForwardRows):
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
-            return self._padded.attend(layer, queries, how)
+            return self._all_together.attend(layer, queries, how)
         own_rows = self._own_rows(queries)
         return _joined(
             [part.attend(layer, own, how) for part, own in zip(self._parts, own_rows, strict=True)]
@@ -184,8 +185,8 @@ class SharedRows(ForwardRows):
         return [run[0] if len(run) == 1 else SideBySide(run) for run in runs(self._texts)]
 
     @cached_property
-    def _padded(self) -> PaddedTexts:
-        return PaddedTexts(self._texts)
+    def _all_together(self) -> TextsTogether:
+        return TextsTogether(self._texts)
 
 
 def runs(texts: Sequence[_Part]) -> list[list[_Part]]:
