@@ -207,6 +207,7 @@ class Backend(ABC):
         for item in items:
             try:
                 feed = self._feed(item, row_limit if item is items[-1] else None)
+                self._make_room(feed)
             except PacelineError as error:
                 answers.append(error)
                 continue
@@ -301,6 +302,13 @@ class Backend(ABC):
             return self._judge(scores, task, item)
         judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
         return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
+
+    def _make_room(self, feed: Feed) -> None:  # noqa: B027 - most need none
+        """Have memory for what a forward will append to a text.
+
+        Raises:
+            OverloadedError: there is none. The text is as it was, and the others go on without it.
+        """
 
     @abstractmethod
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:

@@ -353,6 +353,12 @@ class TransformersBackend(Backend):
         )
 
     @_on_device()
+    def _make_room(self, feed: Feed) -> None:
+        if isinstance(feed.cache, KeyValues):
+            beside = self._most_streams(feed)
+            feed.cache.make_room(len(feed.token_ids), beside=beside)
+
+    @_on_device()
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
         self.interrupt = interrupt
         if self.description.shares_forwards:
@@ -369,8 +375,7 @@ class TransformersBackend(Backend):
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
         for feed in feeds:
-            beside = self._most_streams(feed)
-            cast("KeyValues", feed.cache).make_room(len(feed.token_ids), beside=beside)
+            self._make_room(feed)  # `run` has made it; who comes another way has not
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0])]
