@@ -365,7 +365,14 @@ class TransformersBackend(Backend):
             logits = self._score(feeds)
         else:
             logits = [each for feed in feeds for each in self._score([feed])]
+        if not any(feed.scored_count for feed in feeds):
+            self._wait()
         return [rows[:, : self.description.vocabulary_size] for rows in logits]
+
+    def _wait(self) -> None:
+        """Let a forward be over: where nothing is read of it, an accelerator has only begun it."""
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).current_stream(self.device).synchronize()
 
     def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         """Return the logits of each feed's scored rows; they are valid until the next forward."""
