@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,8 +44,10 @@ __all__ = [
 
 _WORD = 0xFFFFFFFF
 _USUAL_NUCLEUS = 256
-# Of rows together: more do not stay in a processor's cache from one operation to the next.
-_MOST_NUMBERS = 1 << 18
+# Of rows together: more do not stay in a processor's cache from one operation to the next. On an
+# accelerator each operation is a launch, and only memory is the limit: 256 MiB for each result, of
+# which noise has several at a time.
+_MOST_NUMBERS, _MOST_ON_ACCELERATOR = 1 << 18, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +115,45 @@ def choose_together(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
     Returns:
         For each row its token; None if the model computed NaN or infinity.
 
-    Cost: rows that differ in nothing but seed and position are computed together.
+    Cost: rows that differ in nothing but seed and position are computed together. All tokens
+    come to the host at once.
     """
     alike: defaultdict[SamplingParameters, list[int]] = defaultdict(list)
     for row, draw in enumerate(draws):
         alike[draw.parameters].append(row)
-    most_rows = max(1, _MOST_NUMBERS // logits.shape[-1])
-    chosen: list[int | None] = [None] * len(draws)
-    for rows in alike.values():
-        for start in range(0, len(rows), most_rows):
-            part = rows[start : start + most_rows]
-            own = logits if len(part) == len(logits) else logits[part]
-            found = _choose_alike(own, [draws[row] for row in part])
-            for row, token in zip(part, found, strict=True):
-                chosen[row] = token
-    return chosen
+    most_rows = _most_rows(logits.device, logits.shape[-1])
+    parts = [
+        rows[start : start + most_rows]
+        for rows in alike.values()
+        for start in range(0, len(rows), most_rows)
+    ]
+    found = [
+        _choose_alike(
+            logits if len(part) == len(logits) else logits[part], [draws[row] for row in part]
+        )
+        for part in parts
+    ]
+    chosen = dict(zip(chain.from_iterable(parts), _told(torch.cat(found, 1)), strict=True))
+    return [chosen[row] for row in range(len(draws))]
 
 
-def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+def _most_rows(device: torch.device, vocabulary_size: int) -> int:
+    """Return how many rows to choose for at once."""
+    most_numbers = _MOST_NUMBERS if device.type == "cpu" else _MOST_ON_ACCELERATOR
+    return max(1, most_numbers // vocabulary_size)
+
+
+def _choose_alike(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return each row's token as `_largest` does."""
     parameters = draws[0].parameters
     if parameters.temperature == 0:
-        return _largest_or_none(logits)
+        return _largest(logits)
     positions, seeds = (
         torch.tensor(each, device=logits.device)
         for each in zip(*((draw.position, draw.seed) for draw in draws), strict=True)
     )
     scores = filtered_scores(logits, parameters)
-    return _largest_or_none(_with_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
+    return _largest(_with_noise(scores, positions, seed=seeds, purpose=Purpose.EXACT))
 
 
 def filtered_scores(logits: Tensor, parameters: SamplingParameters) -> Tensor:
@@ -244,16 +259,24 @@ def largest(scores: Tensor) -> list[int]:
     Raises:
         InternalError: a row has no largest number: the model computed NaN or infinity.
     """
-    found = [token for token in _largest_or_none(scores) if token is not None]
+    found = [token for token in _told(_largest(scores)) if token is not None]
     if len(found) < len(scores):
         raise InternalError("the model's scores are not finite")
     return found
 
 
-def _largest_or_none(scores: Tensor) -> list[int | None]:
+def _largest(scores: Tensor) -> Tensor:
+    """Return each row's largest entry's index, and itself: (2, T) float64 on their device."""
     values, indices = scores.max(-1)
-    found = zip(indices.tolist(), values.tolist(), strict=True)
-    return [token if math.isfinite(value) else None for token, value in found]
+    return torch.stack((indices.double(), values.double()))
+
+
+def _told(found: Tensor) -> list[int | None]:
+    """Bring what `_largest` found to the host; None: the row has no largest number."""
+    return [
+        int(token) if math.isfinite(value) else None
+        for token, value in zip(*found.tolist(), strict=True)
+    ]
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:

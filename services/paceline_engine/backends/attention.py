@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from paceline_engine.backends.slabs import Place
 
 __all__ = [
+    "FEW_ROWS",
     "Attention",
-    "PaddedTexts",
     "SideBySide",
     "TextRows",
     "TreeRows",
@@ -40,8 +40,8 @@ __all__ = [
     "mask_of",
 ]
 
-# Beside more rows of a text a kernel of its own costs nothing.
-_FEW_ROWS = 16
+FEW_ROWS = 16
+"""Beside more rows of a text a kernel of its own costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class TextRows:
 
     def goes_with(self, others: TextRows) -> bool:
         """Whether one kernel can compute them beside other rows, which come right before them."""
-        return others.place.is_before(self.place) and others.count == self.count <= _FEW_ROWS
+        return others.place.is_before(self.place) and others.count == self.count <= FEW_ROWS
 
     @cached_property
     def _new(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -257,60 +257,6 @@ class SideBySide:
             if text.tree is not None:
                 own[:, : text.length] = text.ages(device)
         return ages
-
-
-class PaddedTexts:
-    """All texts' rows and tokens, padded to the most that one of them has: copies of them."""
-
-    def __init__(self, texts: Sequence[TextRows]) -> None:
-        """Build it of two texts or more."""
-        self._texts = texts
-        device = texts[0].states[0][0].device
-        counts = torch.tensor([text.count for text in texts])
-        lengths = torch.tensor([text.length for text in texts])
-        row, column = torch.arange(int(counts.max())), torch.arange(int(lengths.max()))
-        # Where padding is, any place serves; these are there.
-        rows = (counts.cumsum(0) - counts)[:, None] + row.clamp(max=counts[:, None] - 1)
-        columns = (lengths.cumsum(0) - lengths)[:, None] + column.clamp(max=lengths[:, None] - 1)
-        self._shape = rows.shape
-        self._rows, self._columns = rows.flatten().to(device), columns.flatten().to(device)
-        # (B, t, L) distances from the token to the row; below 0 are tokens after it.
-        self._ages = ((lengths - counts)[:, None, None] + row[:, None] - column).to(device)
-        for ages, text in zip(self._ages, texts, strict=True):
-            if text.tree is not None:
-                ages[: text.count, : text.length] = text.ages(device)
-        self._real = (row < counts[:, None]).flatten().nonzero()[:, 0].to(device)
-        self._masks: dict[tuple[int | None, int], Tensor] = {}
-
-    def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
-        """Attend to all texts in one kernel."""
-        heads, width = queries.shape[0], queries.shape[-1]
-        keys, values = (
-            torch.cat([each[layer][0] for each in states], 1)
-            .index_select(1, self._columns)
-            .reshape(states[0][layer].shape[1], self._shape[0], -1, states[0][layer].shape[-1])
-            .transpose(0, 1)
-            for states in zip(*(text.states for text in self._texts), strict=True)
-        )
-        kv_heads, (batch, count) = keys.shape[1], self._shape
-        padded = (
-            queries.index_select(1, self._rows).reshape(heads, batch, count, width).transpose(0, 1)
-        )
-        seen = functional.scaled_dot_product_attention(
-            padded.reshape(batch, kv_heads, -1, width),
-            keys,
-            values,
-            attn_mask=self._mask(how.window, queries, heads // kv_heads),
-            scale=how.scale,
-        )
-        rows = seen.reshape(batch, heads, count, -1).transpose(0, 1).flatten(1, 2)
-        return rows.index_select(1, self._real)
-
-    def _mask(self, window: int | None, like: Tensor, group: int) -> Tensor:
-        """Return what is added to the products: (B, 1, group * t, L)."""
-        if (window, group) not in self._masks:
-            self._masks[window, group] = mask_of(self._ages, window, like=like, group=group)
-        return self._masks[window, group]
 
 
 def _hidden(ages: Tensor, window: int | None) -> Tensor:

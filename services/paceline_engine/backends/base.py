@@ -227,7 +227,9 @@ class Backend(ABC):
     def _feed_or_error(self, item: Item, row_limit: int | None) -> Feed | Exception:
         """Return an item's rows, or the error that it alone has."""
         try:
-            return self._feed(item, row_limit)
+            feed = self._feed(item, row_limit)
+            self._make_room(feed)
+            return feed
         except DeviceLostError:
             raise
         except PacelineError as error:
@@ -321,6 +323,13 @@ class Backend(ABC):
             return self._judge(scores, task, item)
         judged = self._judge(scores, replace(task, proposal=task.proposal.only(kept)), item)
         return replace(judged, accepted_path=tuple(kept[index] for index in judged.accepted_path))
+
+    def _make_room(self, feed: Feed) -> None:  # noqa: B027 - most need none
+        """Have memory for what a forward will append to a text.
+
+        Raises:
+            OverloadedError: there is none. The text is as it was, and the others go on without it.
+        """
 
     @abstractmethod
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> Sequence[Any]:

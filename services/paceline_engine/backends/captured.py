@@ -9,11 +9,14 @@ have moved, because more memory was reserved, it is recorded anew.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from paceline_engine.backends.shared_rows import ForwardRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,15 +24,15 @@ if TYPE_CHECKING:
     from paceline_engine.backends.attention import Attention
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
-    from paceline_engine.backends.shared_rows import OtherRows
-    from paceline_engine.backends.stream_rows import StreamRows
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "Recorder"]
 
 _WARM_UPS = 3
 
+_Result = TypeVar("_Result")
 
-class CapturedStep:
+
+class CapturedStep(ForwardRows):
     """A forward of one row for one text.
 
     Elsewhere than on CUDA it is computed anew each time, over whole buffers all the same.
@@ -39,15 +42,17 @@ class CapturedStep:
         (tests/unit/engine/test_captured.py).
     """
 
-    def __init__(self, decoder: FusedLlama, text: KeyValues) -> None:
+    def __init__(self, decoder: FusedLlama, text: KeyValues, recorder: Recorder) -> None:
         """Record it.
 
         Args:
             text: With fixed buffers, and room for a row. What they hold at the length is
                 overwritten.
+            recorder: The decoder's.
 
         Raises:
-            RuntimeError: It cannot be recorded here.
+            RuntimeError: It cannot be recorded here; or there is no memory for it
+                (`Recorder.lacks_memory`).
         """
         # Held, because a recording holds addresses only.
         self._keys, self._values = text.keys, text.values
@@ -56,17 +61,13 @@ class CapturedStep:
         self.token_ids = torch.zeros(1, dtype=torch.int64, device=device)
         self.positions = torch.full_like(self.token_ids, text.length)
         self.longest = text.capacity
-        self.scored: Tensor | slice = slice(0, 1)
-        self.read_at: int | None = None
-        self.read: Tensor | None = None
-        self.change: Callable[[Tensor], OtherRows | None] | None = None
-        self.streams: StreamRows | None = None
+        self.scored = slice(0, 1)
         self._columns = torch.arange(text.capacity, device=device)
         self._mask = torch.empty(())
         # Computed now, because a recording must not make a table longer; and held, because for a
         # longer text the decoder replaces it.
         self._rotations = decoder.rotations(text.capacity)
-        self._replay = _recorded(self._run, device)
+        self._replay = recorder.record(self._run)
 
     def __call__(self, token_id: int, *, position: int) -> Tensor:
         """Compute a row, and return the logits after it: (1, V), valid until the next call."""
@@ -93,24 +94,75 @@ class CapturedStep:
         return self._decoder(self)
 
 
-def _recorded(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    if device.type != "cuda":
-        return run
-    with torch.cuda.device(device):
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+class Recorder:
+    """Records forwards of a model, and has memory that they all compute in.
+
+    They take turns on one thread, and of a forward that is over only the logits are read: so what
+    one computes on the way can lie where another one's lay. Each one's logits have a place of
+    their own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Build it without memory: that comes with the first recording."""
+        self._device = device
+        self._pool: _Pool | None = None
+
+    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return what does the same on the same memory each time; elsewhere than on CUDA itself.
+
+        Raises:
+            RuntimeError: It cannot be recorded here, or there is no memory for it.
+        """
+        if self._device.type != "cuda":
+            return run
+        with torch.cuda.device(self._device):
+            if self._pool is None:
+                self._pool = _Pool()
+            graph, logits = self._pool.record(run)
+
+        def replay() -> Tensor:
+            with torch.cuda.device(self._device):
+                graph.replay()
+            return logits
+
+        return replay
+
+    @staticmethod
+    def lacks_memory(error: RuntimeError) -> bool:
+        """Whether a recording failed for want of memory, as torch says it or as CUDA does."""
+        return "out of memory" in str(error)
+
+
+class _Pool:
+    """Memory of a CUDA device for recordings, and the stream on which they are made."""
+
+    def __init__(self) -> None:
+        self._handle = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # Once no graph uses a pool, as after the last session, torch may refuse it to the next one.
+        # So an empty graph always uses this one; torch warns that it is empty.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._graph = self._capture(lambda: None)[0]
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Return what to replay, and where its result will lie."""
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
             # What the first calls do on the side, such as choosing kernels, cannot be recorded.
             for _ in range(_WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(aside)
+        recorded = self._capture(run)
+        before.wait_stream(self._stream)
+        return recorded
+
+    def _capture(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = run()
-
-    def replay() -> Tensor:
-        with torch.cuda.device(device):
-            graph.replay()
-        return logits
-
-    return replay
+        capture = torch.cuda.graph(
+            graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local"
+        )
+        # A capture that fails does not go back to the stream before it by itself.
+        with torch.cuda.stream(self._stream), capture:
+            result = run()
+        return graph, result

@@ -6,6 +6,7 @@ side; what each of them sees is said in `attention.py`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from paceline_engine.backends.attention import PaddedTexts, SideBySide, TextRows
+from paceline_engine.backends.attention import SideBySide, TextRows
+from paceline_engine.backends.padded_texts import TextsTogether
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +35,7 @@ class _Neighbour(Protocol):
         """Whether one kernel can compute it beside another one, which comes right before it."""
 
 
-class ForwardRows(Protocol):
+class ForwardRows(ABC):
     """What a decoder computes in one forward.
 
     Attributes:
@@ -52,11 +54,12 @@ class ForwardRows(Protocol):
     positions: Tensor
     longest: int
     scored: Tensor | slice
-    read_at: int | None
-    read: Tensor | None
-    change: Callable[[Tensor], OtherRows | None] | None
-    streams: StreamRows | None
+    read_at: int | None = None
+    read: Tensor | None = None
+    change: Callable[[Tensor], OtherRows | None] | None = None
+    streams: StreamRows | None = None
 
+    @abstractmethod
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Attention
     ) -> Tensor:
@@ -76,7 +79,7 @@ class OtherRows:
     hidden: Tensor
 
 
-class SharedRows:
+class SharedRows(ForwardRows):
     """Rows of several texts, (T,) in all, that see nothing of each other's.
 
     Attributes: see `ForwardRows`.
@@ -100,7 +103,7 @@ class SharedRows:
             scored_counts: How many of each text's last rows to score, before those of streams.
             parents: Of each text's last rows, if they are a tree: see `ModelCache.extend`.
             stream_counts: How many of each text's last rows are streams; none of them is scored.
-            together: Attend to all texts in one kernel for each layer, over padded copies, rather
+            together: Attend to texts of about a length in one kernel, over padded copies, rather
                 than text by text. Pays where launching kernels is what takes the time.
         """
         device = texts[0].keys.device
@@ -124,10 +127,6 @@ class SharedRows:
             self.stream_places = self._last(stream_counts, ends)
             ends = [end - own for end, own in zip(ends, stream_counts, strict=True)]
         self.scored = self._last(scored_counts, ends)
-        self.read_at: int | None = None
-        self.read: Tensor | None = None
-        self.change: Callable[[Tensor], OtherRows | None] | None = None
-        self.streams: StreamRows | None = None
 
     def _last(self, counts: Sequence[int], ends: Sequence[int]) -> Tensor | slice:
         """Return so many rows before each of these ends."""
@@ -145,7 +144,7 @@ class SharedRows:
         """Keep a layer's new keys and values, (G, T, D), and attend: (H, T, D) to the same."""
         self._keep(layer, keys, values)
         if self._together and how.is_plain:
-            return self._padded.attend(layer, queries, how)
+            return self._all_together.attend(layer, queries, how)
         own_rows = self._own_rows(queries)
         return _joined(
             [part.attend(layer, own, how) for part, own in zip(self._parts, own_rows, strict=True)]
@@ -186,8 +185,8 @@ class SharedRows:
         return [run[0] if len(run) == 1 else SideBySide(run) for run in runs(self._texts)]
 
     @cached_property
-    def _padded(self) -> PaddedTexts:
-        return PaddedTexts(self._texts)
+    def _all_together(self) -> TextsTogether:
+        return TextsTogether(self._texts)
 
 
 def runs(texts: Sequence[_Part]) -> list[list[_Part]]:

@@ -23,7 +23,7 @@ from paceline_engine.backends.base import (
     ModelLoadError,
     TokenMemory,
 )
-from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.captured import CapturedStep, Recorder
 from paceline_engine.backends.chat_template import find_chat_template
 from paceline_engine.backends.decoders import agree, choose_decoder, take_sample
 from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
@@ -66,6 +66,9 @@ __all__ = ["TransformersBackend"]
 _log = logging.getLogger(__name__)
 
 _Text: TypeAlias = KeyValues | LibraryText
+
+# Where there was no memory for a recording, each new attempt costs as much as several steps.
+_STEPS_WITHOUT_MEMORY = 64
 
 
 @contextmanager
@@ -206,6 +209,8 @@ class TransformersBackend(Backend):
         self._guessed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
         can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
         self.captures = capture and can_capture
+        self._recorder = Recorder(self.device)
+        self._unrecorded_left = 0
         if capture and not can_capture:
             _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
 
@@ -352,13 +357,26 @@ class TransformersBackend(Backend):
         )
 
     @_on_device()
+    def _make_room(self, feed: Feed) -> None:
+        if isinstance(feed.cache, KeyValues):
+            beside = self._most_streams(feed)
+            feed.cache.make_room(len(feed.token_ids), beside=beside)
+
+    @_on_device()
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
         self.interrupt = interrupt
         if self.description.shares_forwards:
             logits = self._score(feeds)
         else:
             logits = [each for feed in feeds for each in self._score([feed])]
+        if not any(feed.scored_count for feed in feeds):
+            self._wait()
         return [rows[:, : self.description.vocabulary_size] for rows in logits]
+
+    def _wait(self) -> None:
+        """Let a forward be over: where nothing is read of it, an accelerator has only begun it."""
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).current_stream(self.device).synchronize()
 
     def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         """Return the logits of each feed's scored rows; they are valid until the next forward."""
@@ -368,8 +386,7 @@ class TransformersBackend(Backend):
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
         for feed in feeds:
-            beside = self._most_streams(feed)
-            cast("KeyValues", feed.cache).make_room(len(feed.token_ids), beside=beside)
+            self._make_room(feed)  # `run` has made it; who comes another way has not
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0])]
@@ -419,21 +436,45 @@ class TransformersBackend(Backend):
         text, token_id = cast("KeyValues", feed.cache), feed.token_ids[0]
         recorded = text.step  # once, because a session's end takes it away
         if recorded is not None:
-            self._layers_run += len(self._layers)
-            return recorded(token_id, position=text.length)
+            assert text.place is not None, "it has room"
+            text.place.will_hold(text.length + 1)
+            with self._counting(len(self._layers)):
+                return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
+        if self._unrecorded_left:
+            self._unrecorded_left -= 1
+            return expected
+        with self._counting(0):  # what is computed once more, to be recorded
+            is_usable = self._record(text, token_id, expected)
+        # What is written in vain is written over.
+        return expected if is_usable else self._compute_rows([feed])[0]
+
+    def _record(self, text: KeyValues, token_id: int, expected: Tensor) -> bool:
+        """Record a text's step; return whether its row lies in its place, as computed before."""
         assert isinstance(self.decoder, FusedLlama)
         try:
-            step = CapturedStep(self.decoder, text)
+            step = CapturedStep(self.decoder, text, self._recorder)
             if agree(expected, step(token_id, position=text.length)):
                 text.step = step
-                return expected
+                return True
             reason = "they are off"
         except RuntimeError as error:
+            if Recorder.lacks_memory(error):
+                self._unrecorded_left = _STEPS_WITHOUT_MEMORY
+                return False
             reason = str(error)
         _log.warning("model %s: forwards are not captured: %s", self.description.name, reason)
         self.captures = False
-        return self._compute_rows([feed])[0]
+        return False
+
+    @contextmanager
+    def _counting(self, layer_count: int) -> Iterator[None]:
+        """Count so many layers, whatever goes through them meanwhile."""
+        before = self._layers_run
+        try:
+            yield
+        finally:
+            self._layers_run = before + layer_count
 
     def _before_layer(self, *_: object) -> None:
         if self.interrupt.is_set():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paceline_engine.backends.captured import CapturedStep
+from paceline_engine.backends.captured import CapturedStep, Recorder
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.shared_rows import SharedRows
@@ -57,7 +60,7 @@ def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
     fixed, plain = (fixed_text(decoder, 40) for _ in range(2))
     for text in (fixed, plain):
         forward(decoder, text, PROMPT)
-    step = CapturedStep(decoder, fixed)
+    step = CapturedStep(decoder, fixed, Recorder(CPU))
     for token_id in (3, 99, 250, 7):
         expected = forward(decoder, plain, [token_id])
         assert torch.allclose(step(token_id, position=fixed.length), expected, atol=1e-4)
@@ -68,7 +71,7 @@ def test_a_step_in_fixed_buffers_gives_the_decoders_logits(decoder):
 def test_a_step_works_in_the_same_memory_every_time(decoder):
     text = fixed_text(decoder, 40)
     forward(decoder, text, PROMPT)
-    step, place = CapturedStep(decoder, text), text.keys.data_ptr()
+    step, place = CapturedStep(decoder, text, Recorder(CPU)), text.keys.data_ptr()
     for position in range(len(PROMPT), 40):
         step(position, position=position)
         assert text.keys[0, 0, 0, position].any()
@@ -80,7 +83,7 @@ def test_what_a_step_reads_stays_when_a_longer_text_has_longer_tables(capturing)
     decoder = capturing.decoder
     text = fixed_text(decoder, 40)
     text.make_room(1)
-    step = CapturedStep(decoder, text)
+    step = CapturedStep(decoder, text, Recorder(CPU))
     read = [StorageWeakRef(each.untyped_storage()) for each in decoder.rotations(40)]
     decoder.rotations(100_000)
     assert step.longest == 40
@@ -157,6 +160,131 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
     assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
     assert "not captured" in caplog.text
+
+
+def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(capturing, target):
+    model = ModelText(capturing, SPEC)
+    for length in range(3):  # the second and the third are replayed
+        model.judge(PROMPT + [5, 6][:length])
+    text = model.cache
+    assert text.step is not None
+    with torch.inference_mode():
+        text.keys[..., text.length - 1, :] = math.nan
+        text.values[..., text.length - 1, :] = math.nan
+    other = [*PROMPT, 7]
+    expected = ModelText(target, SPEC).judge(other).next_token
+    assert model.judge(other).next_token == expected
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory")],
+)
+def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
+    tiny_pair, target, monkeypatch, shortage
+):
+    attempts = []
+
+    class Hungry(CapturedStep):
+        def __init__(self, *given):
+            attempts.append(backend.layers_run)
+            if len(attempts) == 1:
+                raise shortage
+            super().__init__(*given)
+
+    monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Hungry)
+    monkeypatch.setattr("paceline_engine.backends.transformers._STEPS_WITHOUT_MEMORY", 5)
+    backend = TransformersBackend(str(tiny_pair.target))
+    backend.captures = True
+    model = ModelText(backend, SPEC)
+    assert continuation(model, PROMPT, 12) == continuation(ModelText(target, SPEC), PROMPT, 12)
+    assert backend.captures
+    assert model.cache.step is not None
+    assert len(attempts) == 2
+    assert attempts[1] - attempts[0] > 5 * 4
+
+
+def test_what_is_computed_only_to_be_recorded_does_not_count(capturing):
+    model, counts = ModelText(capturing, SPEC), []
+    for length in range(4):
+        before = capturing.layers_run
+        model.judge(PROMPT + [5, 6, 7][:length])
+        counts.append(capturing.layers_run - before)
+    assert model.cache.step is not None
+    assert counts == [4] * 4
+
+
+class FakeCuda:
+    """What a recording needs of torch.cuda: it notes the pool, the stream and the graph of each."""
+
+    def __init__(self) -> None:
+        self.current = self.before = SimpleNamespace(wait_stream=lambda _: None)
+        self.pool_count = self.run_count = 0
+        self.captures = []
+        self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
+        self.device = lambda _: nullcontext()
+        self.current_stream = lambda: self.current
+        self.Stream = lambda: SimpleNamespace(wait_stream=lambda _: None)
+
+    def graph_pool_handle(self):
+        self.pool_count += 1
+        return self.pool_count
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        self.current = stream
+        self.captures.append((pool, stream, graph))
+        yield  # as in torch, what fails leaves this stream
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    return fake
+
+
+def test_all_recordings_of_a_model_compute_in_the_same_memory(cuda):
+    recorder = Recorder(torch.device("cuda"))
+    assert not cuda.captures, "nothing is taken before the first"
+    runs = []
+
+    def run(n):
+        runs.append((n, cuda.current is not cuda.before))
+        return torch.tensor([float(n)])
+
+    replays = [recorder.record(lambda n=n: run(n)) for n in range(3)]
+    assert [float(replay()) for replay in replays] == [0, 1, 2]
+    assert runs == [(n, True) for n in range(3) for _ in range(4)]
+    assert {(pool, id(stream)) for pool, stream, _ in cuda.captures} == {
+        (1, id(cuda.captures[0][1]))
+    }
+    assert recorder._pool._graph is cuda.captures[0][2], "it keeps the pool where no other does"
+    assert len(cuda.captures) == 4
+
+
+def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
+    recorder, calls = Recorder(torch.device("cuda")), []
+
+    def run():
+        calls.append(cuda.current)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return torch.zeros(1)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.record(run)
+    assert cuda.current is cuda.before
+    assert len(calls) == 4
 
 
 def test_nothing_is_captured_on_a_cpu(tiny_pair, caplog):

@@ -28,6 +28,7 @@ TORCH_MODULES = {
     "backends.llama",
     "backends.memory",
     "backends.model_loading",
+    "backends.padded_texts",
     "backends.products",
     "backends.self_drafting",
     "backends.shared_rows",

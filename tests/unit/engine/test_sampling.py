@@ -248,6 +248,25 @@ def test_rows_chosen_together_are_chosen_as_each_alone(vocabulary_size, most_num
     assert choose_together(logits, draws) == alone
 
 
+def test_chosen_tokens_come_to_the_host_at_once(monkeypatch):
+    copies, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: copies.append(self) or tolist(self))
+    monkeypatch.setattr(sampling, "_MOST_NUMBERS", 600)  # two rows at once
+    logits = torch.randn(9, 300, generator=torch.Generator().manual_seed(5))
+    draws = [Draw(7, SamplingParameters(n % 2), n) for n in range(9)]
+    chosen = choose_together(logits, draws)
+    assert len(copies) == 1
+    assert chosen == [choose_together(logits[n : n + 1], [draws[n]])[0] for n in range(9)]
+
+
+def test_an_accelerator_chooses_for_all_rows_at_once_that_its_memory_holds():
+    on_cpu, elsewhere = (
+        sampling._most_rows(torch.device(each), 151_936) for each in ("cpu", "cuda")
+    )
+    assert on_cpu == 1
+    assert 200 < elsewhere <= 2**28 / 8 / 151_936
+
+
 @pytest.mark.parametrize("parameters", WAYS)
 def test_a_row_of_no_numbers_is_told_and_harms_no_other(parameters):
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(5))

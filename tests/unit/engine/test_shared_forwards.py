@@ -15,6 +15,7 @@ from paceline_engine import fields
 from paceline_engine.backends.base import DeviceLostError, ForwardInterrupted
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
+from paceline_engine.backends.slabs import Slabs
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.items import Draft, Item, Judge, Outcome
@@ -192,6 +193,39 @@ def test_a_device_that_is_lost_before_the_forward_is_no_items_error(tiny_pair, m
     monkeypatch.setattr(items[1].cache, "keep", lose)
     with pytest.raises(DeviceLostError):
         model.run(items, NEVER)
+
+
+def test_a_text_that_finds_no_memory_to_grow_keeps_what_it_has(tiny_pair, monkeypatch):
+    model = TransformersBackend(str(tiny_pair.target))
+    items, forwards = drafts(model, 3), []
+    model.run(items, NEVER)
+    held = [each.cache.token_ids for each in items]
+    kept = items[1].cache.keys.clone()
+    for each in items:
+        each.prefix.append(5)
+    place, compute = Slabs.place, model._forward
+
+    def refuse(self, capacity, **how):
+        raise torch.OutOfMemoryError("out of memory")
+
+    def counted(feeds, interrupt):
+        forwards.append(len(feeds))
+        return compute(feeds, interrupt)
+
+    items[1].prefix.extend([6] * 70)  # it has to grow, and alone
+    monkeypatch.setattr(Slabs, "place", refuse)
+    monkeypatch.setattr(model, "_forward", counted)
+    answers = model.run(items, NEVER)
+    assert [isinstance(each, OverloadedError) for each in answers] == [False, True, False]
+    assert forwards == [2]
+    assert items[1].cache.token_ids == held[1]
+    assert torch.equal(items[1].cache.keys, kept)
+    monkeypatch.setattr(Slabs, "place", place)
+    (answer,) = model.run([items[1]], NEVER)
+    assert answer.row_count == 71
+    alone = ModelText(model, items[1].spec)
+    expected = continuation(alone, items[1].prefix.tolist(), 1)
+    assert [*answer.drafted.token_ids] == expected
 
 
 def test_scores_that_are_no_numbers_are_their_items_error_alone(tiny_pair):

@@ -5,6 +5,7 @@ import math
 import shutil
 from array import array
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,9 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.decisions import draft_from
+from paceline_engine.items import Item, Judge
 from paceline_engine.model_text import ModelText
+from paceline_engine.proposal import NOTHING
 from unit.engine.conftest import NEVER, StopAtLayer, continuation, path, scores_after
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -281,6 +284,19 @@ def test_what_the_cache_still_has_is_computed_once(either):
     assert model.row_count == 3
     model.judge([*PROMPT, 1, 2])
     assert model.row_count == 2
+
+
+def test_on_an_accelerator_a_part_of_a_prompt_ends_when_it_is_computed(tiny_pair, monkeypatch):
+    backend, spec, waits = TransformersBackend(str(tiny_pair.target)), SessionSpec(40), []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(backend.layers_run))
+    accelerator = SimpleNamespace(current_stream=lambda device: {backend.device: stream}[device])
+    monkeypatch.setattr(torch, "get_device_module", lambda _: accelerator)
+    backend.device = torch.device("cuda:1")
+    item = Item(backend.new_cache(spec), spec, array("I", range(20)), Judge(NOTHING))
+    (part,) = backend.run([item], NEVER, row_limit=8)
+    assert (part.row_count, waits) == (8, [4])
+    (whole,) = backend.run([item], NEVER)  # the host reads what it decides by, and so waits
+    assert (whole.row_count, waits) == (12, [4])
 
 
 def test_two_sessions_do_not_see_each_other(target):
