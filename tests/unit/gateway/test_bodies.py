@@ -46,6 +46,13 @@ def refused(body_class, value):
             ChatBody,
             CHAT,
             "messages",
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls",
+        ),
+        (
+            ChatBody,
+            CHAT,
+            "messages",
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "messages[0].content",
         ),
@@ -58,6 +65,7 @@ def refused(body_class, value):
         (CompletionBody, TEXT, "logprobs", 21, "logprobs"),
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
         (CompletionBody, TEXT, "best_of", 2, "best_of"),
+        (CompletionBody, TEXT | {"n": 2}, "best_of", 3, "best_of"),
         (CompletionBody, TEXT, "suffix", "x", "suffix"),
         (CompletionBody, TEXT, "prompt", [], "prompt"),
         (CompletionBody, TEXT, "prompt", ["a", 1], "prompt"),
@@ -85,6 +93,9 @@ def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
 @pytest.mark.parametrize(
     "more",
     [
+        {"stream_options": {"include_usage": False}, "functions": []},
+        {"messages": [{**CHAT["messages"][0], "annotations": [], "tool_calls": []}]},
+        {"messages": [{**CHAT["messages"][0], "reasoning_content": "", "refusal": None}]},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": []},
         {"tool_choice": "none", "response_format": {"type": "text"}, "store": False},
         {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto"},
@@ -94,6 +105,18 @@ def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
 def test_what_changes_nothing_is_allowed(more):
     plain = parse(ChatBody, json.dumps(CHAT).encode())
     assert parse(ChatBody, json.dumps({**CHAT, **more}).encode()).options() == plain.options()
+
+
+@pytest.mark.parametrize(
+    ("body_class", "value"),
+    [
+        (CompletionBody, TEXT | {"n": 2, "best_of": 2}),
+        (CompletionBody, TEXT | {"best_of": 1}),
+        (ResponseBody, {"model": "fake", "input": "hi", "reasoning": {}}),
+    ],
+)
+def test_so_it_is_of_completions_and_responses(body_class, value):
+    parse(body_class, json.dumps(value).encode())
 
 
 JSON = st.recursive(
