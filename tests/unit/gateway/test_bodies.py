@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidFieldError
+from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline_gateway.bodies import ChatBody, CompletionBody, Extension, ResponseBody, parse
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
@@ -86,8 +86,16 @@ def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, va
 @pytest.mark.parametrize("name", sorted(Extension.model_fields.keys() - {"ignore_eos"}))
 def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
     wire = f"sampling.{name}" if name in {"top_k", "min_p"} else name
-    refusal = of_paceline(InvalidFieldError.of(wire, "no"), prompt="prompt").body["error"]
-    assert refusal["param"] == f"paceline.{name}"
+    for error in (InvalidFieldError.of(wire, "no"), UnsupportedError(f"{wire}: no")):
+        refusal = of_paceline(error, prompt="prompt").body["error"]
+        assert refusal["param"] == f"paceline.{name}"
+        assert refusal["message"] == f"paceline.{name}: no"
+
+
+def test_what_servers_cannot_do_at_all_has_no_parameter():
+    refusal = of_paceline(UnsupportedError("this model: continues text"), prompt="messages")
+    assert refusal.body["error"]["param"] is None
+    assert refusal.body["error"]["message"] == "this model: continues text"
 
 
 @pytest.mark.parametrize(
