@@ -308,7 +308,8 @@ def _name(request_id: str, *, index: int, total: int) -> str:
 async def _refuse(connection: Connection, error: RequestError) -> None:
     """Say it with a status, or in a stream that began as its last event."""
     if connection.status:
-        await connection.event(error.body)
+        content, name = connection.error_event(error.body)
+        await connection.event(content, name=name)
         await connection.end_events()
     else:
         await connection.answer(error.body, status=error.status, headers=error.headers)
