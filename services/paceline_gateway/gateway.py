@@ -202,22 +202,25 @@ class Gateway:
                 f" {self.settings.choice_limit}",
                 param="n",
             )
-        names = [_name(request_id, index=index, total=total) for index in range(total)]
-        return [
-            Choice(
-                prompt_index * count + number,
-                self.orchestrators.client.generate(
-                    prompt,
-                    timeout=self.settings.call_limit_seconds,
-                    **_own(options, number=number, request_id=names[prompt_index * count + number]),
-                ),
-                prompt_index=prompt_index,
-                resumed=self.metrics.resumed,
-                charge=charge,
+        choices = []
+        for index in range(total):
+            prompt_index, number = divmod(index, count)
+            name = _name(request_id, index=index, total=total)
+            generation = self.orchestrators.client.generate(
+                prompts[prompt_index],
+                timeout=self.settings.call_limit_seconds,
+                **_own(options, number=number, request_id=name),
             )
-            for prompt_index, prompt in enumerate(prompts)
-            for number in range(count)
-        ]
+            choices.append(
+                Choice(
+                    index,
+                    generation,
+                    prompt_index=prompt_index,
+                    resumed=self.metrics.resumed,
+                    charge=charge,
+                )
+            )
+        return choices
 
 
 class Endpoint:
