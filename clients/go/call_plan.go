@@ -80,8 +80,11 @@ func (b *retryBudget) take(within time.Duration) (time.Duration, bool) {
 	return wait, true
 }
 
-// jittered lengthens a delay by chance.
+// jittered lengthens a delay by chance; one that no timeout outlasts stays, so that it cannot overflow.
 func (b *retryBudget) jittered(delay time.Duration) time.Duration {
+	if delay >= longestTimeout {
+		return delay
+	}
 	most := delay / 2
 	if most > longestJitter {
 		most = longestJitter
@@ -153,18 +156,17 @@ func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration)
 		r.forget()
 		delay = r.roundDelay(broken)
 	}
-	if delay >= remaining { // also where jitter would overflow
+	if delay >= remaining {
 		return 0, false
 	}
-	delay = r.budget.jittered(delay)
 	wait, inTime := r.budget.take(remaining)
 	if wait > delay {
 		delay = wait
 	}
-	return delay, inTime && delay < remaining
+	return delay, inTime
 }
 
-// roundDelay is as long as the server says; else longer each time.
+// roundDelay is as long as the server says; else longer each time; and longer by chance.
 func (r *resumption) roundDelay(broken *Error) time.Duration {
 	delay := broken.RetryAfter
 	if delay <= 0 {
@@ -174,7 +176,7 @@ func (r *resumption) roundDelay(broken *Error) time.Duration {
 	if r.nextDelay > longestDelay {
 		r.nextDelay = longestDelay
 	}
-	return delay
+	return r.budget.jittered(delay)
 }
 
 func (r *resumption) mayGoOn(broken *Error, refused, another bool) bool {

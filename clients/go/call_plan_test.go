@@ -48,6 +48,15 @@ func TestAWaitIsLongerByChanceUpToHalfOfItAndUpToASecond(t *testing.T) {
 	wantDelay(t, newResumption(1, budget), full, false, 30500*time.Millisecond)
 }
 
+func TestAWaitThatChanceMakesTooLongTakesNoPlaceAmongTheRetries(t *testing.T) {
+	budget := still()
+	budget.chance = func() float64 { return 0.5 }
+	wantNone(t, newResumption(1, budget), lost, false, 120*time.Millisecond)
+	if !budget.nextAt.IsZero() {
+		t.Fatal("it has taken one")
+	}
+}
+
 func TestChanceDiffersFromClientToClient(t *testing.T) {
 	drawn := make(map[time.Duration]bool)
 	for count := 0; count < 10; count++ {

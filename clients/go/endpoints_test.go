@@ -76,6 +76,29 @@ func TestWhoFailedRestsLongerEachTimeUntilItAnswers(t *testing.T) {
 	}
 }
 
+// gRPC says of an address that refuses connections that there can be no stream, and not that one has
+// ended. It has the fewest calls, so without a rest every request would ask it first, and wait for its
+// place among the retries before it asks another.
+func TestWhoRefusesConnectionsRests(t *testing.T) {
+	client, err := Dial("127.0.0.1:1,127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	stream, err := client.Generate(context.Background(), Text("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = stream.Text(); !errors.Is(err, ErrConnectionLost) {
+		t.Fatalf("%v", err)
+	}
+	for index, each := range client.endpoints.all {
+		if each.failures == 0 {
+			t.Errorf("endpoint %d has not failed", index)
+		}
+	}
+}
+
 func TestSeveralAddressesOrANameMayBeSeveralOrchestrators(t *testing.T) {
 	for address, want := range map[string]bool{
 		"127.0.0.1:1": false, "localhost:1": false, "[::1]:1": false, "10.0.0.1:1": false, "unix:/tmp/x": false,

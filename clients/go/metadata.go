@@ -28,7 +28,8 @@ func WithMetadataFunc(source func(context.Context) map[string]string) DialOption
 }
 
 // WithToken sets what is called for each call, resumptions included: what it returns goes along as
-// "authorization: Bearer ...". Where it fails, the call fails with an ErrPermissionDenied around that.
+// "authorization: Bearer ...". Where it fails, the call fails with an ErrPermissionDenied around that, or
+// as it does elsewhere if its context has ended.
 func WithToken(source func(context.Context) (string, error)) DialOption {
 	return func(o *dialOptions) { o.token = source }
 }
@@ -57,6 +58,9 @@ func (o *dialOptions) alongWith(ctx context.Context) (context.Context, error) {
 		return ctx, nil
 	}
 	token, err := o.token(ctx)
+	if err != nil && ctx.Err() != nil {
+		return nil, decode(ctx.Err())
+	}
 	if err != nil {
 		return nil, &Error{Kind: ErrPermissionDenied, Message: "there is no token: " + err.Error(), cause: err}
 	}

@@ -174,7 +174,7 @@ func (s *Stream) step() error {
 		return io.EOF
 	}
 	broken := s.decode(err)
-	if s.call != nil && broken.TryAgain() {
+	if broken.TryAgain() { // which nothing is that happens before an endpoint is asked
 		s.client.endpoints.failed(s.resumption.at)
 	}
 	s.call = nil // it ended with its error

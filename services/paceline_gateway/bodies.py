@@ -142,7 +142,7 @@ class Body(_Request):
     def _is_of_a_stream(
         cls, value: StreamOptions | None, info: ValidationInfo
     ) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream"):
+        if value is not None and value.include_usage and not info.data.get("stream"):
             raise PydanticCustomError("choice", "needs `stream: true`")
         return value
 
@@ -163,9 +163,17 @@ class CompletionBody(Body):
 
     prompt: Prompts
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    best_of: only(1) = None  # type: ignore[valid-type]
+    best_of: int | None = None
     echo: only(False) = None  # type: ignore[valid-type]
     suffix: only("") = None  # type: ignore[valid-type]
+
+    @field_validator("best_of")
+    @classmethod
+    def _chooses_nothing(cls, value: int | None, info: ValidationInfo) -> int | None:
+        count = info.data.get("n", value)  # as many as are wanted are all of them
+        if value not in {None, 1, count}:
+            raise PydanticCustomError("unsupported", "is not supported; what changes nothing is n")
+        return value
 
     def options(self) -> GenerateOptions:
         """Return what the client library is told; OpenAI's default is 16 tokens."""
@@ -182,6 +190,11 @@ class Message(_Fields):
     role: one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
     content: Text
     name: object = None  # of a participant; templates have no place for it
+    # Answers have these, and come back in the history of a conversation.
+    annotations: only([]) = None  # type: ignore[valid-type]
+    reasoning_content: only("") = None  # type: ignore[valid-type]
+    refusal: only("") = None  # type: ignore[valid-type]
+    tool_calls: only([]) = None  # type: ignore[valid-type]
 
 
 class ChatBody(Body):
@@ -191,6 +204,7 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    functions: only([]) = None  # type: ignore[valid-type]
     response_format: only({"type": "text"}) = None  # type: ignore[valid-type]
     tools: only([]) = None  # type: ignore[valid-type]
     tool_choice: only("none", "auto") = None  # type: ignore[valid-type]
@@ -229,6 +243,7 @@ class ResponseBody(_Request):
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str = ""
     max_output_tokens: int | None = Field(None, ge=1, le=MOST_UINT32)
+    reasoning: only({}) = None  # type: ignore[valid-type]
     text: only({}, {"format": {"type": "text"}}) = None  # type: ignore[valid-type]
     tools: only([]) = None  # type: ignore[valid-type]
     tool_choice: only("none", "auto") = None  # type: ignore[valid-type]

@@ -28,14 +28,20 @@ async def complete(
     """Continue prompts."""
     body = parse(CompletionBody, content)
     await _generate(
-        gateway, connection, body, CompletionForm(), prompts=body.prompt, request_id=request_id
+        gateway,
+        connection,
+        body,
+        CompletionForm(),
+        model=await gateway.model(body.model),
+        prompts=body.prompt,
+        request_id=request_id,
     )
 
 
 async def chat(gateway: Gateway, connection: Connection, content: bytes, request_id: str) -> None:
     """Continue a conversation, as the model's template writes it."""
     body = parse(ChatBody, content)
-    await gateway.model(body.model)
+    model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
     prompt = await gateway.templates.render(template, body.messages)
     await _generate(
@@ -43,6 +49,7 @@ async def chat(gateway: Gateway, connection: Connection, content: bytes, request
         connection,
         body,
         ChatForm(),
+        model=model,
         prompts=[prompt],
         request_id=request_id,
         written=WRITTEN,
@@ -55,11 +62,11 @@ async def _generate(
     body: Body,
     form: Form,
     *,
+    model: str,
     prompts: Sequence[Prompt],
     request_id: str,
     written: GenerateOptions | None = None,
 ) -> None:
-    model = await gateway.model(body.model)
     options = body.options()
     options.update(written or {})
     choices = gateway.choices(

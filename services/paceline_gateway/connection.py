@@ -29,6 +29,7 @@ class Connection:
     Attributes:
         status: The status that was sent; 0 before.
         charge: Told how many tokens were computed for the client.
+        error_event: Makes of an error's body the event that ends a stream, and its name.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Connection:
         self._stall_seconds = stall_seconds
         self.status = 0
         self.charge: Callable[[int], None] = lambda _: None
+        self.error_event: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], str]]
+        self.error_event = lambda body: (body, "")
 
     @property
     def path(self) -> str:

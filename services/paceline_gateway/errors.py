@@ -151,13 +151,25 @@ def _not_let_in() -> RequestError:
 
 
 def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
-    if error.violations:
-        field = error.violations[0].field
+    if (violation := _violation(error)) is not None:
+        field = violation.field
         return prompt if field in _PROMPT_FIELDS else _PARAMETERS.get(field, field)
     return prompt if isinstance(error, errors.ContextLengthExceededError) else None
 
 
 def _message(error: errors.PacelineError, prompt: str) -> str:
     """Take the server's words, about the field that the client knows."""
-    name = _parameter(error, prompt)
-    return f"{name}: {error.violations[0].description}" if error.violations else error.message
+    violation = _violation(error)
+    if violation is None:
+        return error.message
+    return f"{_parameter(error, prompt)}: {violation.description}"
+
+
+def _violation(error: errors.PacelineError) -> errors.FieldViolation | None:
+    """Find which field is wrong; where servers cannot do it, their words begin with its name."""
+    if error.violations:
+        return error.violations[0]
+    field, _, description = error.message.partition(": ")
+    if not (isinstance(error, errors.UnsupportedError) and field in _PARAMETERS):
+        return None
+    return errors.FieldViolation(field, description)

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from paceline.channel import is_loopback
 from paceline.errors import (
     ClientCancelledError,
     DrainingError,
@@ -16,16 +17,17 @@ from paceline.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.metrics import LEFT
 from paceline_serving import tracing
-from paceline_serving.keys import Keys, authorization_of
+from paceline_serving.keys import HEADER, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -107,18 +109,20 @@ class Gateway:
             task.cancel()
 
     @contextmanager
-    def let_in(self, connection: Connection, authorization: str) -> Iterator[None]:
+    def let_in(self, connection: Connection, headers: Mapping[str, str]) -> Iterator[None]:
         """Let a client in whose key is good and not used up, and count what it costs.
 
         Raises:
-            RequestError: It has no such key, or the key's limit is reached.
+            RequestError: It has no such key, or the key's limit is reached; or, where none is
+                demanded, it is another site's page.
         """
         if self._keys is None:
+            refuse_other_pages(headers, is_local=is_loopback(self.settings.listen))
             yield
             return
         with ExitStack() as stack:
             try:
-                caller = self._keys.find(authorization)
+                caller = self._keys.find(headers.get(HEADER, ""))
                 stack.enter_context(caller.admitted())
             except UnauthenticatedError as error:
                 raise no_key(error) from None
@@ -198,22 +202,25 @@ class Gateway:
                 f" {self.settings.choice_limit}",
                 param="n",
             )
-        names = [_name(request_id, index=index, total=total) for index in range(total)]
-        return [
-            Choice(
-                prompt_index * count + number,
-                self.orchestrators.client.generate(
-                    prompt,
-                    timeout=self.settings.call_limit_seconds,
-                    **_own(options, number=number, request_id=names[prompt_index * count + number]),
-                ),
-                prompt_index=prompt_index,
-                resumed=self.metrics.resumed,
-                charge=charge,
+        choices = []
+        for index in range(total):
+            prompt_index, number = divmod(index, count)
+            name = _name(request_id, index=index, total=total)
+            generation = self.orchestrators.client.generate(
+                prompts[prompt_index],
+                timeout=self.settings.call_limit_seconds,
+                **_own(options, number=number, request_id=name),
             )
-            for prompt_index, prompt in enumerate(prompts)
-            for number in range(count)
-        ]
+            choices.append(
+                Choice(
+                    index,
+                    generation,
+                    prompt_index=prompt_index,
+                    resumed=self.metrics.resumed,
+                    charge=charge,
+                )
+            )
+        return choices
 
 
 class Endpoint:
@@ -246,7 +253,6 @@ class Endpoint:
         ]
         method = f"{scope['method']} {self._route}"
         call = tracing.enter(method, headers, spans=self._gateway.spans)
-        authorization = authorization_of(headers)
         connection = Connection(
             scope,
             receive,
@@ -259,15 +265,17 @@ class Endpoint:
             call.recorded(lambda: str(connection.status or LEFT)),
         ):
             try:
-                await self._serve(connection, call.request_id, authorization=authorization)
+                await self._serve(connection, call.request_id, headers=dict(headers))
             except ClientCancelledError as error:
                 _log.info("not answered to the end: %s", error.message)
             else:
                 _log.info("answered", extra={"status": connection.status})
 
-    async def _serve(self, connection: Connection, request_id: str, *, authorization: str) -> None:
+    async def _serve(
+        self, connection: Connection, request_id: str, *, headers: Mapping[str, str]
+    ) -> None:
         try:
-            with self._gateway.let_in(connection, authorization), self._gateway.admitted():
+            with self._gateway.let_in(connection, headers), self._gateway.admitted():
                 content = await connection.body(self._gateway.settings.body_limit_bytes)
                 await connection.while_connected(self._answer(connection, content, request_id))
         except RequestError as error:
@@ -308,7 +316,8 @@ def _name(request_id: str, *, index: int, total: int) -> str:
 async def _refuse(connection: Connection, error: RequestError) -> None:
     """Say it with a status, or in a stream that began as its last event."""
     if connection.status:
-        await connection.event(error.body)
+        content, name = connection.error_event(error.body)
+        await connection.event(content, name=name)
         await connection.end_events()
     else:
         await connection.answer(error.body, status=error.status, headers=error.headers)

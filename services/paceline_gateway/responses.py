@@ -11,6 +11,8 @@ from paceline_gateway.chat_template import WRITTEN
 from paceline_gateway.choices import deliver
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline import Chunk
     from paceline_gateway.choices import Choice
     from paceline_gateway.connection import Connection
@@ -83,6 +85,7 @@ class _Answer:
         await self._connection.end_events()
 
     async def _begin(self) -> None:
+        self._connection.error_event = self._error
         await self._connection.begin_events()
         for name in ("response.created", "response.in_progress"):
             await self._event(name, response=self._response("in_progress", None))
@@ -98,6 +101,11 @@ class _Answer:
         content = {"type": name, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         await self._connection.event(content, name=name)
+
+    def _error(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+        """Say an error as this interface does, and as all do, which OpenAI's packages raise."""
+        told = {name: body["error"][name] for name in ("code", "message", "param")}
+        return {"type": "error", **told, "sequence_number": self._sequence, **body}, "error"
 
     def _message(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {

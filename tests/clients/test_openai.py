@@ -16,7 +16,7 @@ from paceline import errors
 from support.conformance.drivers import ROOT
 from support.conformance.toolchains import missing
 from support.fake_orchestrator import PROMPT_LENGTH, FakeOrchestrator, Leg
-from support.gateway import gateway_over
+from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry
 from support.processes import GatewayProcess, running
 
@@ -226,6 +226,18 @@ async def test_an_error_in_mid_stream_is_raised_after_the_text_before_it(ask):
         told = await ask(gateway, "completions", stream=True)
     assert [it["choices"][0]["text"] for it in told["events"]] == ["3 ", "4 "]
     assert "could not get an answer" in told["error"]["message"]
+
+
+async def test_an_error_in_the_middle_of_a_response_is_raised_too(ask):
+    fake = FakeOrchestrator(
+        script=[Leg(error=errors.InternalError("x"), chunks=2)], chat_template=TEMPLATE
+    )
+    async with gateway_over(fake) as gateway:
+        told = await ask(gateway, "responses", stream=True)
+    deltas = [it["delta"] for it in told["events"] if it["type"] == "response.output_text.delta"]
+    assert deltas == ["3 ", "4 "]
+    assert "could not get an answer" in told["error"]["message"]
+    assert told["error"]["code"] == "internal"
 
 
 async def test_a_refused_request_is_sent_again_by_itself(ask):

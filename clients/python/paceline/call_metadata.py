@@ -15,6 +15,7 @@ __all__ = [
     "CallMetadata",
     "Metadata",
     "MetadataSource",
+    "Pairs",
     "Token",
     "checked_metadata",
 ]
@@ -24,7 +25,7 @@ MetadataSource: TypeAlias = Metadata | Callable[[], Metadata]
 Token: TypeAlias = Callable[[], str]
 AsyncToken: TypeAlias = Callable[[], str | Awaitable[str]]
 
-_Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
+Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
 _TEXT = re.compile(r"[ -~]*")  # what HTTP/2 headers of gRPC can hold: printable ASCII
@@ -56,7 +57,7 @@ class CallMetadata:
             checked_metadata(source)
         return cls(source or {}, token)
 
-    def pairs(self, own: _Pairs) -> _Pairs:
+    def pairs(self, own: Pairs) -> Pairs:
         """Return what goes along with a call that has metadata of its own.
 
         Raises:
@@ -64,12 +65,12 @@ class CallMetadata:
         """
         return self._with_token(own, self.token() if self.token is not None else None)
 
-    async def pairs_async(self, own: _Pairs) -> _Pairs:
+    async def pairs_async(self, own: Pairs) -> Pairs:
         """Return the same, where the token may have to be waited for."""
         token = self.token() if self.token is not None else None
         return self._with_token(own, await token if inspect.isawaitable(token) else token)
 
-    def _with_token(self, own: _Pairs, token: object) -> _Pairs:
+    def _with_token(self, own: Pairs, token: object) -> Pairs:
         source = self.source() if callable(self.source) else self.source
         pairs = (*checked_metadata(source), *own)
         if self.token is None:
@@ -79,7 +80,7 @@ class CallMetadata:
         return (*pairs, ("authorization", f"Bearer {token}"))
 
 
-def checked_metadata(metadata: Metadata | None) -> _Pairs:
+def checked_metadata(metadata: Metadata | None) -> Pairs:
     """Return it as gRPC takes it.
 
     Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 
@@ -15,6 +15,7 @@ from paceline.connection import AsyncConnection
 from paceline.endpoints import Endpoint, Endpoints, listed
 from paceline.errors import ClientCancelledError
 from paceline.generation import Chunk, Completion, SystemInfo, TimelineEvent
+from paceline.interruption import Interruption
 from paceline.request import GenerateOptions, Prompt, build_request
 from paceline.responses import parsed, read_chat_template, read_system_info
 from paceline.stream_state import StreamState
@@ -65,7 +66,10 @@ class AsyncGeneration(StreamState[AsyncConnection]):
     """
 
     _call: _GenerateCall | None = None
-    _woken: asyncio.Event | None = None
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._interruption = Interruption(self._endpoints, check_wanted=self._check_wanted)
 
     async def __aiter__(self) -> AsyncGenerator[Chunk, None]:
         async with aclosing(self.events()) as events:
@@ -91,9 +95,11 @@ class AsyncGeneration(StreamState[AsyncConnection]):
 
     async def _stream(self, plan: CallPlan) -> AsyncGenerator[Chunk | TimelineEvent, None]:
         """Read one stream to its end, and wait until it is time for the next one."""
+        delay_seconds = 0.0
+        metadata = await self._interruption.pairs(
+            self._metadata, self._own_metadata, seconds=plan.remaining_seconds
+        )
         async with _wire(self._endpoints, plan.asked) as (endpoint, wire):
-            metadata = await self._metadata.pairs_async(self._own_metadata)
-            self._check_wanted()  # the token may have taken a while
             request = self._transcript.next_request()
             call = wire.stub.Generate(request, timeout=plan.remaining_seconds, metadata=metadata)
             self._call, was_refused = call, True
@@ -111,12 +117,13 @@ class AsyncGeneration(StreamState[AsyncConnection]):
                     delay_seconds = self._delay_seconds(
                         error, plan=plan, endpoint=endpoint, was_refused=was_refused
                     )
-                    await self._rest(delay_seconds)
             except asyncio.CancelledError as cancelled:
                 _check_cancelled(cancelled, closed="the generation or its client")
                 raise
             finally:
                 call.cancel()
+        if self.finished is None:  # without the wire, which others may have meanwhile
+            await self._interruption.rest(delay_seconds)
 
     async def collect(self) -> Completion:
         """Wait for the end and return the whole; of a resumed generation, all its parts."""
@@ -133,17 +140,7 @@ class AsyncGeneration(StreamState[AsyncConnection]):
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
-        if self._woken is not None:
-            self._woken.set()
-
-    async def _rest(self, seconds: float) -> None:
-        """Sleep, but not beyond `aclose`."""
-        self._woken = asyncio.Event()
-        if self._closed.is_set():
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
+        self._interruption.interrupt()
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,7 +173,8 @@ class AsyncClient:
         metadata: What goes along with every call, such as {"x-tenant": "blue"}; or what is called
             for each call and returns that, such as the current trace's `traceparent`.
         token: Called for each call, resumptions included; what it returns, or what its awaitable
-            yields, goes along as `authorization: Bearer ...`. What it raises, the call raises.
+            yields, goes along as `authorization: Bearer ...`. What it raises, the call raises. An
+            awaitable is waited for as long as the call has time and is wanted.
         channel_options: gRPC's own options for channels, where they have to differ from ours.
             There is no way to give interceptors: those of grpc.aio can swallow a cancel, and the
             servers would work on.
@@ -321,14 +319,13 @@ class AsyncClient:
         metadata: Metadata | None,
     ) -> _Message:
         """Ask one orchestrator after the other until one answers."""
-        plan, own = (
-            CallPlan(self._seconds(timeout), budget=self._budget),
-            checked_metadata(metadata),
-        )
+        plan = CallPlan(self._seconds(timeout), budget=self._budget)
+        own = checked_metadata(metadata)
+        interruption = Interruption(self._endpoints, check_wanted=self._endpoints.check_open)
         while True:
+            seconds = plan.remaining_seconds
+            pairs = await interruption.pairs(self._metadata, own, seconds=seconds)
             async with _wire(self._endpoints, plan.asked) as (endpoint, wire):
-                pairs = await self._metadata.pairs_async(own)
-                self._endpoints.check_open()  # again: the token may have taken a while
                 seconds = plan.remaining_seconds
                 try:
                     return parsed(await question(wire.stub, timeout=seconds, metadata=pairs))

@@ -21,7 +21,7 @@ from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from paceline.channel import Route
     from paceline.errors import PacelineError
@@ -72,10 +72,35 @@ AsyncWire = Wire["grpc.aio.Channel", "orchestrator_grpc.OrchestratorServiceAsync
 
 
 class _Closable:
-    """What is closed once, by any thread."""
+    """What is closed once, by any thread; who waits for something else meanwhile can be woken."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
+        self._waking = threading.Lock()  # guards what follows
+        self._wakes: set[Callable[[], object]] = set()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Have this called when it is closed, in the thread that closes it.
+
+        Raises:
+            ClientCancelledError: `close` was called before.
+        """
+        with self._waking:
+            self._wakes.add(wake)
+        try:
+            self.check_open()
+            yield
+        finally:
+            with self._waking:
+                self._wakes.discard(wake)
+
+    def _shut(self) -> None:
+        self._closed.set()
+        with self._waking:
+            wakes = tuple(self._wakes)
+        for wake in wakes:
+            wake()
 
     def check_open(self) -> None:
         """Say it in our own words: gRPC has errors of its own for a closed channel.
@@ -120,7 +145,7 @@ class Connection(_Closable):
     def close(self) -> None:
         """Close all, and cancel what runs."""
         with self._lock:
-            self._closed.set()
+            self._shut()
             wires, self._wires = self._wires, []
         for wire in wires:
             wire.channel.close()
@@ -181,7 +206,7 @@ class AsyncConnection(_Closable):
 
     async def close(self) -> None:
         """Close all, and cancel what runs."""
-        self._closed.set()
+        self._shut()
         for loop, wires in self._wires.items():
             for wire in wires:
                 if loop is asyncio.get_running_loop():

@@ -12,6 +12,7 @@ from paceline.errors import InvalidFieldError, TryAgainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from paceline.errors import PacelineError
 
@@ -119,6 +120,10 @@ class Endpoints(Generic[_Link]):
     def check_open(self) -> None:
         """Raise ClientCancelledError once they were closed."""
         self._all[0].connection.check_open()
+
+    def waking(self, wake: Callable[[], object]) -> AbstractContextManager[None]:
+        """Have this called when they are closed; see `Connection.waking`."""
+        return self._all[0].connection.waking(wake)
 
     def _choose(self, asked: Collection[object]) -> Endpoint[_Link]:
         self._turn += 1

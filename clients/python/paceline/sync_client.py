@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 
@@ -40,6 +41,10 @@ class Generation(StreamState[Connection]):
 
     _call: grpc.CallIterator[orchestrator_pb.GenerateResponse] | None = None
 
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._woken = threading.Event()  # by `close`, of this or of the client
+
     def __iter__(self) -> Generator[Chunk, None, None]:
         with closing(self.events()) as events:
             for event in events:
@@ -53,7 +58,7 @@ class Generation(StreamState[Connection]):
             self._call.cancel()  # type: ignore[no-untyped-call] # of the reader before
         try:
             while self.finished is None:
-                self._check_open()
+                self._check_wanted()
                 with closing(self._stream(plan)) as events:
                     for event in events:
                         self._hand_out()
@@ -64,8 +69,8 @@ class Generation(StreamState[Connection]):
 
     def _stream(self, plan: CallPlan) -> Generator[Chunk | TimelineEvent, None, None]:
         """Read one stream to its end, and wait until it is time for the next one."""
+        metadata, delay_seconds = self._metadata.pairs(self._own_metadata), 0.0
         with _wire(self._endpoints, plan.asked) as (endpoint, wire):
-            metadata = self._metadata.pairs(self._own_metadata)
             request = self._transcript.next_request()
             call = wire.stub.Generate(request, timeout=plan.remaining_seconds, metadata=metadata)
             self._call, was_refused = call, True
@@ -84,9 +89,15 @@ class Generation(StreamState[Connection]):
                     delay_seconds = self._delay_seconds(
                         error, plan=plan, endpoint=endpoint, was_refused=was_refused
                     )
-                    self._closed.wait(delay_seconds)
             finally:
                 call.cancel()  # type: ignore[no-untyped-call]
+        if self.finished is None:  # without the wire, which others may have meanwhile
+            self._rest(delay_seconds)
+
+    def _rest(self, seconds: float) -> None:
+        """Sleep, but not beyond a `close`."""
+        with self._endpoints.waking(self._woken.set):
+            self._woken.wait(seconds)
 
     def collect(self) -> Completion:
         """Wait for the end and return the whole; of a resumed generation, all its parts."""
@@ -101,6 +112,7 @@ class Generation(StreamState[Connection]):
     def close(self) -> None:
         """Cancel the RPC, if it is running."""
         self._closed.set()
+        self._woken.set()
         if self._call is not None:
             self._call.cancel()  # type: ignore[no-untyped-call]
 
@@ -226,13 +238,11 @@ class Client:
         metadata: Metadata | None,
     ) -> _Message:
         """Ask one orchestrator after the other until one answers."""
-        plan, own = (
-            CallPlan(self._seconds(timeout), budget=self._budget),
-            checked_metadata(metadata),
-        )
+        plan = CallPlan(self._seconds(timeout), budget=self._budget)
+        own = checked_metadata(metadata)
         while True:
+            pairs = self._metadata.pairs(own)
             with _wire(self._endpoints, plan.asked) as (endpoint, wire):
-                pairs = self._metadata.pairs(own)
                 seconds = plan.remaining_seconds
                 try:
                     return question(wire.stub, timeout=seconds, metadata=pairs)

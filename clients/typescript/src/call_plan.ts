@@ -31,8 +31,10 @@ const ROUNDS_UNHEARD = 2;
 const RETRIES_AT_ONCE = 100;
 const RETRIES_PER_SECOND = 10;
 
-/** A monotonic clock, in ms. */
+/** A monotonic clock, in seconds. */
 export type Clock = () => number;
+
+export const monotonicSeconds: Clock = () => performance.now() / 1000;
 
 /**
  * Check a timeout: any number from 0 on, of which more than a week is a week.
@@ -70,13 +72,13 @@ export class RetryBudget {
   readonly #clock: Clock;
   #nextAt = Number.NEGATIVE_INFINITY; // when one retry a time, without pause, would be due
 
-  constructor(clock: Clock = () => performance.now()) {
+  constructor(clock: Clock = monotonicSeconds) {
     this.#clock = clock;
   }
 
   /** Take the next place, and return how long until it; undefined, and no place, if too long. */
   take(withinSeconds: number): number | undefined {
-    const now = this.#clock() / 1000;
+    const now = this.#clock();
     const at = Math.max(this.#nextAt, now - (RETRIES_AT_ONCE - 1) / RETRIES_PER_SECOND);
     const waitSeconds = Math.max(0, at - now);
     if (waitSeconds >= withinSeconds) {
@@ -104,17 +106,17 @@ export class CallPlan {
   #mostRounds = ROUNDS_UNHEARD;
 
   constructor(timeoutSeconds: number, options: CallPlanOptions = {}) {
-    this.#clock = options.clock ?? (() => performance.now());
+    this.#clock = options.clock ?? monotonicSeconds;
     this.#chance = options.chance ?? Math.random;
     this.#budget = options.budget ?? new RetryBudget(this.#clock);
-    this.#deadline = this.#clock() + 1000 * timeoutSeconds;
+    this.#deadline = this.#clock() + timeoutSeconds;
     this.#endpointCount = options.endpointCount ?? 1;
     this.#resumptionsLeft = options.resumeAttempts;
   }
 
   /** The time left for the next call. */
   get remainingSeconds(): number {
-    return Math.max(0, (this.#deadline - this.#clock()) / 1000);
+    return Math.max(0, this.#deadline - this.#clock());
   }
 
   /** Text has come: whoever failed before may do better now. */

@@ -1,7 +1,7 @@
 /** What ends a call before its time: abort signals, closing, leaving an iteration. */
 
 import { setMaxListeners } from "node:events";
-import { ClientCancelledError } from "./errors.js";
+import { ClientCancelledError, DeadlineError } from "./errors.js";
 
 /** One iteration or unary call: its signal is aborted with the error that ends it. */
 export class Pass {
@@ -43,6 +43,33 @@ export class Pass {
       this.#controller.abort(cancellation(source.reason));
     }
   };
+}
+
+/**
+ * Wait for the caller's token, but not beyond the call's time or the signal, which end gRPC's calls by
+ * themselves and nothing else.
+ */
+export async function inTime<T>(
+  token: Promise<T>,
+  { seconds, signal }: { seconds: number; signal: AbortSignal },
+): Promise<T> {
+  signal.throwIfAborted();
+  let letGo = () => {};
+  const over = new Promise<never>((_, reject) => {
+    const abort = () => reject(signal.reason);
+    const late = () => reject(new DeadlineError("the token did not come in time"));
+    const timer = setTimeout(late, 1000 * seconds);
+    signal.addEventListener("abort", abort);
+    letGo = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", abort);
+    };
+  });
+  try {
+    return await Promise.race([token, over]);
+  } finally {
+    letGo();
+  }
 }
 
 function cancellation(reason: unknown): ClientCancelledError {

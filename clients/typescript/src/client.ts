@@ -9,7 +9,7 @@ import {
   type TokenSource,
 } from "./call_metadata.js";
 import { CallPlan, checkedAttempts, checkedTimeout, RetryBudget } from "./call_plan.js";
-import { Pass } from "./cancellation.js";
+import { inTime, Pass } from "./cancellation.js";
 import { type ChannelSettings, routeTo } from "./channel.js";
 import { type Endpoint, Endpoints, listed } from "./endpoints.js";
 import { ClientCancelledError, TryAgainError } from "./errors.js";
@@ -34,7 +34,8 @@ export interface ClientSettings extends ChannelSettings {
   readonly metadata?: MetadataSource | undefined;
   /**
    * Called for each call, resumptions included: what it returns goes along as
-   * `authorization: Bearer ...`. What it throws, the call throws.
+   * `authorization: Bearer ...`. What it throws, the call throws. It is waited for as long as the call
+   * has time and is wanted.
    */
   readonly token?: TokenSource | undefined;
 }
@@ -133,7 +134,10 @@ export class Client implements Disposable {
   ): Promise<GetSystemInfoResponse> {
     const asked = new Set<Endpoint>();
     for (;;) {
-      const along = await this.#credentials.metadata(metadata);
+      const along = await inTime(this.#credentials.metadata(metadata), {
+        seconds: plan.remainingSeconds,
+        signal: pass.signal,
+      });
       const endpoint = this.#endpoints.choose(asked);
       try {
         return await getSystemInfo(endpoint, { plan, along, signal: pass.signal });

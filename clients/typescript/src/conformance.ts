@@ -33,7 +33,7 @@ interface Request {
   readonly tls_from_memory?: boolean;
   readonly client_metadata?: Record<string, string>;
   readonly metadata?: Record<string, string>;
-  readonly tokens?: string[];
+  readonly tokens?: (string | null)[];
   readonly tls?: { ca?: string; certificate?: string; key?: string } | null;
   readonly insecure?: boolean | null;
   readonly prompt: { text: string } | { token_ids: number[] };
@@ -251,8 +251,10 @@ function metadataOf(metadata: Record<string, string> = {}): CallMetadata {
 }
 
 /** Tell one token after the other, and the last one again and again. */
-function tokenOf(tokens: string[] | undefined): TokenSource | undefined {
-  return tokens && (() => (tokens.length > 1 ? tokens.shift() : tokens[0]) ?? "");
+/** Tell one token after the other, and the last one again and again; null never comes. */
+function tokenOf(tokens: (string | null)[] | undefined): TokenSource | undefined {
+  const next = () => (tokens && tokens.length > 1 ? tokens.shift() : tokens?.[0]);
+  return tokens && (() => next() ?? new Promise<string>(() => undefined));
 }
 
 function promptOf({ prompt }: Request): string | number[] {

@@ -1,5 +1,6 @@
 /** The orchestrators of a client, and which of them the next call goes to. */
 
+import { type Clock, monotonicSeconds } from "./call_plan.js";
 import { leadsToOne, type Route } from "./channel.js";
 import { Connection } from "./connection.js";
 import { InvalidFieldError } from "./errors.js";
@@ -31,10 +32,10 @@ export class Endpoint {
  */
 export class Endpoints {
   readonly all: readonly Endpoint[];
-  readonly #clock: () => number;
+  readonly #clock: Clock;
   #turn = 0;
 
-  constructor(routes: readonly Route[], clock: () => number = () => performance.now() / 1000) {
+  constructor(routes: readonly Route[], clock: Clock = monotonicSeconds) {
     this.all = routes.map((route) => new Endpoint(route));
     this.#clock = clock;
   }

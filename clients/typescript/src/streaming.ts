@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { ClientReadableStream, Metadata } from "@grpc/grpc-js";
 import type { CallMetadata, Credentials } from "./call_metadata.js";
 import { CallPlan, type RetryBudget } from "./call_plan.js";
-import { Pass } from "./cancellation.js";
+import { inTime, Pass } from "./cancellation.js";
 import type { Endpoint, Endpoints } from "./endpoints.js";
 import { ClientCancelledError, InvalidFieldError, TryAgainError } from "./errors.js";
 import type { GenerateResponse } from "./generated/paceline/v1/orchestrator_service.js";
@@ -143,7 +143,8 @@ export class Generation implements AsyncIterable<Chunk>, Disposable {
 
   async *#stream(plan: CallPlan, signal: AbortSignal): AsyncGenerator<Chunk | TimelineEvent, void> {
     const { credentials, metadata } = this.#settings;
-    const along = await credentials.metadata(metadata);
+    const seconds = plan.remainingSeconds;
+    const along = await inTime(credentials.metadata(metadata), { seconds, signal });
     signal.throwIfAborted(); // the token may have taken a while
     const endpoint = this.#endpoints.choose(plan.asked as ReadonlySet<Endpoint>);
     endpoint.runningCount += 1;

@@ -412,6 +412,52 @@ test("a refused request connects anew, and running streams finish where they are
     assert.notEqual(one, other);
   }));
 
+/** Run a test with a client whose token never comes. */
+async function withoutToken(
+  body: (client: Client, asked: Promise<void>) => Promise<void>,
+): Promise<void> {
+  const asked = new EventTarget();
+  const isAsked = once(asked, "token").then(() => undefined);
+  const token = () => {
+    asked.dispatchEvent(new Event("token"));
+    return new Promise<string>(() => undefined);
+  };
+  const client = new Client("127.0.0.1:1", { token });
+  try {
+    await body(client, isAsked);
+  } finally {
+    client.close();
+  }
+}
+
+test("a token that does not come is waited for as long as the call has time", () =>
+  withoutToken(async (client) => {
+    const settings = { timeoutSeconds: 0.05 };
+    await assert.rejects(client.generate("x", settings).text(), DeadlineError);
+    await assert.rejects(client.info(settings), DeadlineError);
+  }));
+
+test("what cancels a call ends the wait for its token", () =>
+  withoutToken(async (client, asked) => {
+    const stop = new AbortController();
+    const { signal } = stop;
+    const closed = client.generate("x");
+    const calls = [closed.text(), client.generate("x", { signal }).text(), client.info({ signal })];
+    const left = client.generate("x")[Symbol.asyncIterator]();
+    const waiting = left.next();
+    await asked;
+    closed.close();
+    stop.abort();
+    await left.return?.();
+    assert.deepEqual(await waiting, { done: true, value: undefined });
+    for (const call of calls) {
+      await assert.rejects(call, ClientCancelledError);
+    }
+    const last = client.info();
+    client.close();
+    await assert.rejects(last, ClientCancelledError);
+  }));
+
 test("info describes the system", () =>
   withServer([], async (client) => {
     const info = await client.info();

@@ -232,6 +232,8 @@ class Driver:
             settings["timeout"] = _number(request["client_timeout_seconds"])
         address = request.get("addresses") or request["address"]
         if self._runner is None:
+            if None in (request.get("tokens") or ()):
+                raise UnsupportedError("this client's callback for tokens blocks")
             return Blocking(Client(address, **settings))
         return Asyncio(AsyncClient(address, **settings), self._runner)
 
@@ -252,12 +254,17 @@ def _metadata(metadata: dict[str, str] | None) -> dict[str, str | bytes] | None:
     }
 
 
-def _token(tokens: list[str] | None) -> Callable[[], str] | None:
-    """Tell one token after the other, and the last one again and again."""
+def _token(tokens: list[str | None] | None) -> Callable[[], Any] | None:
+    """Tell one token after the other, and the last one again and again; None never comes."""
     if tokens is None:
         return None
     left = list(tokens)
-    return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+    def token() -> Any:
+        told = left.pop(0) if len(left) > 1 else left[0]
+        return asyncio.Event().wait() if told is None else told
+
+    return token
 
 
 def _events(generation: Any, request: dict[str, Any]) -> Any:

@@ -120,14 +120,26 @@ async def test_closing_the_client_under_a_reader_gives_it_a_typed_error(fake):
         await expect(errors.ClientCancelledError, read())
 
 
-async def test_closing_wakes_a_reader_that_waits_to_go_on(client, fake):
+@pytest.mark.parametrize("closed", ["generation", "client"])
+async def test_closing_wakes_a_reader_that_waits_to_go_on(client, fake, closed):
     fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
     stream = client.generate("x", timeout=1000, resume_attempts=1)
     async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
         tasks.create_task(expect(errors.ClientCancelledError, stream.text()))
-        await until(lambda: stream._woken is not None, what="it waits to go on")
-        await stream.aclose()
+        await until(lambda: stream.resumption_count, what="it waits to go on")
+        await {"generation": stream.aclose, "client": client.close}[closed]()
     assert len(fake.requests) == 1
+
+
+async def test_who_waits_to_go_on_keeps_no_place_at_the_endpoint_that_failed(client, fake):
+    fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
+    stream = client.generate("x", timeout=1000, resume_attempts=1)
+    (endpoint,) = client.endpoints
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        tasks.create_task(expect(errors.ClientCancelledError, stream.text()))
+        await until(lambda: stream.resumption_count, what="it waits to go on")
+        assert endpoint.running_count == 0
+        await stream.aclose()
 
 
 async def test_a_closed_client_says_so_in_its_own_words(client):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -94,6 +95,61 @@ async def test_a_generation_that_is_closed_while_it_waits_for_a_token_is_not_sen
         given.set()
         await reading
     assert not fake.requests
+
+
+CALLS = {
+    "generation": lambda client: client.generate("x").text(),
+    "question": lambda client: client.info(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_token_is_waited_for_as_long_as_the_call_has_time(fake, call):
+    async with (
+        asyncio.timeout(90),
+        AsyncClient(fake.address, token=asyncio.Event().wait, timeout=0.05) as client,
+    ):
+        with pytest.raises(errors.DeadlineError, match="the token did not come"):
+            await call(client)
+    assert not fake.requests
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_closed_client_waits_for_no_token(fake, call):
+    asked = asyncio.Event()
+
+    async def token():
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        client = AsyncClient(fake.address, token=token)
+        tasks.create_task(expect(errors.ClientCancelledError, call(client)))
+        await asked.wait()
+        await client.close()
+
+
+async def test_a_generation_that_another_loop_closes_waits_for_no_token(fake):
+    asked = threading.Event()
+
+    async def token():
+        asked.set()
+        await asyncio.Event().wait()
+
+    client = AsyncClient(fake.address, token=token)
+    reading = asyncio.to_thread(asyncio.run, expect(errors.ClientCancelledError, client.info()))
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        tasks.create_task(reading)
+        await asyncio.to_thread(asked.wait)
+        await client.close()
+
+
+async def test_what_a_token_raises_as_a_timeout_the_call_raises_too(fake):
+    async def token():
+        raise TimeoutError("the vault sleeps")
+
+    async with AsyncClient(fake.address, token=token) as client:
+        await expect(TimeoutError, client.info())
 
 
 async def expect(error, awaitable):

@@ -31,8 +31,15 @@ def test_all_is_exactly_what_a_module_defines_in_public(module):
         if not name.startswith("_") and getattr(value, "__module__", None) == home.__name__
     }
     constants = {name for name in home.__all__ if not hasattr(getattr(home, name), "__module__")}
-    aliases = {"AsyncToken", "ChannelOptions", "DispatchName", "Metadata", "MetadataSource"}
-    aliases |= {"DrafterName", "Prompt", "RuleName", "StrategyName", "Token"}
+    aliases = {
+        "AsyncToken",
+        "ChannelOptions",
+        "DispatchName",
+        "Metadata",
+        "MetadataSource",
+        "Pairs",
+    }
+    aliases |= {"DrafterName", "Pairs", "Prompt", "RuleName", "StrategyName", "Token"}
     assert own == set(home.__all__) - constants - aliases
 
 

@@ -82,7 +82,8 @@ async def test_a_resumption_has_the_time_that_is_left(in_thread, fake):
     assert second < first - 0.25
 
 
-async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake):
+@pytest.mark.parametrize("closed", ["generation", "client"])
+async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake, closed):
     fake.script = [Leg(error=errors.DrainingError("away", retry_after_seconds=100))]
 
     def use(client):
@@ -94,8 +95,12 @@ async def test_closing_wakes_a_reader_that_waits_to_go_on(in_thread, fake):
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        eventually(lambda: stream._call and stream._call.done(), what="it waits to go on")
-        stream.close()
+        (endpoint,) = client.endpoints
+        eventually(
+            lambda: stream.resumption_count and not endpoint.running_count,
+            what="it waits to go on, and keeps no place at the endpoint",
+        )
+        {"generation": stream, "client": client}[closed].close()
         reader.join(90)
         assert not reader.is_alive()
         assert ended == []

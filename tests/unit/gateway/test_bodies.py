@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidFieldError
+from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline_gateway.bodies import ChatBody, CompletionBody, Extension, ResponseBody, parse
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
@@ -46,6 +46,13 @@ def refused(body_class, value):
             ChatBody,
             CHAT,
             "messages",
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls",
+        ),
+        (
+            ChatBody,
+            CHAT,
+            "messages",
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "messages[0].content",
         ),
@@ -58,6 +65,7 @@ def refused(body_class, value):
         (CompletionBody, TEXT, "logprobs", 21, "logprobs"),
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
         (CompletionBody, TEXT, "best_of", 2, "best_of"),
+        (CompletionBody, TEXT | {"n": 2}, "best_of", 3, "best_of"),
         (CompletionBody, TEXT, "suffix", "x", "suffix"),
         (CompletionBody, TEXT, "prompt", [], "prompt"),
         (CompletionBody, TEXT, "prompt", ["a", 1], "prompt"),
@@ -78,13 +86,24 @@ def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, va
 @pytest.mark.parametrize("name", sorted(Extension.model_fields.keys() - {"ignore_eos"}))
 def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
     wire = f"sampling.{name}" if name in {"top_k", "min_p"} else name
-    refusal = of_paceline(InvalidFieldError.of(wire, "no"), prompt="prompt").body["error"]
-    assert refusal["param"] == f"paceline.{name}"
+    for error in (InvalidFieldError.of(wire, "no"), UnsupportedError(f"{wire}: no")):
+        refusal = of_paceline(error, prompt="prompt").body["error"]
+        assert refusal["param"] == f"paceline.{name}"
+        assert refusal["message"] == f"paceline.{name}: no"
+
+
+def test_what_servers_cannot_do_at_all_has_no_parameter():
+    refusal = of_paceline(UnsupportedError("this model: continues text"), prompt="messages")
+    assert refusal.body["error"]["param"] is None
+    assert refusal.body["error"]["message"] == "this model: continues text"
 
 
 @pytest.mark.parametrize(
     "more",
     [
+        {"stream_options": {"include_usage": False}, "functions": []},
+        {"messages": [{**CHAT["messages"][0], "annotations": [], "tool_calls": []}]},
+        {"messages": [{**CHAT["messages"][0], "reasoning_content": "", "refusal": None}]},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": []},
         {"tool_choice": "none", "response_format": {"type": "text"}, "store": False},
         {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto"},
@@ -94,6 +113,18 @@ def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
 def test_what_changes_nothing_is_allowed(more):
     plain = parse(ChatBody, json.dumps(CHAT).encode())
     assert parse(ChatBody, json.dumps({**CHAT, **more}).encode()).options() == plain.options()
+
+
+@pytest.mark.parametrize(
+    ("body_class", "value"),
+    [
+        (CompletionBody, TEXT | {"n": 2, "best_of": 2}),
+        (CompletionBody, TEXT | {"best_of": 1}),
+        (ResponseBody, {"model": "fake", "input": "hi", "reasoning": {}}),
+    ],
+)
+def test_so_it_is_of_completions_and_responses(body_class, value):
+    parse(body_class, json.dumps(value).encode())
 
 
 JSON = st.recursive(

@@ -193,7 +193,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for():
     async with gateway_over(slow_reader_seconds=0.1) as gateway:
         host, _, port = gateway.process.addresses["address"].partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        )
         async with asyncio.timeout(90):
             assert b"408" in await reader.readline()
         writer.close()
@@ -218,7 +220,8 @@ async def test_a_reader_that_reads_nothing_is_given_up():
         body = b'{"model":"fake","prompt":"p","stream":true,"max_tokens":100000}'
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
         )
         writer.write(body)
         await until(lambda: fake.requests, what="the orchestrator is asked")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 
@@ -97,3 +99,20 @@ async def test_an_error_in_mid_stream_reaches_the_client():
         stream = await gateway.client.responses.create(**ASKED, stream=True)
         with pytest.raises(openai.APIError, match="could not get an answer"):
             [event async for event in stream]
+
+
+async def test_an_error_in_mid_stream_is_the_next_event_in_this_interfaces_form():
+    leg = Leg(error=errors.InternalError("secret"), chunks=1)
+    async with gateway_over(FakeOrchestrator(script=[leg], chat_template=TEMPLATE)) as gateway:
+        answer = await gateway.post("/v1/responses", input="hello", stream=True)
+    *before, (name, last) = [it.split("\n") for it in answer.text.strip().split("\n\n")]
+    told = json.loads(last.removeprefix("data: "))
+    assert name == "event: error"
+    assert told.pop("error")["message"] == told["message"]
+    assert told == {
+        "type": "error",
+        "code": "internal",
+        "message": told["message"],
+        "param": None,
+        "sequence_number": len(before),
+    }

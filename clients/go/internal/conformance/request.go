@@ -47,7 +47,7 @@ type request struct {
 	TLSFromMemory  bool                       `json:"tls_from_memory"`
 	ClientMetadata map[string]string          `json:"client_metadata"`
 	Metadata       map[string]string          `json:"metadata"`
-	Tokens         []string                   `json:"tokens"`
+	Tokens         []*string                  `json:"tokens"`
 	Cancel         cancellation               `json:"cancel"`
 	PauseSeconds   float64                    `json:"pause_seconds"`
 	ThenResume     bool                       `json:"then_resume"`
@@ -103,15 +103,19 @@ func (r *request) tls() (paceline.TLS, error) {
 	return paceline.TLS{CA: contents[0], Certificate: contents[1], Key: contents[2]}, nil
 }
 
-// token tells one token after the other, and the last one again and again.
+// token tells one token after the other, and the last one again and again; null never comes.
 func (r *request) token() func(context.Context) (string, error) {
 	left := r.Tokens
-	return func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
 		told := left[0]
 		if len(left) > 1 {
 			left = left[1:]
 		}
-		return told, nil
+		if told == nil {
+			<-ctx.Done()
+			return "", ctx.Err()
+		}
+		return *told, nil
 	}
 }
 
