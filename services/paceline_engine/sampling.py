@@ -77,7 +77,7 @@ def choose_tokens(
 
 def in_parts(logits: Tensor) -> Sequence[Tensor]:
     """Divide rows, (T, V), into parts small enough for a processor's cache."""
-    return torch.split(logits, max(1, _MOST_NUMBERS // logits.shape[-1]))
+    return torch.split(logits, _most_rows(logits.device, logits.shape[-1]))
 
 
 def perturbed_scores(
