@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline_gateway.application import application
+from paceline_gateway.certificate import server_context
 from paceline_gateway.gateway import Gateway
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
@@ -122,16 +123,10 @@ class HttpProcess:
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
         )
-        try:
-            configuration.load()
-        except OSError as error:  # of which ssl's are
-            raise OSError(
-                f"{settings.tls_certificate} and {settings.tls_key} are no usable certificate and"
-                f" key: {error.strerror or error}"
-            ) from error
+        configuration.load()
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            configuration.ssl = server_context(settings.tls_certificate, settings.tls_key)
         return configuration
 
     def stop_soon(self, failure: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,6 +24,9 @@ __all__ = ["Watch"]
 _log = logging.getLogger(__name__)
 
 _RECONNECT_SECONDS = 0.2
+# A connection that takes longer than an attempt is made anew: with certificates that may have been
+# renewed meanwhile.
+_APPROACH_SECONDS = 10.0
 # Nobody says that a key was mended: who is refused asks again.
 _KNOCK_AGAIN_SECONDS = 1.0
 
@@ -71,22 +75,24 @@ class Watch:
         self._doubted.set()
 
     async def _follow_health(self) -> None:
-        told = ""
         while True:
-            try:
+            with suppress(grpc.RpcError, TimeoutError):
                 async with self._connect() as channel:
-                    told = ""
-                    stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
-                    async for state in stream:
-                        self._hear(state.status == HealthCheckResponse.SERVING)
-            except grpc.RpcError:
-                pass
-            except PacelineError as error:  # a file of TLS, which may be about to be renewed
-                if error.message != told:
-                    told = error.message
-                    _log.error("an orchestrator cannot be called: %s", told)
+                    await self._listen(channel)
             self._hear(False)
             await asyncio.sleep(_RECONNECT_SECONDS)
+
+    async def _listen(self, channel: grpc.aio.Channel) -> None:
+        """Take the word of the one that is reached, until it ends.
+
+        Raises:
+            TimeoutError: None is reached.
+        """
+        stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
+        async with asyncio.timeout(_APPROACH_SECONDS) as approach:
+            async for state in stream:
+                approach.reschedule(None)
+                self._hear(state.status == HealthCheckResponse.SERVING)
 
     def _hear(self, is_healthy: bool) -> None:
         """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""
