@@ -23,7 +23,8 @@ __all__ = ["Watch"]
 
 _log = logging.getLogger(__name__)
 
-_RECONNECT_SECONDS = 0.2
+# How long to wait before an address is connected to again: each time longer, until one serves.
+_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.2, 1.0
 # A connection that takes longer than an attempt is made anew: with certificates that may have been
 # renewed meanwhile.
 _APPROACH_SECONDS = 10.0
@@ -75,15 +76,22 @@ class Watch:
         self._doubted.set()
 
     async def _follow_health(self) -> None:
+        rest_seconds = _FIRST_REST_SECONDS
         while True:
             with suppress(grpc.RpcError, TimeoutError):
                 async with self._connect() as channel:
                     await self._listen(channel)
+            if self._is_healthy:
+                rest_seconds = _FIRST_REST_SECONDS
             self._hear(False)
-            await asyncio.sleep(_RECONNECT_SECONDS)
+            await asyncio.sleep(rest_seconds)
+            rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
 
     async def _listen(self, channel: grpc.aio.Channel) -> None:
-        """Take the word of the one that is reached, until it ends.
+        """Take the word of the one that is reached, for as long as it serves.
+
+        One that drains can go on for minutes, while a new connection to the same address leads to
+        another one: an address can be a Service's.
 
         Raises:
             TimeoutError: None is reached.
@@ -92,7 +100,9 @@ class Watch:
         async with asyncio.timeout(_APPROACH_SECONDS) as approach:
             async for state in stream:
                 approach.reschedule(None)
-                self._hear(state.status == HealthCheckResponse.SERVING)
+                if state.status != HealthCheckResponse.SERVING:
+                    return
+                self._hear(True)
 
     def _hear(self, is_healthy: bool) -> None:
         """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""
