@@ -1,7 +1,8 @@
 """Write what the chart says twice, or check that it is fresh.
 
-The table of values in README.md comes from the comments of values.yaml, and the names that
-`settings` may have in values.schema.json come from the servers' own settings classes.
+The table of values in README.md comes from the comments of values.yaml. The names that `settings`
+may have in values.schema.json, and those of a gateway's in files/gateway-settings.json, which
+templates read, come from the servers' own settings classes.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ def readme(values: str, text: str) -> str:
     return _TABLE.sub(lambda _: values_table(values), text)
 
 
+def gateway_settings() -> list[str]:
+    """Return the names of what a gateway can be told in `settings`."""
+    return sorted(set(GatewaySettings.model_fields) - OWN_SETTINGS)
+
+
 def schema(text: str) -> str:
     """Return values.schema.json with the settings that servers have."""
     content: dict[str, Any] = json.loads(text)
@@ -82,7 +88,7 @@ def schema(text: str) -> str:
     model_server = set(ModelServerSettings.model_fields) - OWN_SETTINGS
     for name, known in (
         ("orchestratorSettings", orchestrator),
-        ("gatewaySettings", set(GatewaySettings.model_fields) - OWN_SETTINGS),
+        ("gatewaySettings", set(gateway_settings())),
         ("modelServerSettings", model_server),
         ("commonSettings", orchestrator & model_server),
     ):
@@ -96,6 +102,7 @@ def fresh_files() -> dict[Path, str]:
     return {
         CHART / "README.md": readme(values, (CHART / "README.md").read_text()),
         CHART / "values.schema.json": schema((CHART / "values.schema.json").read_text()),
+        CHART / "files" / "gateway-settings.json": json.dumps(gateway_settings(), indent=2) + "\n",
     }
 
 

@@ -56,7 +56,7 @@ class OrchestratorApplication:
         discovery: Where model servers are; None is as the settings say.
 
     Raises:
-        ValueError: The file of keys is unusable.
+        ValueError: The file of keys, or one of TLS, is unusable.
     """
 
     options: Sequence[tuple[str, int]] = CLIENT_SERVER_OPTIONS

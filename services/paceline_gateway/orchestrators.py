@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from paceline import AsyncClient
-from paceline.channel import open_async_channel
 from paceline.errors import DeadlineError, NoTargetError, OverloadedError, TryAgainError
 from paceline_gateway.shared_answer import SharedAnswer
 from paceline_gateway.watch import Watch
@@ -65,11 +64,10 @@ class Orchestrators:
             token=token,
         )
         self.client = self._open(addresses)
-        connect = partial(open_async_channel, tls=tls, insecure=insecure)
         self._watches = [
             Watch(
                 each,
-                connect=partial(connect, each.address),
+                connect=each.connection.open_channel,
                 knock=partial(self._knock, each.address),
                 changed=self._tell,
             )

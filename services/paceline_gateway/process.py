@@ -6,13 +6,15 @@ import asyncio
 import logging
 import socket
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline_gateway.application import application
+from paceline_gateway.certificate import server_context
 from paceline_gateway.gateway import Gateway
+from paceline_gateway.http_connection import HttpConnection
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_serving import telemetry, tracing
@@ -110,11 +112,13 @@ class HttpProcess:
             OSError: A file of TLS is unusable.
         """
         settings = self._settings
+        connection = partial(
+            HttpConnection, head_seconds=settings.slow_reader_seconds, limit=connection_limit()
+        )
         configuration = uvicorn.Config(
             application(self.gateway),
             # h11: no parser in C between strangers and this process.
-            http=_protocol(settings.slow_reader_seconds),
-            limit_concurrency=connection_limit(),  # beyond it clients are told 503
+            http=cast("type[HttpConnection]", connection),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -122,16 +126,10 @@ class HttpProcess:
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
         )
-        try:
-            configuration.load()
-        except OSError as error:  # of which ssl's are
-            raise OSError(
-                f"{settings.tls_certificate} and {settings.tls_key} are no usable certificate and"
-                f" key: {error.strerror or error}"
-            ) from error
+        configuration.load()
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            configuration.ssl = server_context(settings.tls_certificate, settings.tls_key)
         return configuration
 
     def stop_soon(self, failure: str | None = None) -> None:
@@ -162,21 +160,6 @@ class HttpProcess:
         await self._exit.aclose()
         if self._spans is not None:
             await self._spans.close()
-
-
-def _protocol(head_seconds: float) -> type[H11Protocol]:
-    """Make a connection that ends if its first request's head does not come in time."""
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(head_seconds, self._end_if_silent)
-
-        def _end_if_silent(self) -> None:
-            if self.scope is None:
-                self.transport.abort()
-
-    return Protocol
 
 
 class _Server(uvicorn.Server):

@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.channel import Tls, is_loopback
+from paceline.channel import is_loopback
+from paceline.credentials import Tls
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +23,11 @@ __all__ = ["Watch"]
 
 _log = logging.getLogger(__name__)
 
-_RECONNECT_SECONDS = 0.2
+# How long to wait before an address is connected to again: each time longer, until one serves.
+_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.2, 1.0
+# A connection that takes longer than an attempt is made anew: with certificates that may have been
+# renewed meanwhile.
+_APPROACH_SECONDS = 10.0
 # Nobody says that a key was mended: who is refused asks again.
 _KNOCK_AGAIN_SECONDS = 1.0
 
@@ -71,22 +76,33 @@ class Watch:
         self._doubted.set()
 
     async def _follow_health(self) -> None:
-        told = ""
+        rest_seconds = _FIRST_REST_SECONDS
         while True:
-            try:
+            with suppress(grpc.RpcError, TimeoutError):
                 async with self._connect() as channel:
-                    told = ""
-                    stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
-                    async for state in stream:
-                        self._hear(state.status == HealthCheckResponse.SERVING)
-            except grpc.RpcError:
-                pass
-            except PacelineError as error:  # a file of TLS, which may be about to be renewed
-                if error.message != told:
-                    told = error.message
-                    _log.error("an orchestrator cannot be called: %s", told)
+                    await self._listen(channel)
+            if self._is_healthy:
+                rest_seconds = _FIRST_REST_SECONDS
             self._hear(False)
-            await asyncio.sleep(_RECONNECT_SECONDS)
+            await asyncio.sleep(rest_seconds)
+            rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
+
+    async def _listen(self, channel: grpc.aio.Channel) -> None:
+        """Take the word of the one that is reached, for as long as it serves.
+
+        One that drains can go on for minutes, while a new connection to the same address leads to
+        another one: an address can be a Service's.
+
+        Raises:
+            TimeoutError: None is reached.
+        """
+        stream = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
+        async with asyncio.timeout(_APPROACH_SECONDS) as approach:
+            async for state in stream:
+                approach.reschedule(None)
+                if state.status != HealthCheckResponse.SERVING:
+                    return
+                self._hear(True)
 
     def _hear(self, is_healthy: bool) -> None:
         """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from paceline_serving.keys import Keys
+    from paceline_serving.renewed_channel import RenewedChannel
     from paceline_serving.security import AccessPolicy
     from paceline_serving.telemetry import RpcMetrics
 
@@ -277,7 +278,7 @@ class TracedChannel:
         channel: What makes the calls.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel | RenewedChannel) -> None:
         self._channel = channel
 
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:

@@ -95,12 +95,14 @@ class Caller:
     def charge(self, token_count: int) -> None:
         """Count tokens of a prompt or of a text; what runs goes on beyond the limit."""
         self._give_back()
-        self._spent += token_count
+        if self.key.tokens_per_minute is not None:
+            self._spent += token_count
 
     def _give_back(self) -> None:
-        now = self._clock()
-        rate = self.key.tokens_per_minute or 0
-        self._spent = max(0.0, self._spent - (now - self._seen) * rate / 60)
+        """Take off what time has given back; without a limit nothing is spent."""
+        now, rate = self._clock(), self.key.tokens_per_minute
+        given_back = self._spent if rate is None else (now - self._seen) * rate / 60
+        self._spent = max(0.0, self._spent - given_back)
         self._seen = now
 
 

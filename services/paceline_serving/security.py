@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from paceline.channel import is_loopback
-from paceline.errors import PermissionDeniedError
+from paceline.credentials import Credentials, Tls
+from paceline.errors import InvalidFieldError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,19 +87,19 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:
     )
 
 
-def channel_credentials(files: TlsFiles | None) -> grpc.ChannelCredentials | None:
-    """Load a client's credentials; None for None, which is plaintext.
+def channel_credentials(files: TlsFiles | None) -> Credentials | None:
+    """Load a client's credentials, which follow the files; None for None, which is plaintext.
 
     Raises:
-        OSError: a file cannot be read.
+        ValueError: a file is unusable.
     """
     if files is None:
         return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read(files.authority),
-        private_key=_read(files.key),
-        certificate_chain=_read(files.certificate),
-    )
+    tls = Tls(ca_file=files.authority, certificate_file=files.certificate, key_file=files.key)
+    try:
+        return Credentials(tls)
+    except InvalidFieldError as error:
+        raise ValueError(error.message) from error
 
 
 def refuse_plaintext(address: str, *, flag: str) -> None:

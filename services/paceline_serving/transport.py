@@ -7,11 +7,15 @@ to belong together: a server drops a client that pings more often than it allows
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
 from paceline_serving.interceptors import TracedChannel
+from paceline_serving.renewed_channel import RenewedChannel
+
+if TYPE_CHECKING:
+    from paceline.credentials import Credentials
 
 __all__ = [
     "CLIENT_SERVER_OPTIONS",
@@ -91,9 +95,11 @@ CLIENT_SERVER_OPTIONS: _Options = (
 
 
 def pod_channel(
-    address: str, *, credentials: grpc.ChannelCredentials | None, tls_name: str = ""
+    address: str, *, credentials: Credentials | None, tls_name: str = ""
 ) -> grpc.aio.Channel:
     """Open the one long-lived channel to a model server: a `TracedChannel`.
+
+    Once its connection is lost, the next one is made with the certificates of then.
 
     Args:
         address: `host:port` or `unix:PATH`.
@@ -103,9 +109,13 @@ def pod_channel(
     options: list[tuple[str, int | str]] = [*POD_CHANNEL_OPTIONS]
     if tls_name:
         options.append(("grpc.ssl_target_name_override", tls_name))
+
+    def open_secure(used: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, used, options)
+
     channel = (
         grpc.aio.insecure_channel(address, POD_CHANNEL_OPTIONS)
         if credentials is None
-        else grpc.aio.secure_channel(address, credentials, options)
+        else RenewedChannel(open_secure, credentials)
     )
     return cast("grpc.aio.Channel", TracedChannel(channel))

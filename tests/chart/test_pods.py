@@ -248,10 +248,12 @@ def test_without_keys_nobody_is_asked_for_one():
 
 
 def test_what_only_grpc_servers_know_does_not_reach_a_gateway():
-    common = {"settings": {"reflection": True, "log_level": "debug"}}
+    unknown = {"reflection": True, "max_gram_tie": "latest", "max_gram_bigrams": "/bigrams"}
+    common = {"settings": {**unknown, "log_level": "debug"}}
     pod = install({"common": common, "gateway": {"enabled": True}}).pod("-gateway")
     assert settings_of(pod).log_level == "debug"
-    assert not any("reflection" in flag for flag in pod.flags)
+    for name in unknown:
+        assert not any(name.replace("_", "-") in flag for flag in pod.flags)
 
 
 def test_an_ingress_is_there_if_it_has_a_name():

@@ -223,6 +223,10 @@ SECRETS = {"orchestrator": "o", "target": "t", "drafter": "d"}
             {"target": {"settings": {"trace_endpoint": "http://c:4317"}}},
             "target pool default sends to trace_endpoint=http://c:4317: say where the collector is",
         ),
+        (
+            {"orchestrator": {"service": {"headless": True, "port": 443}}},
+            "leads to the pods themselves, which listen on 50050 and not on 443",
+        ),
         ({"fullnameOverride": "1st"}, "set fullnameOverride"),
     ],
 )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, PermissionDeniedError, SessionNotFoundError
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.fleet import pool as pool_module
+from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_serving.renewed_channel import RenewedChannel
 from paceline_serving.security import (
     AccessPolicy,
     TlsFiles,
@@ -18,11 +27,47 @@ from paceline_serving.transport import pod_channel
 from support.certificates import CLIENT, ORCHESTRATOR, Certificates
 from support.fake_host import FakeHost
 from support.model_servers import TARGET, ModelClient, serving
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.fixture
 def certificates(tmp_path) -> Certificates:
     return Certificates(tmp_path)
+
+
+@pytest.fixture
+def renewed_authority(tmp_path) -> Certificates:
+    """Return the one that issues whatever is renewed."""
+    (tmp_path / "new").mkdir()
+    return Certificates(tmp_path / "new")
+
+
+class LeavingChannel:
+    """Stands for a channel whose server is ending its connection."""
+
+    is_closed = False
+    state = grpc.ChannelConnectivity.READY
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        return self.state
+
+    def unary_unary(self, _method: str) -> Any:
+        return lambda: self
+
+    async def close(self, _grace: float | None) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[AsyncExitStack]:
+    """Close what a test opens, however it ends."""
+    async with AsyncExitStack() as stack:
+        yield stack
 
 
 def server_settings(files: TlsFiles, *, mutual: bool) -> dict[str, object]:
@@ -37,11 +82,35 @@ def server_settings(files: TlsFiles, *, mutual: bool) -> dict[str, object]:
     return settings
 
 
+def credentials(files: TlsFiles | None) -> grpc.ChannelCredentials | None:
+    """Return what gRPC takes."""
+    followed = channel_credentials(files)
+    return followed.current() if followed is not None else None
+
+
+def count_calls(monkeypatch, owner: Any, name: str) -> list[None]:
+    """Return a list that grows with each call of a function."""
+    calls: list[None] = []
+    called = getattr(owner, name)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(None)
+        return called(*args, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+async def health(channel: grpc.aio.Channel) -> int:
+    """Ask a server, as soon as it is there, how it is."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest()
+    return (await stub.Check(request, timeout=20, wait_for_ready=True)).status
+
+
 async def ask(process, files: TlsFiles | None) -> str:
     """Return the model's name, as a peer with these files."""
-    client = ModelClient(
-        TARGET, process.addresses["address"], credentials=channel_credentials(files)
-    )
+    client = ModelClient(TARGET, process.addresses["address"], credentials=credentials(files))
     try:
         return (await client.learn()).info.model_name
     finally:
@@ -106,7 +175,7 @@ async def test_a_session_is_not_found_by_another_certificate(certificates, owner
             await ModelClient(
                 TARGET,
                 process.addresses["address"],
-                credentials=channel_credentials(certificates.issue(name)),
+                credentials=credentials(certificates.issue(name)),
             ).learn()
             for name in (owner, owner, stranger)
         ]
@@ -122,16 +191,84 @@ async def test_a_session_is_not_found_by_another_certificate(certificates, owner
             await client.channel.close()
 
 
-async def test_a_renewed_certificate_is_used_without_a_restart(certificates, tmp_path):
+async def test_a_renewed_certificate_is_used_without_a_restart(certificates, renewed_authority):
     files = certificates.issue("localhost")
-    (tmp_path / "new").mkdir()
-    renewed_authority = Certificates(tmp_path / "new")
     async with serving(TARGET, FakeHost(), **server_settings(files, mutual=False)) as process:
         assert await ask(process, TlsFiles(authority=certificates.authority)) == "fake"
         renewed = renewed_authority.issue("localhost")
         files.certificate.write_bytes(renewed.certificate.read_bytes())
         files.key.write_bytes(renewed.key.read_bytes())
         assert await ask(process, TlsFiles(authority=renewed_authority.authority)) == "fake"
+
+
+async def test_a_lost_channel_is_replaced_by_one_with_the_renewed_certificates(
+    certificates, renewed_authority, closing
+):
+    own, mine = certificates.issue("localhost"), certificates.issue(ORCHESTRATOR)
+    settings = server_settings(own, mutual=True)
+    async with serving(TARGET, FakeHost(), **settings) as process:
+        settings["listen"] = process.addresses["address"].replace("127.0.0.1", "localhost")
+        channel = pod_channel(settings["listen"], credentials=channel_credentials(mine))
+        closing.push_async_callback(channel.close, None)
+        assert await health(channel) == SERVING
+        renewed_authority.replace(own, "localhost")
+        assert await health(channel) == SERVING  # over the connection that there is
+    renewed_authority.replace(mine, ORCHESTRATOR)
+    async with serving(TARGET, FakeHost(), **settings):
+        assert await health(channel) == SERVING
+
+
+async def test_what_runs_goes_on_while_its_channel_is_left(certificates, renewed_authority):
+    mine = certificates.issue("localhost")
+    channels = []
+
+    def open_channel(_credentials):
+        channels.append(LeavingChannel())
+        return channels[-1]
+
+    channel = RenewedChannel(open_channel, channel_credentials(mine))
+    call = channel.unary_unary("/a/B")
+    assert call() is channels[0]
+    renewed_authority.replace(mine, "localhost")
+    assert call() is channels[0]
+    channels[0].state = grpc.ChannelConnectivity.IDLE
+    assert call() is channels[1]
+    await asyncio.sleep(0)
+    assert call() is channels[1]
+    assert not channels[0].is_closed
+    await channel.close()
+    assert [it.is_closed for it in channels] == [True, True]
+
+
+async def test_a_server_is_found_again_though_it_had_its_new_certificate_first(
+    certificates, renewed_authority, monkeypatch
+):
+    monkeypatch.setattr(pool_module, "_APPROACH_SECONDS", 0.2)
+    approaches = count_calls(monkeypatch, pool_module, "health_changes")
+    own, trust = certificates.issue("127.0.0.1"), TlsFiles(authority=certificates.authority)
+    followed = channel_credentials(trust)
+    settings = {**server_settings(own, mutual=False), "listen": "127.0.0.1:0"}
+    async with AsyncExitStack() as stack:
+        async with serving(TARGET, FakeHost(), **settings) as process:
+            settings["listen"] = process.addresses["address"]
+            endpoint = Endpoint("target-0", settings["listen"], Role.TARGET)
+            pool = await stack.enter_async_context(
+                ServerPool(
+                    StaticDiscovery((endpoint,)),
+                    open_channel=lambda it: pod_channel(it.address, credentials=followed),
+                    probe=probe.answers,
+                )
+            )
+            await until(lambda: pool.servers and pool.servers[0].ready, what="it is found")
+            renewed = renewed_authority.issue("127.0.0.1")
+            settings |= {"tls_certificate": renewed.certificate, "tls_key": renewed.key}
+        await stack.enter_async_context(serving(TARGET, FakeHost(), **settings))
+        seen = len(approaches)
+        await until(
+            lambda: len(approaches) > seen + 1, what="it is approached in vain", within_seconds=20
+        )
+        certificates.authority.write_bytes(renewed_authority.authority.read_bytes())
+        await until(lambda: pool.servers[0].ready, what="it is found again")
 
 
 async def test_health_on_its_own_port_needs_no_certificate(certificates):
@@ -192,10 +329,10 @@ def test_no_certificate_is_plaintext():
 async def test_a_pod_is_called_by_its_address_and_known_by_its_services_name(certificates):
     name = "target.paceline.svc"
     settings = {**server_settings(certificates.issue(name), mutual=False), "listen": "127.0.0.1:0"}
-    credentials = channel_credentials(TlsFiles(authority=certificates.authority))
+    followed = channel_credentials(TlsFiles(authority=certificates.authority))
     async with serving(TARGET, FakeHost(), **settings) as process:
         address = process.addresses["address"]
-        channel = pod_channel(address, credentials=credentials, tls_name=name)
+        channel = pod_channel(address, credentials=followed, tls_name=name)
         request = health_pb2.HealthCheckRequest()
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -41,6 +41,18 @@ class Certificates:
         issued.private_key_pem.write_to_path(str(key))
         return TlsFiles(certificate, key, self.authority)
 
+    def replace(self, files: TlsFiles, identity: str) -> None:
+        """Write what this authority issues, and its own certificate, into another one's files."""
+        renewed = self.issue(identity)
+        for old, new in (
+            (files.certificate, renewed.certificate),
+            (files.key, renewed.key),
+            (files.authority, renewed.authority),
+        ):
+            assert old is not None
+            assert new is not None
+            old.write_bytes(new.read_bytes())
+
     def _with_uri(self, pem: bytes, identity: str) -> bytes:
         """Sign a certificate again with a URI as its name, which trustme does not know."""
         issued = x509.load_pem_x509_certificate(pem)

@@ -134,7 +134,7 @@ async def serving(
     if credentials is None:
         port = server.add_insecure_port(fake.address or "127.0.0.1:0")
     else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
+        port = server.add_secure_port(fake.address or "127.0.0.1:0", credentials)
     fake.address = f"127.0.0.1:{port}"
     await server.start()
     try:

@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.channel import Tls
     from paceline.client import AsyncClient, AsyncGeneration
+    from paceline.credentials import Tls
     from paceline.errors import PacelineError
     from paceline.generation import (
         ChatTemplate,
@@ -80,7 +80,7 @@ _HOMES = {
     "GenerateOptions": "request",
     "Generation": "sync_client",
     "PacelineError": "errors",
-    "Tls": "channel",
+    "Tls": "credentials",
 }
 
 

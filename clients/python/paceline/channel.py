@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-import ssl
-import tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline.credentials import Credentials
 from paceline.errors import InvalidFieldError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import grpc
 
-__all__ = ["ChannelOptions", "Route", "Tls", "is_loopback", "open_async_channel"]
+    from paceline.credentials import Tls
+
+__all__ = ["ChannelOptions", "Route", "is_loopback", "open_async_channel"]
 
 _Options: TypeAlias = "tuple[tuple[str, int | str], ...]"
 ChannelOptions: TypeAlias = "Sequence[tuple[str, int | str]]"
@@ -43,39 +42,17 @@ _LOOPBACK_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 _SPREAD_OPTIONS: _Options = (("grpc.lb_policy_name", "round_robin"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
-
-    Attributes:
-        ca_file: Whom to trust. Default: the system's certificate authorities.
-        certificate_file: The client's own certificate, for mTLS.
-        key_file: Its private key.
-        server_name: The name in the server's certificate, where it is not the address's.
-        ca: What a ca_file would hold.
-        certificate: What a certificate_file would hold.
-        key: What a key_file would hold.
-    """
-
-    ca_file: Path | str | None = None
-    certificate_file: Path | str | None = None
-    key_file: Path | str | None = None
-    server_name: str | None = None
-    ca: bytes | None = field(default=None, repr=False)
-    certificate: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """A checked way to a server: channels over it can be opened at any time, by any event loop.
 
     Attributes:
+        credentials: What a channel is opened with; None is plaintext.
         leads_to_one: Whether one server is there; a name can lead to several.
     """
 
     address: str
-    credentials: grpc.ChannelCredentials | None
+    credentials: Credentials | None
     options: _Options
     leads_to_one: bool
 
@@ -110,7 +87,15 @@ class Route:
             return cls(address, None, tuple(options.items()), leads_to_one)
         if tls.server_name:
             options["grpc.ssl_target_name_override"] = tls.server_name
-        return cls(address, _credentials(tls), tuple(options.items()), leads_to_one)
+        return cls(address, Credentials(tls), tuple(options.items()), leads_to_one)
+
+    def renewal(self) -> Callable[[], bool]:
+        """Return what tells whether the credentials of now have been renewed."""
+        credentials = self.credentials
+        if credentials is None:
+            return lambda: False
+        used = credentials.current()
+        return lambda: credentials.current() is not used
 
     def open(self) -> grpc.Channel:
         """Open a channel; the connection itself is made by the first call."""
@@ -118,7 +103,7 @@ class Route:
 
         if self.credentials is None:
             return grpc.insecure_channel(self.address, options=self.options)
-        return grpc.secure_channel(self.address, self.credentials, options=self.options)
+        return grpc.secure_channel(self.address, self.credentials.current(), options=self.options)
 
     def open_async(self) -> grpc.aio.Channel:
         """Open a channel for the running event loop."""
@@ -126,7 +111,8 @@ class Route:
 
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.address, options=self.options)
-        return grpc.aio.secure_channel(self.address, self.credentials, options=self.options)
+        credentials = self.credentials.current()
+        return grpc.aio.secure_channel(self.address, credentials, options=self.options)
 
 
 def open_async_channel(
@@ -167,75 +153,6 @@ def _hosts(address: str) -> list[str]:
     if scheme in {"dns", "ipv4", "ipv6", "passthrough"} and colon:
         address = rest.rpartition("/")[2]
     return [_host(endpoint) for endpoint in address.split(",")]
-
-
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    import grpc
-
-    has_certificate = tls.certificate_file is not None or tls.certificate is not None
-    if has_certificate != (tls.key_file is not None or tls.key is not None):
-        raise InvalidFieldError.of("tls", "a certificate and its key belong together")
-    authorities = _content("ca", path=tls.ca_file, content=tls.ca)
-    certificate = _content("certificate", path=tls.certificate_file, content=tls.certificate)
-    key = _content("key", path=tls.key_file, content=tls.key)
-    _check_authorities(tls, authorities)
-    if certificate is not None and key is not None:
-        _check_own(tls, certificate, key)
-    return grpc.ssl_channel_credentials(
-        root_certificates=authorities, private_key=key, certificate_chain=certificate
-    )
-
-
-def _check_authorities(tls: Tls, authorities: bytes | None) -> None:
-    """Refuse what TLS cannot use: gRPC would try to connect with it, again and again."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if authorities is not None:
-            context.load_verify_locations(cadata=authorities.decode(errors="replace"))
-    except (ssl.SSLError, ValueError) as error:
-        what = f"{tls.ca_file}: " if tls.ca_file is not None else ""
-        field_name = "tls.ca_file" if tls.ca_file is not None else "tls.ca"
-        raise InvalidFieldError.of(field_name, f"{what}has no usable certificate") from error
-
-
-def _check_own(tls: Tls, certificate: bytes, key: bytes) -> None:
-    """Refuse a certificate and a key that TLS cannot use, or that do not go together."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        with _as_files(certificate, key) as (own, private):
-            # A password, so that an encrypted key does not ask the terminal for one.
-            context.load_cert_chain(own, private, password="")
-    except (ssl.SSLError, ValueError) as error:
-        from_file = tls.certificate_file is not None
-        what = f"{tls.certificate_file} and {tls.key_file}: " if from_file else ""
-        raise InvalidFieldError.of(
-            "tls.certificate_file" if from_file else "tls.certificate",
-            f"{what}are no usable certificate and key",
-        ) from error
-
-
-@contextmanager
-def _as_files(*contents: bytes) -> Iterator[list[Path]]:
-    """Lend files that only this user can read: Python's ssl takes no other."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, f"{index}.pem") for index in range(len(contents))]
-        for path, content in zip(paths, contents, strict=True):
-            path.touch(mode=0o600)
-            path.write_bytes(content)
-        yield paths
-
-
-def _content(name: str, *, path: Path | str | None, content: bytes | None) -> bytes | None:
-    if path is None:
-        if not isinstance(content, bytes | None):
-            raise InvalidFieldError.of(f"tls.{name}", "must be bytes; a path goes into the file's")
-        return content
-    if content is not None:
-        raise InvalidFieldError.of(f"tls.{name}", f"is there, and {name}_file too: give one")
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidFieldError.of(f"tls.{name}_file", f"{path}: {error.strerror}") from error
 
 
 def _host(endpoint: str) -> str:

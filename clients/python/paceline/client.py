@@ -10,7 +10,7 @@ import grpc
 
 from paceline.call_metadata import CallMetadata, Metadata, checked_metadata
 from paceline.call_plan import CallPlan, RetryBudget, timeout_seconds
-from paceline.channel import Route, Tls
+from paceline.channel import Route
 from paceline.connection import AsyncConnection
 from paceline.endpoints import Endpoint, Endpoints, listed
 from paceline.errors import ClientCancelledError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from paceline.call_metadata import AsyncToken, MetadataSource
     from paceline.channel import ChannelOptions
     from paceline.connection import AsyncWire
+    from paceline.credentials import Tls
     from paceline.generation import ChatTemplate
 
     _GenerateCall = UnaryStreamCall[
@@ -167,7 +168,8 @@ class AsyncClient:
     Args:
         address: HOST:PORT, also with a gRPC scheme, such as dns:///HOST:PORT; or several of them,
             as a list or between commas. A name can lead to several, too.
-        tls: How to trust the server. Without it the connection is plaintext.
+        tls: How to trust the server. Without it the connection is plaintext. Files that were
+            renewed are used once a connection is lost.
         insecure: Allow plaintext to another machine.
         timeout: The default deadline of a call, in seconds; more than a week is a week.
         metadata: What goes along with every call, such as {"x-tenant": "blue"}; or what is called

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import grpc
 from google.protobuf.message import DecodeError
 
-from paceline.errors import ClientCancelledError, DrainingError
+from paceline.errors import ClientCancelledError, ConnectionLostError, DrainingError
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import orchestrator_service_pb2_grpc as orchestrator_grpc
@@ -35,20 +35,31 @@ _Stub = TypeVar("_Stub")
 class Wire(Generic[_Channel, _Stub]):
     """One channel, and how many calls run on it.
 
+    Args:
+        is_outdated: Whether a new channel would have other credentials.
+
     Attributes:
         stub: What makes calls on it.
     """
 
-    def __init__(self, channel: _Channel, stub: _Stub) -> None:
+    def __init__(
+        self, channel: _Channel, stub: _Stub, *, is_outdated: Callable[[], bool] = lambda: False
+    ) -> None:
         self.channel = channel
         self.stub = stub
+        self._is_outdated = is_outdated
         self.call_count = 0
         self.is_left = False
 
     def decoded(self, broken: grpc.RpcError) -> PacelineError:
-        """Say why a call on it ended; after DRAINING the next call connects anew."""
+        """Say why a call on it ended, and whether the next call has to connect anew.
+
+        It has to after DRAINING, and where the connection is lost and certificates were renewed.
+        """
         error = decode(broken)
         self.is_left |= isinstance(error, DrainingError)
+        if isinstance(error, ConnectionLostError):
+            self.is_left |= self._is_outdated()
         return error
 
     @property
@@ -152,6 +163,7 @@ class Connection(_Closable):
 
     def _current(self) -> BlockingWire:
         if not self._wires or self._wires[-1].is_left:
+            is_outdated = self._route.renewal()
             channel = self._route.open()
             stub = orchestrator_grpc.OrchestratorServiceStub(channel)
             # gRPC's own parsing would end the call here and leave it running at the server.
@@ -160,7 +172,7 @@ class Connection(_Closable):
                 request_serializer=orchestrator_pb.GenerateRequest.SerializeToString,
                 response_deserializer=_parse,
             )
-            self._wires.append(Wire(channel, stub))
+            self._wires.append(Wire(channel, stub, is_outdated=is_outdated))
         return self._wires[-1]
 
     def _drop_if_idle(self, wire: BlockingWire) -> None:
@@ -192,8 +204,7 @@ class AsyncConnection(_Closable):
         self.check_open()
         wires = self._wires.setdefault(asyncio.get_running_loop(), [])
         if not wires or wires[-1].is_left:
-            channel = self._route.open_async()
-            wires.append(Wire(channel, orchestrator_grpc.OrchestratorServiceStub(channel)))
+            wires.append(self._open_wire())
         wire = wires[-1]
         wire.call_count += 1
         try:
@@ -203,6 +214,16 @@ class AsyncConnection(_Closable):
             if wire.is_idle and wire in wires:
                 wires.remove(wire)
                 await wire.channel.close(grace=None)
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """Open one more channel over the same route, which is the caller's own."""
+        return self._route.open_async()
+
+    def _open_wire(self) -> AsyncWire:
+        is_outdated = self._route.renewal()
+        channel = self._route.open_async()
+        stub = orchestrator_grpc.OrchestratorServiceStub(channel)
+        return Wire(channel, stub, is_outdated=is_outdated)
 
     async def close(self) -> None:
         """Close all, and cancel what runs."""

@@ -10,7 +10,7 @@ import grpc
 
 from paceline.call_metadata import CallMetadata, Metadata, checked_metadata
 from paceline.call_plan import CallPlan, RetryBudget, timeout_seconds
-from paceline.channel import Route, Tls
+from paceline.channel import Route
 from paceline.client import DEFAULT_TIMEOUT_SECONDS
 from paceline.connection import Connection
 from paceline.endpoints import Endpoint, Endpoints, listed
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.call_metadata import MetadataSource, Token
     from paceline.channel import ChannelOptions
     from paceline.connection import BlockingWire
+    from paceline.credentials import Tls
     from paceline.generation import ChatTemplate
 
 __all__ = ["Client", "Generation"]

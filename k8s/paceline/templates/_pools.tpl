@@ -10,10 +10,14 @@ prints one says int64.
 {{- mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.orchestrator) | toYaml -}}
 {{- end }}
 
-{{/* A gateway's: of what is common to gRPC servers, it knows no reflection and no roles. */}}
+{{/* A gateway's: of what is common to gRPC servers, what it knows; `make chart` lists that. */}}
 {{- define "paceline.gateway" -}}
 {{- $config := mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.gateway) -}}
-{{- set $config "settings" (omit $config.settings "reflection" "peer_roles") | toYaml -}}
+{{- $known := .Files.Get "files/gateway-settings.json" | fromJsonArray -}}
+{{- range $name := keys $config.settings -}}
+{{- if not (has $name $known) }}{{ $_ := unset $config.settings $name }}{{ end -}}
+{{- end -}}
+{{- toYaml $config -}}
 {{- end }}
 
 {{/* Pool name to configuration: paceline.pools (list $ "target") */}}

@@ -62,6 +62,9 @@ _log = logging.getLogger(__name__)
 # The health stream is renewed so often, and with it what the server says of its model.
 _WATCH_SECONDS = 60.0
 _RECONNECT_SECONDS = 0.1
+# That of a server which is not known to be well: where certificates were renewed since, the next
+# stream connects with the new ones.
+_APPROACH_SECONDS = 5.0
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
@@ -325,7 +328,9 @@ class ServerPool:
                 await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
 
     async def _follow_health(self, server: ModelServer) -> None:
-        changes = health_changes(server.channel, seconds=_WATCH_SECONDS)
+        # One that says NOT_SERVING may have gone meanwhile.
+        seconds = _APPROACH_SECONDS if server.health_status else _WATCH_SECONDS
+        changes = health_changes(server.channel, seconds=seconds)
         async with aclosing(changes):
             async for is_serving in changes:
                 if is_serving:

@@ -86,6 +86,23 @@ def test_tokens_come_back_within_a_minute():
         pass
 
 
+def test_what_was_used_without_a_limit_counts_against_none_that_is_set_later():
+    free, limited = (Key(name="a", sha256="0" * 64, tokens_per_minute=each) for each in (None, 60))
+    caller = Caller(free, clock=lambda: 0.0)
+    caller.charge(100_000)
+    caller.key = limited
+    with caller.admitted():
+        caller.charge(80)
+    with pytest.raises(OverloadedError), caller.admitted():
+        pass
+    caller.key = free
+    with caller.admitted():
+        caller.charge(80)
+    caller.key = limited
+    with caller.admitted():
+        pass
+
+
 def test_the_requests_of_a_key_are_counted_while_they_run():
     caller = Caller(Key(name="a", sha256="0" * 64, requests_at_once=1))
     with caller.admitted():

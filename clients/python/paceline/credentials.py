@@ -1,0 +1,131 @@
+"""How a client trusts its server, and is trusted by it: TLS, from files that may be renewed."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import InvalidFieldError
+from paceline.followed_files import FollowedFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+__all__ = ["Credentials", "Tls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How to trust the server, and how to be trusted by it (mTLS): PEM, in files or as bytes.
+
+    Attributes:
+        ca_file: Whom to trust. Default: the system's certificate authorities.
+        certificate_file: The client's own certificate, for mTLS.
+        key_file: Its private key.
+        server_name: The name in the server's certificate, where it is not the address's.
+        ca: What a ca_file would hold.
+        certificate: What a certificate_file would hold.
+        key: What a key_file would hold.
+    """
+
+    ca_file: Path | str | None = None
+    certificate_file: Path | str | None = None
+    key_file: Path | str | None = None
+    server_name: str | None = None
+    ca: bytes | None = field(default=None, repr=False)
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+
+class Credentials:
+    """What new connections are made with: that of files that were renewed, without a restart.
+
+    Files that cannot be used for a while, as in the middle of a renewal, leave it as it was.
+
+    Raises:
+        InvalidFieldError: A file is unusable to begin with.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        paths = (tls.ca_file, tls.certificate_file, tls.key_file)
+        self._files = FollowedFiles([it for it in paths if it is not None], partial(_load, tls))
+
+    def current(self) -> grpc.ChannelCredentials:
+        """Return what the files say: the same object until they change."""
+        return self._files.content()
+
+
+def _load(tls: Tls) -> grpc.ChannelCredentials:
+    import grpc
+
+    has_certificate = tls.certificate_file is not None or tls.certificate is not None
+    if has_certificate != (tls.key_file is not None or tls.key is not None):
+        raise InvalidFieldError.of("tls", "a certificate and its key belong together")
+    authorities = _content("ca", path=tls.ca_file, content=tls.ca)
+    certificate = _content("certificate", path=tls.certificate_file, content=tls.certificate)
+    key = _content("key", path=tls.key_file, content=tls.key)
+    _check_authorities(tls, authorities)
+    if certificate is not None and key is not None:
+        _check_own(tls, certificate, key)
+    return grpc.ssl_channel_credentials(
+        root_certificates=authorities, private_key=key, certificate_chain=certificate
+    )
+
+
+def _check_authorities(tls: Tls, authorities: bytes | None) -> None:
+    """Refuse what TLS cannot use: gRPC would try to connect with it, again and again."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if authorities is not None:
+            context.load_verify_locations(cadata=authorities.decode(errors="replace"))
+    except (ssl.SSLError, ValueError) as error:
+        what = f"{tls.ca_file}: " if tls.ca_file is not None else ""
+        field_name = "tls.ca_file" if tls.ca_file is not None else "tls.ca"
+        raise InvalidFieldError.of(field_name, f"{what}has no usable certificate") from error
+
+
+def _check_own(tls: Tls, certificate: bytes, key: bytes) -> None:
+    """Refuse a certificate and a key that TLS cannot use, or that do not go together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        with _as_files(certificate, key) as (own, private):
+            # A password, so that an encrypted key does not ask the terminal for one.
+            context.load_cert_chain(own, private, password="")
+    except (ssl.SSLError, ValueError) as error:
+        from_file = tls.certificate_file is not None
+        what = f"{tls.certificate_file} and {tls.key_file}: " if from_file else ""
+        raise InvalidFieldError.of(
+            "tls.certificate_file" if from_file else "tls.certificate",
+            f"{what}are no usable certificate and key",
+        ) from error
+
+
+@contextmanager
+def _as_files(*contents: bytes) -> Iterator[list[Path]]:
+    """Lend files that only this user can read: Python's ssl takes no other."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{index}.pem") for index in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+        yield paths
+
+
+def _content(name: str, *, path: Path | str | None, content: bytes | None) -> bytes | None:
+    if path is None:
+        if not isinstance(content, bytes | None):
+            raise InvalidFieldError.of(f"tls.{name}", "must be bytes; a path goes into the file's")
+        return content
+    if content is not None:
+        raise InvalidFieldError.of(f"tls.{name}", f"is there, and {name}_file too: give one")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidFieldError.of(f"tls.{name}_file", f"{path}: {error.strerror}") from error

@@ -1,0 +1,62 @@
+"""Files that are read again when they change, as a mounted secret's do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+from paceline.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["FollowedFiles"]
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Stamp: TypeAlias = tuple[int, int, int]
+
+
+class FollowedFiles(Generic[_T]):
+    """What some files say together; if they break later, what they said before stays in use.
+
+    Nothing watches them: they are looked at whenever somebody asks for their content. Files that
+    are broken are logged once, until they change again.
+
+    Args:
+        paths: Whose changes count.
+        read: Reads them. What it raises is logged: nothing secret.
+
+    Raises:
+        InvalidFieldError, OSError, ValueError: They cannot be used to begin with.
+    """
+
+    def __init__(self, paths: Sequence[Path | str], read: Callable[[], _T]) -> None:
+        self._paths = [Path(path) for path in paths]
+        self._read = read
+        self._stamps = self._look()
+        self._content = read()
+
+    def content(self) -> _T:
+        """Return what they say: the same object until they change."""
+        if (stamps := self._look()) != self._stamps:
+            self._stamps = stamps
+            try:
+                self._content = self._read()
+            except (InvalidFieldError, OSError, ValueError) as error:
+                _log.error("what was read before stays in use: %s", error)
+        return self._content
+
+    def _look(self) -> list[_Stamp | None]:
+        return [_stamp(path) for path in self._paths]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Return what is another for another file, or None where reading would say why."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,44 @@
+"""A gateway's own certificate: a renewed one is shown from the next connection on."""
+
+from __future__ import annotations
+
+import ssl
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.followed_files import FollowedFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["server_context"]
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Make what connections are accepted with; the files are looked at again at each handshake.
+
+    Files that do not go together, as in the middle of a renewal, leave it as it was.
+
+    Raises:
+        OSError: The files are unusable to begin with.
+    """
+    files = FollowedFiles([certificate, key], partial(_loaded, certificate, key))
+    context = _loaded(certificate, key)
+
+    def show(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = files.content()
+
+    context.sni_callback = show  # called also where the client names no server
+    return context
+
+
+def _loaded(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A password, so that an encrypted key does not ask the terminal for one.
+        context.load_cert_chain(certificate, key, password="")
+    except OSError as error:  # of which ssl's are
+        raise OSError(
+            f"{certificate} and {key} are no usable certificate and key: {error.strerror or error}"
+        ) from error
+    return context
