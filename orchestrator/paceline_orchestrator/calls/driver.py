@@ -110,7 +110,7 @@ class Driver:
         conclude: Callable[[FinishReason], None],
         text: TextDrafter | None = None,
     ) -> None:
-        self._create_method = create_method
+        self._create_method = self._create_first = create_method
         self._method: SuccessiveDecoding | None = None
         self._crew = crew
         self._workforce = Workforce(
@@ -196,10 +196,29 @@ class Driver:
             return successor(emitted, capacity)
 
         if self._method is None:
-            self._create_method = partial(begin, ())
+            self._create_first = partial(begin, ())
         else:
             self._method.become(begin, drafts=staff.drafts)
         self._workforce.widen(staff)
+        return True
+
+    def stay(self, staff: Staff) -> bool:
+        """Take a change back that has not happened yet.
+
+        Args:
+            staff: Whom the method that goes on has work for: others are let go.
+
+        Returns:
+            Whether there is still something to decode.
+        """
+        if self._is_over or not self._crew.seat_count:
+            return False
+        if self._method is None:
+            self._create_first = self._create_method
+        else:
+            self._method.stay()
+        self._staff = staff
+        self._turned.set()
         return True
 
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
@@ -210,7 +229,7 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._workforce.assembled()
         if self._failure is None:
-            self._method = SuccessiveDecoding(self._create_method(capacity), capacity)
+            self._method = SuccessiveDecoding(self._create_first(capacity), capacity)
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()
