@@ -162,6 +162,7 @@ class Driver:
                     # What is found out now begins nothing new here.
                     self._is_closing = True
                     self._calls.close()
+                    self._wind_up()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
@@ -240,6 +241,15 @@ class Driver:
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
+
+    def _wind_up(self) -> None:
+        """Have a method that did not come to its end count what it leaves: its calls are over."""
+        if self._method is None or self._finish is not None:
+            return
+        try:
+            self._method.stop()
+        except Exception as error:  # noqa: BLE001 - whatever it was that failed before, comes first
+            self._fail(error)
 
     def _restaff(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""
