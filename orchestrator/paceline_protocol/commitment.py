@@ -83,7 +83,8 @@ class Commitment:
 
     def __init__(self, task: DecodingTask) -> None:
         self.prefix = task.prompt
-        self.limit = len(task.prompt) + task.max_tokens
+        self._prompt_length = len(task.prompt)
+        self.limit = self._prompt_length + task.max_tokens
         self.finish_reason = None if task.max_tokens else FinishReason.LENGTH
         self.statistics = DraftStatistics()
         self._eos_ids = task.eos_ids
@@ -104,8 +105,12 @@ class Commitment:
         return max(_LEAST_RATE, right / (sum(ranks.values()) + _KNOWN_COUNT))
 
     def ends_after(self, token_id: int, *, length: int) -> bool:
-        """Whether a text of this length that ends with this token goes no further."""
-        return length >= self.limit or token_id in self._eos_ids
+        """Whether a text of this length that ends with this token goes no further.
+
+        The prompt itself always goes on, whatever its last token.
+        """
+        is_over = length >= self.limit or token_id in self._eos_ids
+        return is_over and length > self._prompt_length
 
     def commit(
         self,

@@ -163,7 +163,7 @@ class DistributedDecoding:
         ):
             self._learn(verification, node, token_id, logprob)
             end = node
-            if node.next_token != token_id:
+            if not node.alive or node.next_token != token_id:
                 break  # the text is contradicted, or has ended
             node = node.children[token_id]
         else:

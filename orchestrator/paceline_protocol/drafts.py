@@ -18,8 +18,8 @@ __all__ = ["Draft", "can_grow", "ends_text", "useful_guesses"]
 
 
 def ends_text(node: Node, commitment: Commitment) -> bool:
-    """Whether the text ends with this node; a prompt never does, whatever its last token."""
-    return node.parent is not None and commitment.ends_after(node.token_id, length=node.length)
+    """Whether the text ends with this node."""
+    return commitment.ends_after(node.token_id, length=node.length)
 
 
 def can_grow(tip: Node, commitment: Commitment) -> bool:

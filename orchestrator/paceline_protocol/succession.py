@@ -92,6 +92,10 @@ class SuccessiveDecoding:
         """
         self._next, self._next_drafts = successor, drafts
 
+    def stay(self) -> None:
+        """Take `become` back, where that has not happened yet: the method goes on as it is."""
+        self._next = None
+
     def _proceed(self, commands: Sequence[Command]) -> list[Command]:
         emitted = [it.token_ids for it in commands if isinstance(it, EmitTokens)]
         self._emitted += [token_id for token_ids in emitted for token_id in token_ids]

@@ -13,6 +13,10 @@ Then it, and what its drafter would have said after it, are that drafter's chain
 A verdict is taken apart into facts about nodes: "after this text the target says t". A fact holds
 whatever happens elsewhere, so verdicts can come in any order; those about texts that turn out
 wrong are dropped with their nodes. Committing is walking from the root along the facts.
+
+What is over must not pile up until a long request ends. So a node that the root has left keeps only
+its link to the next token, and a contradicted one only its link to its parent: then nothing leads
+from the tree to what is over, and no cycle of links keeps that in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class Node:
     """A token after a text.
 
     Attributes:
-        parent: The text before it; None for the first root.
+        parent: The text before it; None for the first root, and once the root has moved on.
         length: Tokens of the whole text, this one included.
         drafter: The smallest index of the drafters that have it in their chain; None if none has.
         rank: The place that a drafter gave it: 1 in a chain, 2 or more as a runner-up of its
@@ -97,6 +101,14 @@ class Node:
         self.assigned = False
         self.judged: Node | None = None
         self.plain = False
+
+    def cut_off(self) -> None:
+        """Forget what was to follow, and what was drafted to follow, and judged."""
+        self.children, self.followers, self.judged = {}, {}, None
+
+    def leave_behind(self) -> None:
+        """Forget all but the text's next token, which a late verdict may still ask for."""
+        self.parent, self.followers, self.judged = None, {}, None
 
     def main_child(self) -> Node | None:
         """Return the child on the main path: the judged one, else the smallest drafter's."""
@@ -204,7 +216,8 @@ class TokenTree:
         """Move the root along the facts, and return the nodes passed: newly committed tokens."""
         passed = []
         while self.root.next_token is not None:
-            self.root = self.root.children[self.root.next_token]
+            left, self.root = self.root, self.root.children[self.root.next_token]
+            left.leave_behind()
             passed.append(self.root)
             self._statistics.corrections_ahead += self.root.rank > 1
             self._statistics.branch_accepted += self.root.rides
@@ -288,8 +301,9 @@ class TokenTree:
 
     def _bury(self, rejected: Node) -> None:
         """Mark a subtree as contradicted, because of its first token."""
-        for node in _subtree(rejected):
+        for node in [*_subtree(rejected)]:
             node.alive = False
+            node.cut_off()
             if node.drafter is None:
                 continue
             if node is rejected:
@@ -304,7 +318,7 @@ def _drafter_order(node: Node) -> int:
 
 
 def _parent(node: Node) -> Node:
-    assert node.parent is not None, "only the first root has no parent"
+    assert node.parent is not None, "below the root every node has a parent"
     return node.parent
 
 

@@ -51,9 +51,14 @@ class Verification:
     guesses: Proposal = NOTHING
     is_guess: bool = False
     _members: frozenset[Node] = field(init=False)
+    _parents: tuple[int, ...] = field(init=False)
+    """Of each token that it judges, which of its nodes that follows."""
 
     def __post_init__(self) -> None:
-        self._members = frozenset(self.nodes)
+        index = {node: i for i, node in enumerate(self.nodes)}
+        self._members = frozenset(index)
+        # Kept here, since nodes that the text has passed know their parents no more.
+        self._parents = tuple(index[node.parent] for node in self.nodes[1:] if node.parent)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -62,13 +67,12 @@ class Verification:
 
     def proposal(self, *, rule: VerificationRule) -> Proposal:
         """What its target is asked to judge."""
-        index = {node: i for i, node in enumerate(self.nodes)}
         judged = self.nodes[1:]
-        parents = tuple(index[node.parent] for node in judged if node.parent is not None)
+        is_chain = self._parents == tuple(range(len(judged)))
         is_exact = rule is VerificationRule.EXACT
         proposal = Proposal(
             tuple(node.token_id for node in judged),
-            parents=() if parents == tuple(range(len(parents))) else parents,
+            parents=() if is_chain else self._parents,
             distributions=() if is_exact else tuple(node.distribution for node in judged),
         )
         return proposal.beside(self.guesses) if self.guesses else proposal
@@ -79,14 +83,13 @@ class Verification:
         Args:
             path: Indices into the proposal.
         """
-        node = self.trunk[0]
+        place = 0
         for index in path:
             if index + 1 >= len(self.nodes):
                 return
-            accepted = self.nodes[index + 1]
-            assert accepted.parent is node, "a verdict accepts a path of what it judged"
-            yield accepted
-            node = accepted
+            assert self._parents[index] == place, "a verdict accepts a path of what it judged"
+            place = index + 1
+            yield self.nodes[place]
 
     def guessed_along(self, path: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens of the target's own guesses that a verdict accepts after these."""
@@ -126,8 +129,8 @@ class Verification:
 
     def release(self) -> None:
         """Return what it judges to those tokens that wait for a verification."""
-        for node in self.nodes[1:]:
-            node.assigned = node.parent is not None and node.parent.next_token is not None
+        for node, parent in zip(self.nodes[1:], self._parents, strict=True):
+            node.assigned = self.nodes[parent].next_token is not None
         if self.is_guess:
             self.trunk[0].assigned = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_protocol.branches import BranchQueue, branches_beside, guesses_beside
+from paceline_protocol.depths import Depths
 from paceline_protocol.messages import AbandonVerify, PromoteVerify, StartVerify
 from paceline_protocol.proposal import NOTHING
 from paceline_protocol.task import VerificationRule
@@ -122,7 +123,7 @@ class Verifications:
             target,
             trunk=tuple(trunk),
             kept=kept.get(target),
-            depth=self._depth(trunk[-1]),
+            depth=self._depths().of(trunk[-1]),
             warms_up=warms_up or is_kept,
             branches=branches,
             guesses=guesses_beside(trunk, branches, task=task),
@@ -178,26 +179,19 @@ class Verifications:
     def promote(self) -> list[Command]:
         """Tell of those that have come closer to the front."""
         commands: list[Command] = []
+        depths = self._depths()
         for each in self._in_flight.values():
             if each.depth == 0 or not each.is_useful():
                 continue
-            depth = self._depth(each.end)
+            depth = depths.of(each.end)
             if depth < each.depth:
                 each.depth = depth
                 commands.append(PromoteVerify(each.verify_id, depth))
         return commands
 
-    def _depth(self, last: Node) -> int:
-        """Return how many of them end before this node, on its path.
-
-        The copies of a broadcast prefill count as one. A branch comes after its siblings.
-        """
+    def _depths(self) -> Depths:
         ends = {each.end for each in self._in_flight.values()}
-        depth = int(last.is_branch)
-        while last.length > self._tree.root.length and last.parent is not None:
-            last = last.parent
-            depth += last in ends
-        return depth
+        return Depths(ends, root_length=self._tree.root.length)
 
     def _on_usable_targets(self) -> list[Verification]:
         """Return those whose place another one could take."""

@@ -110,7 +110,7 @@ class Driver:
         conclude: Callable[[FinishReason], None],
         text: TextDrafter | None = None,
     ) -> None:
-        self._create_method = create_method
+        self._create_method = self._create_first = create_method
         self._method: SuccessiveDecoding | None = None
         self._crew = crew
         self._workforce = Workforce(
@@ -162,6 +162,7 @@ class Driver:
                     # What is found out now begins nothing new here.
                     self._is_closing = True
                     self._calls.close()
+                    self._wind_up()
         except TimeoutError:
             raise DeadlineError("the request's time is over") from None
         finally:
@@ -196,10 +197,29 @@ class Driver:
             return successor(emitted, capacity)
 
         if self._method is None:
-            self._create_method = partial(begin, ())
+            self._create_first = partial(begin, ())
         else:
             self._method.become(begin, drafts=staff.drafts)
         self._workforce.widen(staff)
+        return True
+
+    def stay(self, staff: Staff) -> bool:
+        """Take a change back that has not happened yet.
+
+        Args:
+            staff: Whom the method that goes on has work for: others are let go.
+
+        Returns:
+            Whether there is still something to decode.
+        """
+        if self._is_over or not self._crew.seat_count:
+            return False
+        if self._method is None:
+            self._create_first = self._create_method
+        else:
+            self._method.stay()
+        self._staff = staff
+        self._turned.set()
         return True
 
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
@@ -210,7 +230,7 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._workforce.assembled()
         if self._failure is None:
-            self._method = SuccessiveDecoding(self._create_method(capacity), capacity)
+            self._method = SuccessiveDecoding(self._create_first(capacity), capacity)
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()
@@ -221,6 +241,15 @@ class Driver:
         if self._finish is not None:
             self._conclude(self._finish.reason)
             await asyncio.sleep(COURTESY_SECONDS)
+
+    def _wind_up(self) -> None:
+        """Have a method that did not come to its end count what it leaves: its calls are over."""
+        if self._method is None or self._finish is not None:
+            return
+        try:
+            self._method.stop()
+        except Exception as error:  # noqa: BLE001 - whatever it was that failed before, comes first
+            self._fail(error)
 
     def _restaff(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""

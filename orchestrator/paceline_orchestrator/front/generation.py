@@ -196,12 +196,29 @@ class Generation:
     def follow(self, plan: Plan) -> bool:
         """Go on as a newer plan says, from the next tokens on, if that is another method.
 
+        If it is the running one, a change that was to come is taken back.
+
         Returns:
-            Whether it is, and there is still something to decode.
+            Whether it is another than was wanted, and there is still something to decode.
         """
         order = replace(self._order, plan=plan)
         if plan.strategy is self._wanted.strategy or not order.follows_load:
             return False
+        running = self._plans[-1]
+        if plan.strategy is running.strategy:
+            return self._stay(running)
+        return self._change(order)
+
+    def _stay(self, running: Plan) -> bool:
+        """Go on as it does, and let go whom only the method that was wanted has work for."""
+        if not self._driver.stay(replace(self._order, plan=running).staff):
+            return False
+        self._wanted = running
+        return True
+
+    def _change(self, order: Order) -> bool:
+        """Go on by another method, from the next tokens on."""
+        plan = order.plan
 
         def create(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
             self._recorder.fallback(Fallback.LOAD_CHANGED)

@@ -184,7 +184,8 @@ class Planning:
         tokens were a server's cannot be told.
 
         With several requests at once, the CPU time since the last of them ended was spent on all;
-        in the long run so were the verifications that it is set against.
+        in the long run so were the verifications that it is set against. What was spent before a
+        request without verifications ended is left out: it dispatched none.
         """
         if METHODS[plan.strategy].self_drafts:
             # Each verdict has a token of the target's own; the first one had nothing to judge.
@@ -196,7 +197,8 @@ class Planning:
         elif plan.pair is not None:
             self._rates.of(plan.pair).learn(drafts, width=plan.shape.width)
         now_ns = self._cpu_clock()
-        self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verification_count)
+        if verification_count:
+            self._dispatch_ns.add(now_ns - self._cpu_seen_ns, count=verification_count)
         self._cpu_seen_ns = now_ns
 
     def refine_soon(self, tasks: asyncio.TaskGroup) -> None:

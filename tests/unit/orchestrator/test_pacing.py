@@ -11,6 +11,7 @@ import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.seats import Seats
+from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
@@ -184,6 +185,42 @@ async def test_a_load_that_goes_up_and_down_changes_it_less_and_less_often():
     # At the start, and then after 1, 2, 4 and 8 seconds at the earliest.
     assert 10 < took < 25
     assert 3 <= changes(stream) <= 5
+
+
+@virtually
+async def test_a_change_that_is_taken_back_in_time_does_not_begin_the_same_method_anew():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        first = requests.ask(10)
+        stream = requests.ask(400)
+        await requests.end_of(first)
+        system.models[0].link.hold("OpenSession")
+        await asyncio.sleep(1.5)
+        generation = next(iter(system.servicer._pacing._paces))
+        assert generation.drafts, "as soon as the drafter is there"
+        requests.ask(120)
+        await asyncio.sleep(2.5)
+        assert not generation.drafts
+        assert {it.end for it in requests.calls("Decode", since=0.0)} == {"answered", ""}
+        system.models[0].link.release()
+        await asyncio.sleep(0.2)
+        assert system.server("drafter-0").session_count == 0, "its room is for others"
+        assert Fallback.LOAD_CHANGED not in generation.statistics().fallbacks
+    assert stream.finished is not None
+
+
+@virtually
+async def test_what_is_taken_back_before_a_request_has_a_server_is_not_how_it_begins():
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        system.models[1].link.hold("OpenSession")
+        stream = requests.ask(20)
+        await asyncio.sleep(0.2)
+        generation = next(iter(system.servicer._pacing._paces))
+        planned = generation.order.plan
+        assert generation.follow(replace(planned, strategy=PLAIN))
+        assert generation.follow(planned)
+        system.models[1].link.release()
+    assert changes(stream) == 0
+    assert requests.calls("Decode", since=0.0) == []
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,19 @@ def test_a_verification_costs_the_cpu_time_of_requests_over_their_verifications(
     assert "DSI from lookahead 4 on, at 5.0 ms of CPU for a verification" in note
 
 
+def test_clients_that_leave_before_a_verdict_do_not_make_dispatching_dearer():
+    clock = SimpleNamespace(ns=0)
+    planning = a_planning([a_server(30, homes=1) for _ in range(7)], cpu_clock=lambda: clock.ns)
+    known = planning._dispatch_ns.value
+    for _ in range(1000):
+        a_plan(planning)
+        clock.ns += 4 * MS
+        planning.learn(**took(forwards=0))
+    assert planning._dispatch_ns.value == known
+    planning.learn(**took(forwards=100))
+    assert planning._dispatch_ns.value < known, "what they took is nobody else's"
+
+
 def test_at_rest_nothing_is_dispatched_though_others_use_the_same_targets():
     clock = SimpleNamespace(ns=0)
     shared = [a_server(30, calls_ahead=1.5) for _ in range(7)]

@@ -49,3 +49,9 @@ def test_accepted_tokens_and_the_targets_own_are_counted():
     text.commit([3, 4, 5], accepted=[True, True, False])
     text.commit([6, 7, 8], accepted=[False, True, True])
     assert (text.statistics.accepted, text.statistics.own) == (4, 2)
+
+
+def test_a_prompt_goes_on_whatever_its_last_token():
+    commitment = Commitment(DecodingTask((1, 9), 5, eos_ids=frozenset({9})))
+    assert not commitment.ends_after(9, length=2)
+    assert commitment.ends_after(9, length=3)

@@ -165,6 +165,14 @@ def test_a_method_that_drafts_waits_for_a_drafter():
     assert commands[2].prefix == (7, 4, 5)
 
 
+def test_a_change_that_is_taken_back_leaves_the_method_as_it_was():
+    method = begin(Strategy.AUTOREGRESSIVE)
+    method.start()
+    method.become(successor(Strategy.SPECULATIVE, _TASK), drafts=True)
+    method.stay()
+    assert method.handle(TokensDecoded(1, (4,))) == [EmitTokens((4,), (False,))]
+
+
 def test_calls_count_on_and_answers_to_those_before_are_ignored():
     method = begin(Strategy.SPECULATIVE)
     method.start()
