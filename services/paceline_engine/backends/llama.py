@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 
 from paceline_engine.backends.attention import Attention
 from paceline_engine.backends.library import rotations_change
-from paceline_engine.backends.products import Product, can_pack
+from paceline_engine.backends.products import Product, can_pack, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,12 +76,14 @@ class FusedLlama:
         """
         body = model.model
         packs = can_pack(model.parameters())
-        self.layers: Sequence[nn.Module] = [
+        layers = [
             _Layer(layer, index=index, packs=packs) for index, layer in enumerate(body.layers)
         ]
+        self.layers: Sequence[nn.Module] = layers
         self._embedding = body.embed_tokens
         is_tied = self._embedding.weight is model.lm_head.weight
         self._head = _fuse(model.lm_head, packs=packs)
+        warm_up([self._head, *(each for layer in layers for each in layer.products)])
         if is_tied:
             self._embedding.weight = model.lm_head.weight
         self._norm = _norm(body.norm)
@@ -133,6 +135,9 @@ class _Layer(nn.Module):
     """One decoder layer: attention and MLP, each with its norm before it.
 
     Its parts are no modules: calling one takes longer than some of the kernels.
+
+    Attributes:
+        products: Those with its weights, in the order of the names above.
     """
 
     def __init__(self, layer: Any, *, index: int, packs: bool) -> None:
@@ -141,7 +146,7 @@ class _Layer(nn.Module):
         self._index = index
         self._attention_norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
-        self._products = (
+        self.products = (
             _fuse(attention.q_proj, attention.k_proj, attention.v_proj, packs=packs),
             _fuse(attention.o_proj, packs=packs),
             _fuse(mlp.gate_proj, mlp.up_proj, packs=packs),
@@ -160,7 +165,7 @@ class _Layer(nn.Module):
         return hidden + self._product(_DOWN, self._activation(gate) * up, rows)
 
     def _product(self, which: int, hidden: Tensor, rows: ForwardRows) -> Tensor:
-        product = self._products[which](hidden)
+        product = self.products[which](hidden)
         if rows.streams is not None:
             rows.streams.add(self._index, which, hidden, product)
         return product

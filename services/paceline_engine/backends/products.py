@@ -23,7 +23,7 @@ from paceline_engine.backends.memory import free_memory
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Product", "can_pack", "pack_linear_modules"]
+__all__ = ["Product", "can_pack", "pack_linear_modules", "warm_up"]
 
 # What compiled models use. The public way, `Tensor.to_mkldnn`, would copy each product, too.
 _ONEDNN = torch.ops.mkldnn
@@ -87,15 +87,35 @@ def can_pack(weights: Iterable[Tensor]) -> bool:
     return all(map(_is_packable, every)) and sum(each.nbytes for each in every) <= most_bytes
 
 
+def warm_up(products: Iterable[Product]) -> None:
+    """Have oneDNN make all code that these products will ever need.
+
+    So it takes neither time nor memory from requests. Products of one shape share it.
+    """
+    shapes = {
+        (each.weight.shape, each.bias is None): each for each in products if each.packed is not None
+    }
+    for product in shapes.values():
+        for count in _BLOCKS:
+            product(product.weight.new_zeros(count, product.weight.shape[1]))
+
+
 def pack_linear_modules(model: nn.Module) -> None:
     """Let a model's linear modules compute with packed weights, if they can be packed."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     if not can_pack(module.weight for module in linears):
         return
-    for module in linears:
-        bias = None if module.bias is None else module.bias.detach()
-        product = Product.of(module.weight.detach(), bias, packs=True)
+    products = [
+        Product.of(
+            module.weight.detach(),
+            None if module.bias is None else module.bias.detach(),
+            packs=True,
+        )
+        for module in linears
+    ]
+    for module, product in zip(linears, products, strict=True):
         module.forward = partial(_of_any_rows, product)  # type: ignore[method-assign]
+    warm_up(products)
 
 
 def _of_any_rows(product: Product, hidden: Tensor) -> Tensor:
