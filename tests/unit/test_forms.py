@@ -92,7 +92,7 @@ def test_similar_measurements_share_a_case():
 def simulating(monkeypatch, times_of):
     """Forms whose simulation takes these times, and the cases that it was asked for."""
     cases = []
-    monkeypatch.setattr(forms, "simulated_times", lambda it: cases.append(it) or times_of(it))
+    monkeypatch.setattr(forms, "simulated_times", lambda it, **_: cases.append(it) or times_of(it))
     return Forms(), cases
 
 

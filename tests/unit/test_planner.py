@@ -84,7 +84,7 @@ def simulating(monkeypatch, times_of):
     cases = []
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [rehearsal.VERIFICATION])
     monkeypatch.setattr(
-        forms, "simulated_times", lambda it: cases.append(it) or times_of(it.strategy)
+        forms, "simulated_times", lambda it, **_: cases.append(it) or times_of(it.strategy)
     )
     return cases
 
@@ -383,7 +383,7 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
     planner = Planner()
     lookaheads = []
 
-    def rehearse(_setting, *, lookahead):
+    def rehearse(_setting, *, lookahead, **_):
         lookaheads.append(lookahead)
         planner.choose(VICUNA)  # as a request does meanwhile, on another thread
         return [1]
@@ -397,7 +397,7 @@ def test_a_case_that_comes_again_while_it_is_simulated_is_simulated_once(monkeyp
 def test_a_case_whose_simulation_failed_is_simulated_again(monkeypatch):
     outcomes = [MemoryError("once")]
 
-    def rehearse(_setting, *, lookahead):
+    def rehearse(_setting, *, lookahead, **_):
         if outcomes:
             raise outcomes.pop()
         return [1]

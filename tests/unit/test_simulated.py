@@ -10,7 +10,7 @@ from paceline_orchestrator.planning.simulated import Simulated
 def test_so_many_new_cases_that_they_push_out_the_one_that_is_simulated_end_nothing():
     asked = [[*range(1, 9)]]  # during the first simulation
 
-    def simulate(case):
+    def simulate(case, **_):
         for other in asked.pop() if asked else ():
             known.simulate_later(other)
         return str(case)
@@ -24,7 +24,7 @@ def test_so_many_new_cases_that_they_push_out_the_one_that_is_simulated_end_noth
 def test_a_simulation_that_ends_while_cases_are_compared_changes_nothing_for_who_compares():
     begun, goes_on = threading.Event(), threading.Event()
 
-    def simulate(_case):
+    def simulate(_case, **_):
         begun.set()
         goes_on.wait(60)
         return "an answer"

@@ -33,7 +33,7 @@ def test_until_it_was_simulated_no_prompt_is_broadcast():
 
 
 def test_what_can_make_no_difference_is_not_simulated(monkeypatch):
-    monkeypatch.setattr(starts, "is_better_broadcast", lambda _: pytest.fail("simulated"))
+    monkeypatch.setattr(starts, "is_better_broadcast", lambda *_, **__: pytest.fail("simulated"))
     known = Starts()
     assert not known.broadcasts(a_start(targets=1))
     assert not known.broadcasts(a_start(first=1))
@@ -42,7 +42,7 @@ def test_what_can_make_no_difference_is_not_simulated(monkeypatch):
 
 def test_a_start_is_simulated_once_however_often_it_is_asked_for(monkeypatch):
     simulated = []
-    monkeypatch.setattr(starts, "is_better_broadcast", lambda it: simulated.append(it) or True)
+    monkeypatch.setattr(starts, "is_better_broadcast", lambda it, **_: simulated.append(it) or True)
     known = Starts()
     for _ in range(3):
         known.broadcasts(a_start())
@@ -54,7 +54,7 @@ def test_a_start_is_simulated_once_however_often_it_is_asked_for(monkeypatch):
 def test_a_start_whose_simulation_failed_is_forgotten_until_it_is_asked_for_again(monkeypatch):
     outcomes = [MemoryError("once")]
 
-    def simulate(_):
+    def simulate(_, **__):
         if outcomes:
             raise outcomes.pop()
         return True

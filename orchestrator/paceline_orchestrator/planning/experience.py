@@ -21,6 +21,7 @@ from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
+from paceline_orchestrator.planning.turns import ComputingEndedError, Turns
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree_shapes import CHAIN
@@ -53,6 +54,8 @@ _TEXT_STEP_NS = 20_000
 # Of the calls that one of ours meets, on average: our own last one, where a forward that has become
 # worthless has to run to its end.
 _IGNORED_CALLS = 0.5
+# For so long plans may wait for a moment at rest in which to be refined.
+_PATIENCE_SECONDS = 10.0
 
 
 class Planning:
@@ -61,10 +64,15 @@ class Planning:
     Args:
         pool: The model servers.
         cpu_clock: CPU time of the event loop's thread, in ns.
+        clock: In seconds.
     """
 
     def __init__(
-        self, pool: ServerPool, *, cpu_clock: Callable[[], int] = time.thread_time_ns
+        self,
+        pool: ServerPool,
+        *,
+        cpu_clock: Callable[[], int] = time.thread_time_ns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._planner = Planner()
@@ -75,7 +83,11 @@ class Planning:
         self._dispatch_ns = Mean(_ASSUMED_DISPATCH_NS)
         self._cpu_clock = cpu_clock
         self._cpu_seen_ns = cpu_clock()
+        self._clock = clock
         self._refining: asyncio.Task[None] | None = None
+        self._turns = Turns()
+        self._missing_since: float | None = None
+        self._is_ending = False
 
     def plan(self, wish: Wish, model: ModelFacts, *, prompt_length: int) -> Plan:
         """Choose how to decode a request; what it wishes wins.
@@ -202,15 +214,50 @@ class Planning:
         self._cpu_seen_ns = now_ns
 
     def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
-        """Let the planner simulate what it was lately asked for, on a thread, one at a time."""
-        if self._refining is None or self._refining.done():
-            self._refining = tasks.create_task(self._refine(), name="refine the plan")
+        """Let the planner simulate what it was lately asked for, on a thread, one at a time.
 
-    async def _refine(self) -> None:
+        Cancellation:
+            Ends its thread, too, within some milliseconds; so does `end_refining`.
+        """
+        self._refine_on(tasks, with_requests=False)
+
+    def refine_beside(self, tasks: asyncio.TaskGroup) -> None:
+        """Take notice that a request runs: simulations make way for it from here on.
+
+        Where there has been something to simulate for ten seconds, and never a moment at rest,
+        that begins.
+        """
+        self._turns.share(with_requests=True)
+        if not self._planner.is_missing_some:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = self._clock()
+        elif self._clock() - self._missing_since >= _PATIENCE_SECONDS:
+            self._missing_since = None
+            self._refine_on(tasks, with_requests=True)
+
+    def end_refining(self) -> None:
+        """Let the planner's thread end, and begin no other: the process is about to stop."""
+        self._is_ending = True
+        self._turns.end()
+
+    def _refine_on(self, tasks: asyncio.TaskGroup, *, with_requests: bool) -> None:
+        self._turns.share(with_requests=with_requests)
+        if self._is_ending or (self._refining is not None and not self._refining.done()):
+            return
+        self._turns = Turns()
+        self._turns.share(with_requests=with_requests)
+        self._refining = tasks.create_task(self._refine(self._turns), name="refine the plan")
+
+    async def _refine(self, turns: Turns) -> None:
         try:
-            await asyncio.to_thread(self._planner.refine)
+            await asyncio.to_thread(self._planner.refine, turns.give)
+        except ComputingEndedError:
+            pass
         except Exception:  # noqa: BLE001 - requests can do without it, and must not end with it
             _log.exception("the planner failed")
+        finally:
+            turns.end()  # a thread goes on where its task was cancelled
 
     def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
         try:

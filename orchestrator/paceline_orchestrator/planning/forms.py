@@ -16,11 +16,11 @@ from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.estimates import BLOCK_ROWS, plain
 from paceline_orchestrator.planning.rehearsal import (
     VERIFICATION,
-    let_others_run,
     rounded,
     setting_of,
 )
 from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
@@ -30,7 +30,7 @@ from paceline_protocol.task import DecodingTask
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline_orchestrator.planning.estimates import Option
     from paceline_orchestrator.planning.measurements import Measurements
@@ -195,21 +195,29 @@ def best_shape(times: Times, *, plain_time: float) -> Shape:
     return best
 
 
-def simulated_times(case: FormCase) -> Times:
+def simulated_times(case: FormCase, *, after_event: Callable[[], None] = let_others_run) -> Times:
     """Simulate a case with each of its shapes.
+
+    Args:
+        case: What to simulate.
+        after_event: Called between events; may end it with an exception.
 
     Cost:
         Between 0.05 and some 3 seconds of computing.
     """
-    return {shape: _token_time(case, shape) for shape in case.shapes}
+    return {shape: _token_time(case, shape, after_event=after_event) for shape in case.shapes}
 
 
-def _token_time(case: FormCase, shape: Shape) -> float:
-    totals = (_total_time(case, shape, seed=seed) for seed in range(_REPEATS))
+def _token_time(case: FormCase, shape: Shape, *, after_event: Callable[[], None]) -> float:
+    totals = (
+        _total_time(case, shape, seed=seed, after_event=after_event) for seed in range(_REPEATS)
+    )
     return sum(totals) / (_REPEATS * _TOKENS)
 
 
-def _total_time(case: FormCase, shape: Shape, *, seed: int) -> float:
+def _total_time(
+    case: FormCase, shape: Shape, *, seed: int, after_event: Callable[[], None]
+) -> float:
     oracle = AgreementOracle(
         1 - case.rejected / VERIFICATION,
         seed=seed,
@@ -233,7 +241,7 @@ def _total_time(case: FormCase, shape: Shape, *, seed: int) -> float:
         oracle,
         targets=[_target(case)] * count,
         drafters=[_drafter(case)],
-        after_event=let_others_run,
+        after_event=after_event,
     )
     return float(result.total_time)
 

@@ -26,12 +26,13 @@ from paceline_orchestrator.planning.forms import Forms
 from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
+from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline_orchestrator.planning.hit_rates import Pair
     from paceline_orchestrator.planning.measurements import Measurements
@@ -223,18 +224,27 @@ class Planner:
             drafter=(wish.drafter or DrafterKind.MAX_GRAM) if drafts else None,
         )
 
-    def refine(self) -> None:
+    @property
+    def is_missing_some(self) -> bool:
+        """Whether there is something to `refine`."""
+        kinds = (self._rehearsals, self._starts, self._forms)
+        return any(each.is_missing_some for each in kinds)
+
+    def refine(self, after_event: Callable[[], None] = let_others_run) -> None:
         """Simulate what `choose` wanted to know: DSI's lookahead and start, and methods' forms.
 
         Nothing is simulated where drafts come slower than verdicts, nor where a request has no
         target to itself.
 
         What fails is forgotten, and simulated again when it is next asked for.
+
+        Args:
+            after_event: Called every millisecond or more often; may end it with an exception.
         """
-        if self._rehearsals.simulate_missing():
+        if self._rehearsals.simulate_missing(after_event):
             self._forms.forget_missing()  # the next request asks for them with a better lookahead
-        self._starts.simulate_missing()
-        self._forms.simulate_missing()
+        self._starts.simulate_missing(after_event)
+        self._forms.simulate_missing(after_event)
 
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]

@@ -9,7 +9,6 @@ after any number of accepted ones is final; how likely that number is says the a
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahe
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle
@@ -25,14 +25,13 @@ from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "VERIFICATION",
     "Rehearsals",
     "Setting",
     "expected_token_time",
-    "let_others_run",
     "rehearse",
     "rounded",
     "setting_of",
@@ -65,8 +64,15 @@ class Setting:
     target_count: int
 
 
-def rehearse(setting: Setting, *, lookahead: int) -> list[int]:
+def rehearse(
+    setting: Setting, *, lookahead: int, after_event: Callable[[], None] = let_others_run
+) -> list[int]:
     """Return when each token after a correction is final, if every draft token is right.
+
+    Args:
+        setting: Where.
+        lookahead: Draft tokens in a verification.
+        after_event: Called between events; may end it with an exception.
 
     Cost:
         Some 50 ms of computing.
@@ -83,7 +89,7 @@ def rehearse(setting: Setting, *, lookahead: int) -> list[int]:
         oracle,
         targets=targets,
         drafters=[drafter],
-        after_event=let_others_run,
+        after_event=after_event,
     )
     return [int(each) for each in result.token_times]
 
@@ -140,8 +146,13 @@ class Rehearsals(Simulated[Setting, "Mapping[int, Sequence[int]]"]):
             self.simulate_later(setting)
 
 
-def _rehearse_lookaheads(setting: Setting) -> Mapping[int, Sequence[int]]:
-    return {lookahead: rehearse(setting, lookahead=lookahead) for lookahead in _lookaheads(setting)}
+def _rehearse_lookaheads(
+    setting: Setting, *, after_event: Callable[[], None]
+) -> Mapping[int, Sequence[int]]:
+    return {
+        lookahead: rehearse(setting, lookahead=lookahead, after_event=after_event)
+        for lookahead in _lookaheads(setting)
+    }
 
 
 def setting_of(measurements: Measurements, target_count: int) -> Setting:
@@ -192,8 +203,3 @@ def rounded(ratio: float, steps: int) -> int:
     if ratio * VERIFICATION < 1:
         return 0
     return round(VERIFICATION * 2 ** (round(steps * math.log2(ratio)) / steps))
-
-
-def let_others_run() -> None:
-    """Release the interpreter, which a computing thread else keeps from the event loop for 5 ms."""
-    time.sleep(0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from paceline_orchestrator.planning.turns import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +16,15 @@ __all__ = ["Simulated"]
 
 _Case = TypeVar("_Case")
 _Answer = TypeVar("_Answer")
+_CaseIn = TypeVar("_CaseIn", contravariant=True)
+_AnswerOut = TypeVar("_AnswerOut", covariant=True)
+
+
+class Simulation(Protocol[_CaseIn, _AnswerOut]):
+    """Finds the answer to a case."""
+
+    def __call__(self, case: _CaseIn, /, *, after_event: Callable[[], None]) -> _AnswerOut:
+        """Return the answer, unless what is called between events ends it with an exception."""
 
 
 class Simulated(Generic[_Case, _Answer]):
@@ -32,7 +43,7 @@ class Simulated(Generic[_Case, _Answer]):
 
     def __init__(
         self,
-        simulate: Callable[[_Case], _Answer],
+        simulate: Simulation[_Case, _Answer],
         *,
         most_missing: int = 8,
         most_known: int = 256,
@@ -63,21 +74,29 @@ class Simulated(Generic[_Case, _Answer]):
             self.simulate_later(case)
         return answer
 
+    @property
+    def is_missing_some(self) -> bool:
+        """Whether something was asked for that is still to be simulated."""
+        return bool(self._missing)
+
     def forget_missing(self) -> None:
         """Simulate nothing that was asked for before now."""
         with self._lock:
             self._missing.clear()
 
-    def simulate_missing(self) -> bool:
+    def simulate_missing(self, after_event: Callable[[], None] = let_others_run) -> bool:
         """Simulate what was asked for, the last first; return whether there was anything.
 
         What fails is forgotten, and will be simulated when it is asked for again.
+
+        Args:
+            after_event: Called between events; may end it with an exception.
         """
         was_asked = bool(self._missing)
         while self._missing:
             case = self._missing[-1]  # and it stays there: it must not be asked for again meanwhile
             try:
-                self._learn(case, self._simulate(case))
+                self._learn(case, self._simulate(case, after_event=after_event))
             finally:
                 with self._lock, suppress(ValueError):  # newer ones may have pushed it out
                     self._missing.remove(case)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline_orchestrator.planning.rehearsal import VERIFICATION, let_others_run
+from paceline_orchestrator.planning.rehearsal import VERIFICATION
 from paceline_orchestrator.planning.simulated import Simulated
+from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle
@@ -20,6 +21,8 @@ from paceline_protocol.simulation import ServerLatency, simulate
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline_orchestrator.planning.rehearsal import Setting
 
 __all__ = ["Start", "Starts", "is_better_broadcast"]
@@ -59,20 +62,29 @@ class Starts(Simulated[Start, bool]):
         return bool(self.get(start))
 
 
-def is_better_broadcast(start: Start) -> bool:
+def is_better_broadcast(start: Start, *, after_event: Callable[[], None] = let_others_run) -> bool:
     """Whether requests that begin so are done sooner if the prompt goes to all targets at once.
+
+    Args:
+        start: How they begin.
+        after_event: Called between events; may end it with an exception.
 
     Cost:
         Some 100 ms of computing.
     """
     carried, broadcast = (
-        sum(_total_time(start, seed=seed, broadcast=broadcast) for seed in range(_REPEATS))
+        sum(
+            _total_time(start, seed=seed, broadcast=broadcast, after_event=after_event)
+            for seed in range(_REPEATS)
+        )
         for broadcast in (False, True)
     )
     return broadcast < carried
 
 
-def _total_time(start: Start, *, seed: int, broadcast: bool) -> float:
+def _total_time(
+    start: Start, *, seed: int, broadcast: bool, after_event: Callable[[], None]
+) -> float:
     setting = start.setting
     oracle = AgreementOracle(start.acceptance_percent / 100, seed=seed, length=_TOKENS + 1)
     task = DecodingTask(
@@ -88,6 +100,6 @@ def _total_time(start: Start, *, seed: int, broadcast: bool) -> float:
         oracle,
         targets=[ServerLatency(start.first, VERIFICATION)] * setting.target_count,
         drafters=[ServerLatency(setting.drafter_step, setting.drafter_step, call=setting.call)],
-        after_event=let_others_run,
+        after_event=after_event,
     )
     return float(result.total_time)

@@ -434,7 +434,7 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     planning = a_planning([a_server(30) for _ in range(7)])
     goes_on, running, most = threading.Event(), [], []
 
-    def rehearse(setting, *, lookahead):
+    def rehearse(setting, *, lookahead, **_):
         running.append(lookahead)
         most.append(len(running))
         goes_on.wait(60)
@@ -454,3 +454,76 @@ async def test_however_often_there_is_time_one_simulation_runs_at_once(monkeypat
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
     assert len(most) > simulated
+
+
+def endless(planning, monkeypatch):
+    """Have simulations go on until they are told to end; returns what says that they run, or do."""
+    running, over = threading.Event(), threading.Event()
+
+    def refine(after_event):
+        running.set()
+        try:
+            while True:
+                after_event()
+        finally:
+            over.set()
+
+    monkeypatch.setattr(planning._planner, "refine", refine)
+    return running, over
+
+
+async def test_a_process_that_stops_does_not_wait_for_simulations(monkeypatch, caplog):
+    planning = a_planning([a_server(30) for _ in range(7)])
+    running, over = endless(planning, monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+        await until(running.is_set, what="a simulation runs")
+        planning.end_refining()
+    assert over.is_set()
+    assert caplog.records == [], "it is no failure"
+    running.clear()
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+    assert not running.is_set()
+
+
+async def test_a_simulation_whose_task_is_cancelled_leaves_no_thread_behind(monkeypatch):
+    planning = a_planning([a_server(30) for _ in range(7)])
+    running, over = endless(planning, monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+        await until(running.is_set, what="a simulation runs")
+        planning._refining.cancel()
+    try:
+        await until(over.is_set, what="the thread is done")
+    finally:
+        planning.end_refining()  # or a failed test would never end
+
+
+async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_requests():
+    clock = SimpleNamespace(seconds=100.0)
+    targets = [a_server(30) for _ in range(7)]
+    planning = a_planning(targets, clock=lambda: clock.seconds)
+    before = a_plan(planning)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            planning.refine_beside(tasks)
+            assert planning._refining is None
+            clock.seconds += 1
+        planning.refine_beside(tasks)
+        assert planning._turns._has_company, "it makes way"
+    assert a_plan(planning).lookahead < before.lookahead
+
+
+async def test_a_simulation_makes_way_as_soon_as_a_request_begins(monkeypatch):
+    planning = a_planning([a_server(30) for _ in range(7)])
+    running, _ = endless(planning, monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_soon(tasks)
+        await until(running.is_set, what="a simulation runs")
+        assert not planning._turns._has_company
+        planning.refine_beside(tasks)
+        assert planning._turns._has_company
+        planning.refine_soon(tasks)
+        assert not planning._turns._has_company, "the last request has ended"
+        planning.end_refining()

@@ -1,0 +1,71 @@
+"""Computing for long on a thread, while others need the interpreter, and until it is to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ComputingEndedError", "Turns", "let_others_run"]
+
+# Beside requests: of each 5 ms the interpreter is theirs for 4, and never waits for more than one.
+_STEP_SECONDS = 0.001
+_PAUSE_SECONDS = 0.004
+
+
+class ComputingEndedError(Exception):
+    """The computation was told to end. Whoever told it expects this, and nobody else sees it."""
+
+
+class Turns:
+    """Tells a long computation when it is others' turn, and when to end.
+
+    Concurrency:
+        `give` is for the computing thread; all else may be called from any.
+
+    Args:
+        clock: In seconds.
+        pause: Waits for so many seconds, or until the computation is to end; None: really.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._ended = threading.Event()
+        self._pause = pause or self._ended.wait
+        self._has_company = False
+        self._began = clock()
+
+    def share(self, *, with_requests: bool) -> None:
+        """Compute in short steps from here on, since requests run; or without pauses."""
+        self._has_company = with_requests
+
+    def end(self) -> None:
+        """Have the computation end with its present step."""
+        self._ended.set()
+
+    def give(self) -> None:
+        """Let others run, if it is their turn; to be called at least each millisecond or so.
+
+        Raises:
+            ComputingEndedError: It is to end.
+        """
+        if not self._has_company:
+            let_others_run()
+        elif self._clock() - self._began >= _STEP_SECONDS:
+            self._pause(_PAUSE_SECONDS)
+            self._began = self._clock()
+        if self._ended.is_set():
+            raise ComputingEndedError
+
+
+def let_others_run() -> None:
+    """Release the interpreter, which a computing thread else keeps from the event loop for 5 ms."""
+    time.sleep(0)
