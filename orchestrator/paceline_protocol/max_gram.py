@@ -15,7 +15,7 @@ any length is continued as far as is asked.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline_protocol.suffix_index import SuffixIndex, Tie
@@ -23,9 +23,11 @@ from paceline_protocol.suffix_index import SuffixIndex, Tie
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BigramError", "MaxGram", "MaxGramRules", "parse_bigrams"]
+__all__ = ["BigramError", "IndexRoom", "MaxGram", "MaxGramRules", "parse_bigrams"]
 
 _FORMAT = "paceline bigrams 1"
+# Of all texts at once: at some 0.5 KB for each, 128 MiB.
+_MOST_INDEXED = 262_144
 
 
 class BigramError(ValueError):
@@ -81,6 +83,23 @@ class MaxGram(SuffixIndex):
         return found
 
 
+class IndexRoom:
+    """How many tokens the indexes of all texts may have together: each takes some 0.5 KB."""
+
+    def __init__(self, count: int = _MOST_INDEXED) -> None:
+        self._free = count
+
+    def take(self, count: int) -> int:
+        """Take room for so many tokens, or for as many as there is room for; return how many."""
+        taken = min(count, self._free)
+        self._free -= taken
+        return taken
+
+    def give_back(self, count: int) -> None:
+        """Return the room of so many tokens."""
+        self._free += count
+
+
 @dataclass(frozen=True, slots=True)
 class MaxGramRules:
     """What texts propose by.
@@ -88,10 +107,12 @@ class MaxGramRules:
     Attributes:
         tie: Which of several places is copied.
         bigrams: What mostly follows each token; may be empty.
+        room: For the indexes of all texts that go by these rules.
     """
 
     tie: Tie = Tie.EARLIEST
     bigrams: Sequence[int | None] = ()
+    room: IndexRoom = field(default_factory=IndexRoom, compare=False, repr=False)
 
     def fit(self, vocabulary_size: int) -> bool:
         """Tell whether the table, if there is one, is of such a vocabulary."""

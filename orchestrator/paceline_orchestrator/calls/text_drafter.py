@@ -5,6 +5,8 @@ Another way to guess from the text is another `Proposer`; see docs/extending.md.
 It has a seat beside those of the servers, the last one. Its drafts are answered in the very turn in
 which they are asked for: an answer takes microseconds. To read a prompt takes some 10 to 50 us a
 token, so that is done piece by piece, between other work, and only once the text is to draft.
+And it takes memory, for which there is one room in a process: what comes when that is nearly full
+has less of its prompt searched, or guesses nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from paceline_orchestrator.calls.statistics import TextStatistics
+from paceline_protocol.max_gram import IndexRoom
 from paceline_protocol.proposal import NOTHING, Proposal
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class TextDrafter:
         seat: Its index among the drafters: the one after the servers'.
         is_beside: Whether it drafts beside servers; else only while there is none.
         make_distribution: Under rejection sampling: makes what a token was drawn from.
+        room: Shared by all texts, for what the proposer reads; `close` gives back what it took.
 
     Attributes:
         statistics: What became of what it drafted.
@@ -75,13 +79,16 @@ class TextDrafter:
         seat: int,
         is_beside: bool,
         make_distribution: Callable[[int], object] | None = None,
+        room: IndexRoom | None = None,
     ) -> None:
         self._prompt = prompt
         self._seat = seat
         self._is_beside = is_beside
         self._make_distribution = make_distribution
         self._proposer = proposer
-        self._skipped = max(0, len(prompt) - _MOST_TOKENS)
+        self._room = room or IndexRoom()
+        self._taken = 0  # of that room
+        self._skipped = len(prompt)  # until it has room for some of it
         self._is_ready = False
         self._final_length = len(prompt)  # of the whole text
         self._indexed_length = self._skipped  # of that, what the index has, and is final
@@ -104,7 +111,9 @@ class TextDrafter:
         return drafter == self._seat
 
     async def read_prompt(self) -> None:
-        """Read the prompt, and let others work in between."""
+        """Read the prompt, as much of its end as there is room for; others work in between."""
+        self._taken = self._room.take(min(len(self._prompt), _MOST_TOKENS))
+        self._skipped = len(self._prompt) - self._taken
         for start in range(self._skipped, len(self._prompt), _PIECE_TOKENS):
             self._proposer.extend(self._prompt[start : start + _PIECE_TOKENS])
             await asyncio.sleep(0)
@@ -113,6 +122,9 @@ class TextDrafter:
 
     def propose(self, draft: StartDraft) -> Proposal:
         """Return what the text says, which may be nothing."""
+        length = len(draft.prefix) - self._skipped
+        if not (self._is_ready and self._has_room_for(length)):
+            return NOTHING
         start = self._indexed_length
         self._proposer.follow(draft.prefix[start:], start=start - self._skipped)
         self._indexed_length = min(self._final_length, len(draft.prefix))
@@ -124,11 +136,21 @@ class TextDrafter:
         make = self._make_distribution
         return Proposal(tuple(found), distributions=tuple(map(make, found)) if make else ())
 
+    def close(self) -> None:
+        """Leave its room to others; it proposes nothing after that."""
+        self._room.give_back(self._taken)
+        self._taken, self._is_ready = 0, False
+
     def settle(self, token_ids: Sequence[int]) -> None:
         """Let tokens become final, and see whether they are what was proposed."""
         for token_id in token_ids:
             self._judge(token_id)
             self._final_length += 1
+
+    def _has_room_for(self, count: int) -> bool:
+        """Take what room is missing for so many tokens; tell whether there is enough."""
+        self._taken += self._room.take(max(0, count - self._taken))
+        return count <= self._taken
 
     def _note(self, prefix: Sequence[int], found: list[int]) -> None:
         last = self._guesses[-1] if self._guesses else None

@@ -102,6 +102,7 @@ class Generation:
             self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
+        self._text_drafter = _text_drafter(order, text_rules)
         self._driver = Driver(
             self._create_method,
             crew=self._crew,
@@ -113,7 +114,7 @@ class Generation:
             top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
-            text=_text_drafter(order, text_rules),
+            text=self._text_drafter,
         )
 
     async def run(self) -> None:
@@ -145,6 +146,8 @@ class Generation:
     def close(self) -> None:
         """Free what `run` did not come to free."""
         self._crew.close()
+        if self._text_drafter is not None:
+            self._text_drafter.close()
 
     @property
     def targets_used(self) -> int:
@@ -298,4 +301,5 @@ def _text_drafter(order: Order, rules: MaxGramRules) -> TextDrafter | None:
         seat=order.drafter_count,
         is_beside=order.plan.drafter is not None,
         make_distribution=one_hot if is_rejection else None,
+        room=rules.room,
     )

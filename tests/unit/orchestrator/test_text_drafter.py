@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls import text_drafter
 from paceline_orchestrator.calls.text_drafter import TextDrafter
-from paceline_protocol.max_gram import MaxGram, MaxGramRules
+from paceline_protocol.max_gram import IndexRoom, MaxGram, MaxGramRules
 from paceline_protocol.messages import CapacityChanged, StartDraft
 from paceline_protocol.suffix_index import Tie
+from support.virtual_servers import targets
+from support.virtual_system import virtual_system
+from support.virtual_time import virtually
 
 PROMPT = (1, 2, 3, 4, 1, 2)
 PAPERS = MaxGramRules()
@@ -80,6 +86,46 @@ async def test_of_a_long_prompt_the_end_is_searched(monkeypatch):
     assert not ask(drafter, (9, 8, 1, 2, 3, 1, 9))
     drafter.settle((2,))
     assert ask(drafter, (9, 8, 1, 2, 3, 1, 2)) == (3, 1, 2)
+
+
+async def test_a_later_text_has_the_room_that_others_leave_it_and_nothing_is_indexed_beyond():
+    room = IndexRoom(10)
+    first, second = [await a_drafter(PROMPT, room=room) for _ in range(2)]
+    assert ask(first, PROMPT) == (3, 4, 1), "it has all of its prompt"
+    assert ask(second, PROMPT) == (), "it has the last four tokens, which repeat nothing"
+    second.settle((3,))
+    assert ask(second, (*PROMPT, 3)) == (), "there is no room for another"
+    first.close()
+    assert ask(first, PROMPT) == ()
+    assert ask(second, (*PROMPT, 3)) == (4, 1, 2), "there is again"
+    assert len(second._proposer) == 5
+    second.close()
+    assert room.take(99) == 10
+
+
+async def test_a_text_without_any_room_reads_nothing_and_says_nothing():
+    drafter = await a_drafter(PROMPT, room=IndexRoom(0))
+    assert ask(drafter, PROMPT) == ()
+    drafter.settle((3,))
+    assert ask(drafter, (*PROMPT, 3)) == ()
+    assert len(drafter._proposer) == 0
+
+
+@virtually
+async def test_a_request_leaves_its_room_to_others_however_it_ends():
+    async with virtual_system(*targets(1)) as system:
+        room = system.servicer._text_rules.room
+        everything = room.take(10**9)
+        room.give_back(everything)
+        request = {"drafter": pb.DRAFTER_KIND_MAX_GRAM, "strategy": pb.STRATEGY_SPECULATIVE}
+        await system.generate(**request)
+        reading = asyncio.ensure_future(system.generate(**request, max_tokens=999))
+        await asyncio.sleep(1)
+        assert room._free < everything
+        reading.cancel()
+        await asyncio.wait([reading])
+        await system.settle()
+        assert room._free == everything
 
 
 @pytest.mark.parametrize("make", [None, lambda token_id: ("one hot", token_id)])
