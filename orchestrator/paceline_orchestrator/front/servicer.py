@@ -109,6 +109,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     def drain(self) -> None:
         """Accept no more requests."""
         self._is_draining = True
+        self._planning.end_refining()
 
     async def idle(self) -> None:
         """Return once no request is running."""
@@ -220,6 +221,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 retry_after_seconds=shortage.RETRY_SECONDS,
             )
         self.running_count += 1
+        self._planning.refine_beside(self._tasks)
         self._shares.take(share)
         self._idle.clear()
         try:
@@ -229,8 +231,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             self._shares.give_back(share)
             if not self.running_count:
                 self._idle.set()
-                if not self._is_draining:
-                    self._planning.refine_soon(self._tasks)
+                self._planning.refine_soon(self._tasks)
 
     @contextmanager
     def _cuttable(self) -> Iterator[None]:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
 from paceline_orchestrator.planning.means import Mean
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS, Measurements
 from paceline_orchestrator.planning.planner import Plan, Planner, Wish
-from paceline_orchestrator.planning.turns import ComputingEndedError, Turns
 from paceline_protocol.methods import METHODS
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree_shapes import CHAIN
@@ -85,7 +85,7 @@ class Planning:
         self._cpu_seen_ns = cpu_clock()
         self._clock = clock
         self._refining: asyncio.Task[None] | None = None
-        self._turns = Turns()
+        self._computing = Computing()
         self._missing_since: float | None = None
         self._is_ending = False
 
@@ -227,7 +227,7 @@ class Planning:
         Where there has been something to simulate for ten seconds, and never a moment at rest,
         that begins.
         """
-        self._turns.share(with_requests=True)
+        self._computing.share(with_requests=True)
         if not self._planner.is_missing_some:
             self._missing_since = None
         elif self._missing_since is None:
@@ -239,25 +239,25 @@ class Planning:
     def end_refining(self) -> None:
         """Let the planner's thread end, and begin no other: the process is about to stop."""
         self._is_ending = True
-        self._turns.end()
+        self._computing.end()
 
     def _refine_on(self, tasks: asyncio.TaskGroup, *, with_requests: bool) -> None:
-        self._turns.share(with_requests=with_requests)
+        self._computing.share(with_requests=with_requests)
         if self._is_ending or (self._refining is not None and not self._refining.done()):
             return
-        self._turns = Turns()
-        self._turns.share(with_requests=with_requests)
-        self._refining = tasks.create_task(self._refine(self._turns), name="refine the plan")
+        self._computing = Computing()
+        self._computing.share(with_requests=with_requests)
+        self._refining = tasks.create_task(self._refine(self._computing), name="refine the plan")
 
-    async def _refine(self, turns: Turns) -> None:
+    async def _refine(self, computing: Computing) -> None:
         try:
-            await asyncio.to_thread(self._planner.refine, turns.give)
+            await asyncio.to_thread(self._planner.refine, computing.make_way)
         except ComputingEndedError:
             pass
         except Exception:  # noqa: BLE001 - requests can do without it, and must not end with it
             _log.exception("the planner failed")
         finally:
-            turns.end()  # a thread goes on where its task was cancelled
+            computing.end()  # a thread goes on where its task was cancelled
 
     def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.estimates import BLOCK_ROWS, plain
 from paceline_orchestrator.planning.rehearsal import (
     VERIFICATION,
@@ -20,7 +21,6 @@ from paceline_orchestrator.planning.rehearsal import (
     setting_of,
 )
 from paceline_orchestrator.planning.simulated import Simulated
-from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.dispatching import affordable_targets
 from paceline_orchestrator.planning.estimates import (
     Option,
@@ -26,7 +27,6 @@ from paceline_orchestrator.planning.forms import Forms
 from paceline_orchestrator.planning.growth import TEXT_LOOKAHEAD, TEXT_TARGETS
 from paceline_orchestrator.planning.rehearsal import Rehearsals, rounded, setting_of
 from paceline_orchestrator.planning.starts import Start, Starts
-from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.limits import MOST_LOOKAHEAD
+from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.equation import LOOKAHEADS, smallest_lookahead
 from paceline_orchestrator.planning.estimates import distributed_token_ns, on_its_part
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.simulated import Simulated
-from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle

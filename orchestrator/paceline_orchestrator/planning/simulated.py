@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from paceline_orchestrator.planning.turns import let_others_run
+from paceline_orchestrator.planning.computing import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline_orchestrator.planning.computing import let_others_run
 from paceline_orchestrator.planning.rehearsal import VERIFICATION
 from paceline_orchestrator.planning.simulated import Simulated
-from paceline_orchestrator.planning.turns import let_others_run
 from paceline_protocol.distributed import DistributedDecoding
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.oracles import AgreementOracle

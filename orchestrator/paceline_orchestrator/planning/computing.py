@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ComputingEndedError", "Turns", "let_others_run"]
+__all__ = ["Computing", "ComputingEndedError", "let_others_run"]
 
 # Beside requests: of each 5 ms the interpreter is theirs for 4, and never waits for more than one.
 _STEP_SECONDS = 0.001
@@ -20,11 +20,11 @@ class ComputingEndedError(Exception):
     """The computation was told to end. Whoever told it expects this, and nobody else sees it."""
 
 
-class Turns:
-    """Tells a long computation when it is others' turn, and when to end.
+class Computing:
+    """A long computation: when it makes way for others, and when it ends.
 
     Concurrency:
-        `give` is for the computing thread; all else may be called from any.
+        `make_way` is for the computing thread; all else may be called from any.
 
     Args:
         clock: In seconds.
@@ -51,7 +51,7 @@ class Turns:
         """Have the computation end with its present step."""
         self._ended.set()
 
-    def give(self) -> None:
+    def make_way(self) -> None:
         """Let others run, if it is their turn; to be called at least each millisecond or so.
 
         Raises:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
+from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
 from paceline_orchestrator.planning.forms import FormCase, simulated_times
 from paceline_orchestrator.planning.rehearsal import Setting, rehearse
 from paceline_orchestrator.planning.starts import Start, is_better_broadcast
-from paceline_orchestrator.planning.turns import ComputingEndedError, Turns
 from paceline_protocol.methods import Strategy
 
 SETTING = Setting(drafter_step=1000, call=0, target_count=3)
@@ -29,11 +29,11 @@ class _Clock:
 
 def test_beside_requests_it_computes_for_a_millisecond_and_rests_for_longer():
     clock = _Clock()
-    turns = Turns(clock=lambda: clock.now, pause=clock.pause)
-    turns.share(with_requests=True)
+    computing = Computing(clock=lambda: clock.now, pause=clock.pause)
+    computing.share(with_requests=True)
     for _ in range(100):
         clock.now += 0.3 * MS
-        turns.give()
+        computing.make_way()
     computed = 100 * 0.3 * MS
     assert len(clock.pauses) == 25, "after each fourth step, which is the first past 1 ms"
     assert sum(clock.pauses) > 3 * computed
@@ -41,23 +41,23 @@ def test_beside_requests_it_computes_for_a_millisecond_and_rests_for_longer():
 
 def test_at_rest_it_does_not_pause():
     clock = _Clock()
-    turns = Turns(clock=lambda: clock.now, pause=clock.pause)
-    turns.share(with_requests=True)
-    turns.share(with_requests=False)
+    computing = Computing(clock=lambda: clock.now, pause=clock.pause)
+    computing.share(with_requests=True)
+    computing.share(with_requests=False)
     for _ in range(100):
         clock.now += 1
-        turns.give()
+        computing.make_way()
     assert clock.pauses == []
 
 
 @pytest.mark.parametrize("with_requests", [True, False])
 def test_what_is_to_end_does_so_with_its_present_step(with_requests):
-    turns = Turns()
-    turns.share(with_requests=with_requests)
-    turns.give()
-    turns.end()
+    computing = Computing()
+    computing.share(with_requests=with_requests)
+    computing.make_way()
+    computing.end()
     with pytest.raises(ComputingEndedError):
-        turns.give()
+        computing.make_way()
 
 
 @pytest.mark.parametrize(
