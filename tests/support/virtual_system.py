@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.planning.computing import Computing
     from support.virtual_network import CallRecord
     from support.virtual_servers import VirtualServer
 
@@ -103,7 +104,7 @@ class _Planning(Planning):
 
     refinement_count = 0
 
-    def refine_soon(self, tasks: asyncio.TaskGroup) -> None:
+    async def _refine(self, computing: Computing) -> None:
         self.refinement_count += 1
 
 

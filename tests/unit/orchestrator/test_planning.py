@@ -511,7 +511,7 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
             assert planning._refining is None
             clock.seconds += 1
         planning.refine_beside(tasks)
-        assert planning._turns._has_company, "it makes way"
+        assert planning._computing._has_company, "it makes way"
     assert a_plan(planning).lookahead < before.lookahead
 
 
@@ -521,9 +521,9 @@ async def test_a_simulation_makes_way_as_soon_as_a_request_begins(monkeypatch):
     async with asyncio.TaskGroup() as tasks:
         planning.refine_soon(tasks)
         await until(running.is_set, what="a simulation runs")
-        assert not planning._turns._has_company
+        assert not planning._computing._has_company
         planning.refine_beside(tasks)
-        assert planning._turns._has_company
+        assert planning._computing._has_company
         planning.refine_soon(tasks)
-        assert not planning._turns._has_company, "the last request has ended"
+        assert not planning._computing._has_company, "the last request has ended"
         planning.end_refining()
