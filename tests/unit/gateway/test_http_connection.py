@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from paceline_gateway import process
 from support.gateway import gateway_over
 
-PROBE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+PROBE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def test_a_later_head_that_does_not_come_ends_the_connection_as_a_first_on
 
 
 async def test_the_rest_of_a_body_that_was_answered_before_it_came_is_not_waited_for():
-    early = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    early = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     async with (
         gateway_over(slow_reader_seconds=0.1) as gateway,
         connected(gateway) as (reader, writer),
