@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from paceline_orchestrator.planning import turns
+from paceline_orchestrator.planning import computing
 from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.rehearsal import (
     VERIFICATION,
@@ -38,7 +38,7 @@ def test_a_call_costs_its_time_once_and_a_draft_pays_it_for_all_its_tokens():
 
 def test_a_rehearsal_lets_others_have_the_interpreter_again_and_again(monkeypatch):
     released = []
-    monkeypatch.setattr(turns.time, "sleep", released.append)
+    monkeypatch.setattr(computing.time, "sleep", released.append)
     times = rehearse(Setting(drafter_step=1000, call=0, target_count=3), lookahead=2)
     assert len(released) > len(times)
 
