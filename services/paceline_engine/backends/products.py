@@ -31,6 +31,9 @@ _ONEDNN = torch.ops.mkldnn
 _MACHINES = frozenset({"x86_64", "AMD64"})
 # Of the free memory, for the copy that packing makes.
 _COPY_SHARE = 0.25
+# What oneDNN does around a product takes 10 us: a tiny weight is never worth that, a small one not
+# for 2 or 3 rows (bench/LOG.md).
+_TINY_BYTES, _SMALL_BYTES = 1 << 18, 1 << 21
 # One layout serves all numbers of rows alike (bench/LOG.md); the operator wants to hear one.
 _ROWS_OF_LAYOUT = 8
 
@@ -48,17 +51,18 @@ class Product:
         weight: (outputs, inputs).
         bias: (outputs,), or None.
         packed: A copy of the weight as oneDNN wants it, or None.
+        packed_from: From how many rows on it is faster.
     """
 
     weight: Tensor
     bias: Tensor | None
     packed: Tensor | None = None
+    packed_from: int = 1
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute it."""
         count = len(hidden)
-        # Of one row the plain product is the faster one in float32.
-        if self.packed is None or (count == 1 and self.weight.dtype == torch.float32):
+        if self.packed is None or count < self.packed_from:
             return functional.linear(hidden, self.weight, self.bias)
         if count < len(_FILLED):
             return self._of_block(hidden, self.packed)
@@ -66,18 +70,21 @@ class Product:
         return torch.cat([self._of_block(block, self.packed) for block in blocks])
 
     def _of_block(self, hidden: Tensor, packed: Tensor) -> Tensor:
-        count = len(hidden)
-        filled = functional.pad(hidden, (0, 0, 0, _FILLED[count] - count))
-        product: Tensor = _ONEDNN._linear_pointwise(filled, packed, self.bias, "none", [], "")
-        return product[:count]
+        count, size = len(hidden), _FILLED[len(hidden)]
+        if count < size:
+            hidden = functional.pad(hidden, (0, 0, 0, size - count))
+        product: Tensor = _ONEDNN._linear_pointwise(hidden, packed, self.bias, "none", [], "")
+        return product if count == size else product[:count]
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, *, packs: bool) -> Self:
-        """Build it, with a packed copy if wanted."""
-        if not packs:
+        """Build it, with a packed copy if wanted, and if that is of use."""
+        if not packs or weight.nbytes < _TINY_BYTES:
             return cls(weight, bias)
         packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), _ROWS_OF_LAYOUT)
-        return cls(weight, bias, packed)
+        if weight.dtype == torch.bfloat16:
+            return cls(weight, bias, packed)
+        return cls(weight, bias, packed, packed_from=4 if weight.nbytes < _SMALL_BYTES else 2)
 
 
 def can_pack(weights: Iterable[Tensor]) -> bool:

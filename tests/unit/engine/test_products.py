@@ -18,7 +18,10 @@ def numbers(*shape, dtype, seed=0):
 
 
 @pytest.fixture(params=DTYPES, ids=str)
-def product(request):
+def product(request, monkeypatch):
+    """A weight that counts as large."""
+    for name in ("_TINY_BYTES", "_SMALL_BYTES"):
+        monkeypatch.setattr(products, name, 0)
     weight, bias = numbers(48, 40, dtype=request.param), numbers(48, dtype=request.param, seed=1)
     if not can_pack([weight]):
         pytest.skip("this processor computes these numbers in another way")
@@ -34,6 +37,19 @@ def test_packed_weights_give_the_same_products(product):
         actual = product(hidden[:count])
         assert actual.shape == (count, 48)
         assert torch.allclose(actual.double(), expected[:count], atol=close)
+
+
+@torch.inference_mode()
+def test_small_weights_are_packed_for_four_rows_and_more_and_tiny_ones_not_at_all(product):
+    weight = product.weight
+    if weight.dtype == torch.float32:
+        assert Product.of(weight, None, packs=True).packed_from == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "_SMALL_BYTES", weight.nbytes + 1)
+        small = Product.of(weight, None, packs=True)
+        assert small.packed_from == (4 if weight.dtype == torch.float32 else 1)
+        patch.setattr(products, "_TINY_BYTES", weight.nbytes + 1)
+        assert Product.of(weight, None, packs=True).packed is None
 
 
 @torch.inference_mode()
@@ -80,7 +96,8 @@ def test_what_the_library_computes_otherwise_is_left_as_it_is():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_librarys_linear_modules_give_the_same(has_bias):
+def test_a_librarys_linear_modules_give_the_same(has_bias, monkeypatch):
+    monkeypatch.setattr(products, "_TINY_BYTES", 0)
     model = nn.Sequential(nn.Linear(8, 6, bias=has_bias), nn.Tanh(), nn.Linear(6, 5, bias=has_bias))
     shapes = [(3, 8), (1, 8), (0, 8), (1, 7, 8), (2, 3, 8), (1, 0, 8)]
     hidden = [numbers(*shape, dtype=torch.float32, seed=4) for shape in shapes]
