@@ -112,16 +112,13 @@ def pack_linear_modules(model: nn.Module) -> None:
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     if not can_pack(module.weight for module in linears):
         return
-    products = [
-        Product.of(
-            module.weight.detach(),
-            None if module.bias is None else module.bias.detach(),
-            packs=True,
-        )
-        for module in linears
-    ]
-    for module, product in zip(linears, products, strict=True):
-        module.forward = partial(_of_any_rows, product)  # type: ignore[method-assign]
+    products = []
+    for module in linears:
+        bias = None if module.bias is None else module.bias.detach()
+        product = Product.of(module.weight.detach(), bias, packs=True)
+        if product.packed is not None:
+            module.forward = partial(_of_any_rows, product)  # type: ignore[method-assign]
+            products.append(product)
     warm_up(products)
 
 

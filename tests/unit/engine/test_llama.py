@@ -17,10 +17,12 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from paceline_engine.backends import products
 from paceline_engine.backends.decoders import choose_decoder, take_sample
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama, _norm, can_fuse
+from paceline_engine.backends.products import can_pack
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.backends.slabs import KeyValueShape, Slabs
 
@@ -146,6 +148,17 @@ def test_a_small_norm_is_the_librarys(scale):
     norm.weight.copy_(torch.rand(40))
     hidden = scale * torch.randn(7, 40, generator=torch.Generator().manual_seed(5))
     assert torch.allclose(_norm(norm)(hidden), norm(hidden), atol=1e-6)
+
+
+def test_its_weights_are_packed_where_that_is_of_use(monkeypatch):
+    monkeypatch.setattr(products, "_TINY_BYTES", 0)
+    model, warm = built(llama), []
+    monkeypatch.setattr("paceline_engine.backends.llama.warm_up", warm.extend)
+    decoder = FusedLlama(model)
+    each_layers = [each for layer in decoder.layers for each in layer.products]
+    assert len(each_layers) == 4 * len(decoder.layers)
+    assert {each.packed is not None for each in each_layers} == {can_pack(model.parameters())}
+    assert {id(each) for each in each_layers} < {id(each) for each in warm}
 
 
 def test_a_tied_head_takes_no_memory_of_its_own():

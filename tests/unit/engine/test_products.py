@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from paceline_engine.backends import products
 from paceline_engine.backends.memory import FreeMemory
-from paceline_engine.backends.products import Product, can_pack, pack_linear_modules
+from paceline_engine.backends.products import Product, can_pack, pack_linear_modules, warm_up
 
 DTYPES = [torch.float32, torch.bfloat16]
 COUNTS = [*range(1, 70), 127, 128, 129, 200]
@@ -63,6 +63,21 @@ def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(product):
 
 
 @torch.inference_mode()
+def test_all_code_is_made_when_a_model_is_loaded(product, monkeypatch):
+    computed = []
+
+    class Watched:
+        def _linear_pointwise(self, hidden, *rest):
+            computed.append(len(hidden))
+            return torch.ops.mkldnn._linear_pointwise(hidden, *rest)
+
+    monkeypatch.setattr(products, "_ONEDNN", Watched())
+    other = Product.of(product.weight, None, packs=False)
+    warm_up([product, product, other])
+    assert computed == [*products._BLOCKS]
+
+
+@torch.inference_mode()
 def test_only_few_numbers_of_rows_are_ever_computed(product, monkeypatch):
     """The library keeps code for each of them, half a megabyte, until the process ends."""
     computed = set()
@@ -103,6 +118,8 @@ def test_a_librarys_linear_modules_give_the_same(has_bias, monkeypatch):
     hidden = [numbers(*shape, dtype=torch.float32, seed=4) for shape in shapes]
     before = [model(each) for each in hidden]
     pack_linear_modules(model)
+    is_packed = can_pack(model.parameters())
+    assert [hasattr(model[place].forward, "func") for place in (0, 2)] == [is_packed] * 2
     after = [model(each) for each in hidden]
     for expected, actual in zip(before, after, strict=True):
         assert actual.shape == expected.shape

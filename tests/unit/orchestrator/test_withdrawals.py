@@ -134,6 +134,16 @@ async def test_a_client_that_leaves_withdraws_everything_at_once(strategy):
 
 
 @virtually
+async def test_the_planner_hears_of_each_request_that_runs_so_that_it_makes_way(monkeypatch):
+    async with virtual_system(*drafters(1), *targets(1)) as system:
+        told = []
+        monkeypatch.setattr(system.planning, "refine_beside", told.append)
+        for _ in range(3):
+            await system.generate(strategy=pb.STRATEGY_AUTO)
+        assert len(told) == 3
+
+
+@virtually
 async def test_after_a_request_that_was_broken_off_there_is_time_to_simulate_but_not_at_the_end():
     async with virtual_system(*drafters(1), *targets(1)) as system:
         for drains in (False, True):
