@@ -11,6 +11,7 @@ PROTOS := $(wildcard protos/paceline/v1/*.proto)
 TREE := .
 
 CHART_TOOLS := build/chart
+WIDE := build/wide-models
 UV_VERSION := 0.13.9
 # OFFLINE=1 skips the checks whose tools cannot be downloaded; else they fail.
 OFFLINE ?=
@@ -24,7 +25,7 @@ TORCH ?= cuda
 UV_ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
+.PHONY: help install demo test test-long test-full mutants chaos lint fmt protos verify-protos buf lock chart chart-test images models wide-models adapters bigrams bench bench-gpu bench-gpu-now figures clean \
   client-typescript client-go client-cpp test-clients conformance-page
 
 help: ## list the targets
@@ -41,8 +42,14 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e clients/python -e '.[dev]'
 	@touch $@
 
-demo: install ## stream real text through real processes, compare the strategies, draw the timeline
-	$(BIN)/paceline demo
+demo: install $(WIDE)/prompts.jsonl ## stream real text through real processes, compare the strategies, draw the timeline
+	$(BIN)/paceline demo --models $(WIDE)
+
+wide-models: $(WIDE)/prompts.jsonl ## a target of 115 million weights that says what the bundled one says, in build/wide-models
+
+$(WIDE)/prompts.jsonl: models/widen.py models/prompts.jsonl $(wildcard models/python-*/*) | $(VENV)/.installed
+	$(BIN)/python models/widen.py --output $(WIDE)
+	@touch $@
 
 # More for pytest: PYTEST_ARGS=-x
 PYTEST_ARGS ?=

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 from rich.console import Console
+from safetensors import safe_open
 
 from paceline import AsyncClient, Strategy
 from paceline_cli.bundled import find_models
@@ -59,7 +61,7 @@ _NODE_TARGETS, _NODE_TOKENS, _NODE_PROMPTS = 7, 50, 3
 
 _PAPER_SPEED_UP = 1.47  # of DSI over SI, in that row
 
-_REAL_NOTE, _SIMULATED_NOTE = "bundled models on this machine", "SIMULATED node with 8 GPUs"
+_REAL_NOTE, _SIMULATED_NOTE = "real models on this machine", "SIMULATED node with 8 GPUs"
 _PROCESSES = 3  # with a model, in the real part
 _PICTURE_TOKENS = 48
 _PAGE = "127.0.0.1:8000"
@@ -76,7 +78,7 @@ _STREAMED: GenerateOptions = {
 class DemoSettings(Settings):
     """Show everything once: real text, equal outputs, speed, and the timeline of a request.
 
-    First the bundled models on this machine, in real processes. Then a stand-in for a node with 8
+    First real models on this machine, in real processes. Then a stand-in for a node with 8
     GPUs, whose forwards are replaced by waiting, as in the DSI paper. The exit code is 0 if every
     output was identical to plain decoding, else 1.
     """
@@ -96,7 +98,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _demo(settings: DemoSettings, models: BundledModels) -> int:
-    _heading("1. Real models, in real processes on this machine: 1 drafter, 2 targets")
+    _heading(
+        f"1. Real models, in real processes on this machine: a drafter of {_size(models.drafter)}"
+        f" and {_PROCESSES - 1} targets of {_size(models.target)}"
+    )
     async with running_system(_real_system(models)) as system:
         real = await _show_real(system, settings, models)
     _heading(
@@ -105,7 +110,7 @@ async def _demo(settings: DemoSettings, models: BundledModels) -> int:
     )
     async with running_system(_simulated_node()) as system:
         simulated = await _show_simulated(system, settings)
-    return _conclude(real, simulated)
+    return _conclude(real, simulated, folder=settings.models)
 
 
 async def _show_real(
@@ -168,7 +173,7 @@ def _busiest_prompt(comparison: Comparison) -> int:
     )
 
 
-def _conclude(real: Comparison, simulated: Comparison) -> int:
+def _conclude(real: Comparison, simulated: Comparison, *, folder: Path | None) -> int:
     identical = real.all_identical and simulated.all_identical
     cores = os.cpu_count()
     print()
@@ -192,9 +197,10 @@ def _conclude(real: Comparison, simulated: Comparison) -> int:
         " is slower than ours:\nit pays one more target forward at each rejection"
         " (docs/performance.md)."
     )
+    models = f" --models {folder}" if folder else ""
     print(
         "\nTo watch them race in a browser, with prompts of your own:\n"
-        f"  {_program()} up --http {_PAGE}\n"
+        f"  {_program()} up --http {_PAGE}{models}\n"
         f"and open http://{_PAGE}/"
     )
     return 0 if identical else 1
@@ -239,6 +245,14 @@ def _simulated_node() -> LocalSystemConfig:
             f"--simulated-acceptance-rate={_ACCEPTANCE}",
         ),
     )
+
+
+def _size(model: Path) -> str:
+    """Say how many weights a bundled model has."""
+    with safe_open(model / "model.safetensors", "np") as weights:
+        names = weights.keys()
+        count = sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+    return f"{count / 1e6:.0f} million weights"
 
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:

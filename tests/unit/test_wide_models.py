@@ -1,0 +1,61 @@
+"""A wider target says what the bundled one says, and so do its adapters."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import widen
+from paceline_cli.bundled import find_models
+from paceline_engine.adapters.card import model_fingerprint
+from paceline_engine.adapters.files import load_adapter
+from paceline_engine.adapters.trunk import compute_trunk
+from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.model_loading import load_model
+
+MODELS = Path(__file__).parents[2] / "models"
+TOKENS = torch.arange(100, 140)[None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wide")
+    widen.main(["--output", str(path)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    """Both targets, with their fingerprints."""
+    both = [find_model_files(str(each / "python-target")) for each in (MODELS, folder)]
+    return [(load_model(files, dtype="float32"), model_fingerprint(files)) for files in both]
+
+
+def test_it_has_fifteen_times_the_weights_and_the_same_logits(loaded):
+    (narrow, _), (wide, _) = loaded
+    assert wide.num_parameters() > 15 * narrow.num_parameters()
+    with torch.inference_mode():
+        logits = [model(TOKENS).logits for model in (narrow, wide)]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "streams"])
+def test_its_adapters_guess_what_the_bundled_ones_guess(loaded, folder, kind):
+    guesses = []
+    for models, (model, fingerprint) in zip((MODELS, folder), loaded, strict=True):
+        directory = models / f"python-target-{kind}"
+        adapter = load_adapter(directory, model=model, fingerprint=fingerprint).module
+        with torch.inference_mode():
+            trunk = compute_trunk(model, TOKENS, upper_layers=adapter.upper_layers)
+            guesses.append(torch.stack([*adapter.draft_logits(model, trunk)]))
+    torch.testing.assert_close(*guesses, rtol=1e-4, atol=1e-4)
+
+
+def test_the_folder_stands_for_the_bundled_models(folder):
+    models = find_models(folder)
+    assert models.tiny.is_dir()
+    for each in (models.target, models.drafter, models.tiny):
+        tokenizer = (each / "tokenizer.json").read_bytes()
+        assert tokenizer == (MODELS / "python-target" / "tokenizer.json").read_bytes()
+    assert [*map(json.loads, models.prompts.read_text().splitlines())]
