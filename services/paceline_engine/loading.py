@@ -28,6 +28,7 @@ class LoadOptions:
         capture: On CUDA, record forwards of one row and replay them.
         invariant: Let a row's scores follow from its text alone, bit by bit.
         adapter: Directory with what lets it draft for itself; empty: it does not.
+        guesses: How many it makes after a verdict; 0: as its card says.
         prune_below: How likely a guess of its own has to be to be judged; see `SelfDrafter`.
         simulated: What to simulate.
     """
@@ -41,6 +42,7 @@ class LoadOptions:
     capture: bool = False
     invariant: bool = False
     adapter: str = ""
+    guesses: int = 0
     prune_below: float = 0.0
     simulated: SimulatedModel = field(default_factory=SimulatedModel)
 
@@ -73,6 +75,7 @@ def _load_transformers(settings: LoadOptions) -> Backend:
         capture=settings.capture,
         invariant=settings.invariant,
         adapter=settings.adapter,
+        guesses=settings.guesses,
         prune_below=settings.prune_below,
     )
 

@@ -52,6 +52,7 @@ def new_host(
         capture=settings.capture,
         invariant=settings.invariant,
         adapter=settings.adapter,
+        guesses=settings.guesses,
         prune_below=settings.prune_below,
         simulated=simulated,
     )

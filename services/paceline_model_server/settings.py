@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
 from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
+from paceline_engine.fields import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import RateList, Settings, StringList
 
@@ -56,6 +57,13 @@ class ModelSettings(Settings):
         "",
         description="directory with an adapter, with which a target drafts for itself; paceline"
         " train makes them",
+    )
+    guesses: int = Field(
+        0,
+        ge=0,
+        le=MOST_TREE_TOKENS,
+        description="with an adapter: guess so many tokens after each verdict, the likeliest; few"
+        " where further rows of a forward take time, as on a CPU; 0: as many as its card says",
     )
     prune_below: float = Field(
         0.001,
@@ -178,6 +186,8 @@ class ModelServerSettings(
     def _has_model(self) -> Self:
         if self.backend == "transformers" and not self.model:
             raise ValueError("--model is needed: a directory, or a hub id")
+        if self.guesses and not self.adapter:
+            raise ValueError("--guesses goes with --adapter")
         if self.adapter and self.backend != "transformers":
             raise ValueError("--adapter needs --backend transformers")
         return self

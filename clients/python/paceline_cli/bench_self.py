@@ -55,6 +55,9 @@ class SelfSettings(Settings):
     """
 
     adapter: OneOrMore = Field((), description="directory with an adapter")
+    guesses: int = Field(
+        0, ge=0, le=256, description="tokens to guess after each verdict; 0: as adapters' cards say"
+    )
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
     max_tokens: int = Field(96, ge=2, le=400, description="tokens of each text")
@@ -89,6 +92,8 @@ class SelfSettings(Settings):
             raise ValueError("--sweep needs an --adapter")
         if self.sweep and self.per_gpu:
             raise ValueError("--per-gpu does not go with --sweep, which has one device")
+        if self.sweep and self.guesses:
+            raise ValueError("--guesses does not go with --sweep, which has --sizes")
         for name in _OF_SWEEPS:
             if not self.sweep and name in self.model_fields_set:
                 raise ValueError(f"--{name.replace('_', '-')} goes with --sweep")
@@ -163,7 +168,9 @@ async def _run(
             ),
         ]
         for path, extra_parameters in adapters.items():
-            alone = await stack.enter_async_context(running_system(_system(models, adapter=path)))
+            flags = (f"--adapter={path}", f"--guesses={settings.guesses}")
+            system = _system(models, adapter=flags)
+            alone = await stack.enter_async_context(running_system(system))
             client = await stack.enter_async_context(AsyncClient(alone.orchestrator_address))
             name = f"self-SI, {Path(path).name}"
             ways.append(
@@ -181,12 +188,10 @@ async def _run(
         return {"rows": rows, "texts": len(prompts), "tokens": settings.max_tokens}
 
 
-def _system(models: BundledModels, *, adapter: str = "") -> LocalSystemConfig:
+def _system(models: BundledModels, *, adapter: tuple[str, ...] = ()) -> LocalSystemConfig:
     target, drafter = model_flags(models.target), model_flags(models.drafter)
     if adapter:
-        return LocalSystemConfig(
-            targets=1, drafters=0, target_arguments=(*target, f"--adapter={adapter}")
-        )
+        return LocalSystemConfig(targets=1, drafters=0, target_arguments=(*target, *adapter))
     return LocalSystemConfig(targets=1, target_arguments=target, drafter_arguments=drafter)
 
 

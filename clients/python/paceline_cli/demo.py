@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 from rich.console import Console
-from safetensors import safe_open
 
 from paceline import AsyncClient, Strategy
+from paceline_bench.ways import parameter_count
 from paceline_cli.bundled import find_models
 from paceline_cli.comparison import STRATEGIES, compare
 from paceline_cli.local_models import NOTHING_KEPT, model_arguments
@@ -249,10 +248,7 @@ def _simulated_node() -> LocalSystemConfig:
 
 def _size(model: Path) -> str:
     """Say how many weights a bundled model has."""
-    with safe_open(model / "model.safetensors", "np") as weights:
-        names = weights.keys()
-        count = sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
-    return f"{count / 1e6:.0f} million weights"
+    return f"{parameter_count(model / 'model.safetensors') / 1e6:.0f} million weights"
 
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:

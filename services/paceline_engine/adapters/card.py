@@ -57,7 +57,8 @@ class AdapterCard:
             share a fine-tuned model's weights have rank 0, too.
         tree: Which guesses it proposes, unless it is told otherwise; see `rank_paths`.
         weights_sha256: Of the file beside the card.
-        training: How it was made and what was measured; nothing is computed from it.
+        training: How it was made and what was measured, `hit_rates` among it: for each depth how
+            often each rank was right.
         format_version: Of card and weights.
     """
 

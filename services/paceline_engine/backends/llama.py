@@ -86,6 +86,8 @@ class FusedLlama:
         warm_up([self._head, *(each for layer in layers for each in layer.products)])
         if is_tied:
             self._embedding.weight = model.lm_head.weight
+        # Adapters score with it, too.
+        model.lm_head.forward = self._head.of_any_rows
         self._norm = _norm(body.norm)
         self._rotary = body.rotary_emb
         self._rotations: Rotation = (torch.empty(0), torch.empty(0))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -69,6 +68,11 @@ class Product:
         blocks = torch.split(hidden, _BLOCKS[-1])
         return torch.cat([self._of_block(block, self.packed) for block in blocks])
 
+    def of_any_rows(self, hidden: Tensor) -> Tensor:
+        """Compute (..., outputs) from (..., inputs)."""
+        rows = self(hidden.reshape(-1, hidden.shape[-1]))
+        return rows.view(*hidden.shape[:-1], rows.shape[-1])
+
     def _of_block(self, hidden: Tensor, packed: Tensor) -> Tensor:
         count, size = len(hidden), _FILLED[len(hidden)]
         if count < size:
@@ -117,15 +121,9 @@ def pack_linear_modules(model: nn.Module) -> None:
         bias = None if module.bias is None else module.bias.detach()
         product = Product.of(module.weight.detach(), bias, packs=True)
         if product.packed is not None:
-            module.forward = partial(_of_any_rows, product)  # type: ignore[method-assign]
+            module.forward = product.of_any_rows  # type: ignore[assignment, method-assign]
             products.append(product)
     warm_up(products)
-
-
-def _of_any_rows(product: Product, hidden: Tensor) -> Tensor:
-    """Compute (..., outputs) from (..., inputs)."""
-    rows = product(hidden.reshape(-1, hidden.shape[-1]))
-    return rows.view(*hidden.shape[:-1], rows.shape[-1])
 
 
 def _is_packable(weight: Tensor) -> bool:

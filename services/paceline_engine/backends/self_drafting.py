@@ -10,7 +10,7 @@ Letters: R texts, J guesses of each (the reach, gamma), E the model's width, V t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,12 @@ from torch import Tensor
 from paceline_engine.adapters.card import model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.adapters.medusa import MedusaHeads
-from paceline_engine.adapters.rank_paths import propose, prune_by_threshold, rank_counts
+from paceline_engine.adapters.rank_paths import (
+    likeliest_tree,
+    propose,
+    prune_by_threshold,
+    rank_counts,
+)
 from paceline_engine.adapters.streams import SeenTokens, Streams
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.stream_rows import StreamWeights
@@ -43,15 +48,29 @@ MOST_BESIDE = 16
 """Guesses of a forward up to which streams beside all of them cost less than a way of their own."""
 
 
-def load_for(files: ModelFiles, model: Any, directory: Path) -> LoadedAdapter:
+def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0) -> LoadedAdapter:
     """Load an adapter for a model that was loaded from files.
 
     Cost: reads the model's files once more, about a second per gigabyte.
 
+    Args:
+        guesses: How many to make after a verdict: the likeliest, by the hit rates on the card; 0:
+            the card's tree.
+
     Raises:
-        ModelLoadError: it is damaged, for another model, or of another version.
+        ModelLoadError: it is damaged, for another model, or of another version; or its card has no
+            hit rates, where they are needed.
     """
-    return load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
+    loaded = load_adapter(directory, model=model, fingerprint=model_fingerprint(files))
+    if not guesses:
+        return loaded
+    try:
+        tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"adapter {str(directory)!r} cannot choose {guesses} guesses: its card has no hit rates"
+        ) from error
+    return replace(loaded, card=replace(loaded.card, tree=tree))
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class TransformersBackend(Backend):
         capture: bool = False,
         invariant: bool = False,
         adapter: str = "",
+        guesses: int = 0,
         prune_below: float = 0.0,
     ) -> None:
         """Load a model.
@@ -133,7 +134,7 @@ class TransformersBackend(Backend):
             invariant: Let a row's logits follow from its text alone, bit by bit: see
                 `backends/invariant.py`.
             adapter: Directory with an adapter for it; empty: it does not draft for itself.
-            prune_below: See `SelfDrafter`.
+            guesses, prune_below: See `SelfDrafter`.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
@@ -151,7 +152,7 @@ class TransformersBackend(Backend):
         self.tokenizer = files.tokenizer
         self.chat_template = find_chat_template(files.directory, files.tokenizer)
         loaded = load_model(files, dtype=dtype).to(self.device)
-        guesses = load_for(files, loaded, Path(adapter)) if adapter else None
+        own = load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
         self._adopt(files.name, loaded, capture=capture, invariant=invariant)
         self.description = describe(
             files,
@@ -165,8 +166,8 @@ class TransformersBackend(Backend):
         )
         if invariant:
             self._check_invariance()
-        if guesses is not None:
-            self._draft_for_itself(guesses, prune_below=prune_below)
+        if own is not None:
+            self._draft_for_itself(own, prune_below=prune_below)
 
     def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
         if self.decoder is None:

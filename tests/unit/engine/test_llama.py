@@ -159,6 +159,8 @@ def test_its_weights_are_packed_where_that_is_of_use(monkeypatch):
     assert len(each_layers) == 4 * len(decoder.layers)
     assert {each.packed is not None for each in each_layers} == {can_pack(model.parameters())}
     assert {id(each) for each in each_layers} < {id(each) for each in warm}
+    # The head, with which adapters score several rows, too.
+    assert model.lm_head.forward.__self__ in warm
 
 
 def test_a_tied_head_takes_no_memory_of_its_own():

@@ -95,6 +95,33 @@ def item(backend, prompt, task, spec=SPEC) -> Item:
     return Item(backend.new_cache(spec), spec, array("I", prompt), task)
 
 
+@pytest.mark.parametrize(("guesses", "count"), [(0, len(PATHS)), (3, 3)])
+async def test_it_makes_so_many_guesses_the_likeliest_by_the_cards_hit_rates(
+    tiny_pair, tmp_path, guesses, count
+):
+    training = {"hit_rates": [[0.5, 0.3], [0.4, 0.1], [0.2]]}
+    sizes = {"kind": "medusa", "tree": PATHS, "reach": REACH}
+    adapter = write_adapter(tmp_path / "rated", tiny_pair.target, **sizes, training=training)
+    settings = ModelServerSettings(
+        model=str(tiny_pair.target), adapter=str(adapter), guesses=guesses
+    )
+    host = new_host(settings, role="target", on_failure=print)
+    await host.start()
+    try:
+        call = call_on(host.open_session(SPEC).session_id, 1, base=[], append=PROMPT)
+        verdict = await host.verify(call, Proposal(), options=VerifyOptions(propose=True))
+    finally:
+        await host.stop()
+    assert len(verdict.proposal) == count
+    if guesses:
+        assert verdict.proposal.parents == (0, 0, 1)
+
+
+def test_guesses_cannot_be_chosen_without_hit_rates(tiny_pair, adapter):
+    with pytest.raises(ModelLoadError, match="choose 3 guesses: its card has no hit rates"):
+        TransformersBackend(str(tiny_pair.target), adapter=str(adapter), guesses=3)
+
+
 def test_it_says_how_far_and_with_what(backend, adapter, plain):
     said = backend.description
     assert (said.self_draft_depth, said.self_draft_kind) == (REACH, adapter.name)
@@ -313,3 +340,8 @@ async def test_only_a_target_has_one(settings, words):
 def test_a_simulated_model_has_none():
     with pytest.raises(ValueError, match="--adapter needs --backend transformers"):
         ModelServerSettings(backend="simulated", adapter="adapter")
+
+
+def test_there_are_no_guesses_without_an_adapter():
+    with pytest.raises(ValueError, match="--guesses goes with --adapter"):
+        ModelServerSettings(model="somewhere", guesses=2)
