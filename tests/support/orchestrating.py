@@ -198,8 +198,8 @@ async def orchestrating(
             return made[0]
 
         process = ServerProcess(application, values, registry=registry)
-        await process.begin()
         try:
+            await process.begin()
             async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
                 stub = OrchestratorServiceStub(channel)
                 address = process.addresses["address"]
