@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline_engine.backends.base import Feed
     from paceline_engine.backends.decoders import Decoder
     from paceline_engine.backends.key_values import KeyValues
+    from paceline_engine.backends.model import Feed
     from paceline_engine.backends.self_drafting import SelfDrafter
     from paceline_engine.backends.shared_rows import SharedRows
     from paceline_engine.items import Item, Judge, Judgement

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from paceline_engine.backends.base import (
-    Backend,
-    Feed,
     ForwardInterrupted,
     Interrupt,
     ModelLoadError,
@@ -35,6 +33,7 @@ from paceline_engine.backends.library import (
 )
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
+from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import (
     count_tokens,
@@ -64,7 +63,7 @@ _log = logging.getLogger(__name__)
 _Text: TypeAlias = KeyValues | LibraryText
 
 
-class TransformersBackend(Backend):
+class TransformersBackend(ModelBackend):
     """A model of the transformers library; its scores are logits, (rows, V).
 
     Attributes:
@@ -301,8 +300,6 @@ class TransformersBackend(Backend):
             ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
-        for feed in feeds:
-            self._make_room(feed)  # `run` has made it; who comes another way has not
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
         if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
             return [self._step(feeds[0], self.steps)]

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
-from paceline_engine.backends.base import Feed, ForwardInterrupted, Interrupt
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt
+from paceline_engine.backends.model import Feed
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.calls import (
     DecodeOptions,

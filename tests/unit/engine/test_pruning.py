@@ -165,6 +165,7 @@ def test_what_is_kept_gets_the_logits_that_it_gets_unpruned(backend):
             item = Item(backend.new_cache(SPEC), SPEC, array("I", PROMPT), task)
             as_own(backend, item.cache, tree)
             feed = backend._feed(item, None)
+            backend._make_room(feed)
             scores.append(backend._forward([feed], NEVER)[0].clone())
             backend.own_guesses.end_forward()
     rows = [0, *(index + 1 for index in feed.kept)]

@@ -151,6 +151,8 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
             item(model, [9, 8], Judge(Proposal((4, 5)))),
         ]
         feeds = [model._feed(each, None) for each in items]
+        for feed in feeds:
+            model._make_room(feed)
         found.append(torch.cat(model._forward(feeds, NEVER)).clone())
         if model.own_guesses:
             model.own_guesses.end_forward()

@@ -129,6 +129,8 @@ def test_what_decides_is_what_decides_without_them_but_for_rounding(backend):
         items = [item(backend, PROMPT, Judge(TREE, propose=proposes))]
         items.append(item(backend, [9, 8], Judge(Proposal((4, 5)), propose=proposes)))
         feeds = [backend._feed(each, None) for each in items]
+        for feed in feeds:
+            backend._make_room(feed)
         logits.append(torch.cat(backend._forward(feeds, NEVER)).clone())
         backend.own_guesses.end_forward()
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
