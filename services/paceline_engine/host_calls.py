@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from paceline_engine.latencies import LatencyMeter
     from paceline_engine.live_calls import LiveCalls
     from paceline_engine.proposal import SparseDistribution
-    from paceline_engine.sessions import Session, SessionTable
+    from paceline_engine.session import Session
+    from paceline_engine.sessions import SessionTable
 
 __all__ = ["HostCalls"]
 
