@@ -23,6 +23,7 @@ from paceline_engine.backends.model import Feed
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.calls import (
     DecodeOptions,
+    DraftOptions,
     SamplingParameters,
     SessionSpec,
     Verdict,
@@ -277,7 +278,7 @@ class History:
 
     async def drafted(self, request, count: int) -> tuple[int, ...]:
         found: list[int] = []
-        async with aclosing(self.host.draft(request, max_tokens=count)) as chunks:
+        async with aclosing(self.host.draft(request, DraftOptions(count))) as chunks:
             async for chunk in chunks:
                 found.extend(chunk.proposal.token_ids)
         return tuple(found)
