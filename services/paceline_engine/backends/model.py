@@ -121,12 +121,8 @@ class ModelBackend(Backend):
         cache, tree = item.cache, item.tree
         if tree and cache.has_of(item.prefix, tree):
             start = len(cache.tree)
-            return Feed(
-                cache,
-                array("I", tree.token_ids[start:]),
-                len(item.block),
-                tree.parents[start:],
-            )
+            rows = array("I", tree.token_ids[start:])
+            return Feed(cache, rows, len(item.block), tree.parents[start:])
         block = tree.token_ids or item.block
         fed = item.prefix[cache.keep(item.prefix) :]
         # The last token's row belongs to the block: alone it would be computed again and again.

@@ -16,11 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.adapters.rank_paths import likeliest_tree, propose, rank_counts
-from paceline_engine.backends.base import (
-    ForwardInterrupted,
-    Interrupt,
-    ModelLoadError,
-)
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
 from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
 from paceline_engine.items import Draft, Item, Judge, Judgement

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from paceline_engine.backends.base import (
-    ForwardInterrupted,
-    Interrupt,
-    ModelLoadError,
-    TokenMemory,
-)
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
 from paceline_engine.backends.captured import CapturedSteps
 from paceline_engine.backends.chat_template import find_chat_template
 from paceline_engine.backends.decoders import choose_decoder, take_sample
@@ -35,11 +30,7 @@ from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
 from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import (
-    count_tokens,
-    describe,
-    load_model,
-)
+from paceline_engine.backends.model_loading import count_tokens, describe, load_model
 from paceline_engine.backends.own_guesses import OwnGuesses
 from paceline_engine.backends.self_drafting import SelfDrafter, load_for
 from paceline_engine.backends.shared_rows import SharedRows
