@@ -35,18 +35,11 @@ class DrafterServicer(drafter_service_pb2_grpc.DrafterServiceServicer):
             It arrives as CancelledError, or as GeneratorExit at the `yield`; either way the host's
             generator is closed before this one is.
         """
-        call, max_tokens, chunk_tokens = translation.draft_request(
+        call, options = translation.draft_request(
             request, model=self._host.description, caller=peer_name(context.auth_context())
         )
         phase = "draft" if call.base_length else "prefill"
-        drafting = self._host.draft(
-            call,
-            max_tokens=max_tokens,
-            chunk_tokens=chunk_tokens,
-            # 0 is not set: a chain.
-            width=request.width or 1,
-            branch_count=request.branch_count,
-        )
+        drafting = self._host.draft(call, options)
         with self._recorder.record("Draft", call, depth=0, rows=0) as record:
             async with aclosing(drafting) as chunks:
                 async for drafted in chunks:

@@ -20,6 +20,7 @@ __all__ = [
     "CallTiming",
     "DecodeOptions",
     "Decoded",
+    "DraftOptions",
     "Drafted",
     "LikeliestTokens",
     "ModelDescription",
@@ -143,6 +144,23 @@ class DecodeOptions:
     logprobs: bool = False
     interval_seconds: float = 0.0
     top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """How far to draft, and how wide; limits in drafter_service.proto.
+
+    Attributes:
+        max_tokens: Of the chain, at most.
+        chunk_tokens: How many of these may travel in one answer.
+        width: How many tokens to find at a place; 1: a chain.
+        branch_count: How many tokens beside the chain's a forward may follow.
+    """
+
+    max_tokens: int
+    chunk_tokens: int = 1
+    width: int = 1
+    branch_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

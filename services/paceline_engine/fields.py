@@ -14,6 +14,7 @@ from paceline.limits import MOST_BRANCHES, MOST_CHUNK_TOKENS, MOST_TOP_LOGPROBS,
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     DecodeOptions,
+    DraftOptions,
     ModelDescription,
     PrefixCall,
     SamplingParameters,
@@ -33,14 +34,13 @@ __all__ = [
     "MOST_TOKENS",
     "MOST_TREE_DEPTH",
     "MOST_TREE_TOKENS",
-    "check_branches",
     "check_call",
     "check_decoding",
     "check_distributions",
+    "check_drafting",
     "check_proposal",
     "check_sampling",
     "check_spec",
-    "check_window",
 ]
 
 MOST_TOKENS = 1024
@@ -215,15 +215,6 @@ def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
             )
 
 
-def check_window(
-    call: PrefixCall, *, max_tokens: int, chunk_tokens: int, limit_length: int
-) -> None:
-    """Check what is special to Draft."""
-    _check("max_tokens", max_tokens, 1, MOST_TOKENS)
-    _check("chunk_tokens", chunk_tokens, 1, MOST_CHUNK_TOKENS)
-    _check_fits("max_tokens", call.prefix_length + max_tokens, limit_length)
-
-
 def check_decoding(
     call: PrefixCall, options: DecodeOptions, *, limit_length: int, vocabulary_size: int
 ) -> None:
@@ -242,25 +233,23 @@ def check_decoding(
     )
 
 
-def check_branches(
-    *,
-    max_tokens: int,
-    width: int,
-    branch_count: int,
-    spec: SessionSpec,
-    model: ModelDescription,
+def check_drafting(
+    call: PrefixCall, options: DraftOptions, *, spec: SessionSpec, model: ModelDescription
 ) -> None:
-    """Check what is special to a Draft of a tree.
+    """Check what is special to Draft.
 
     Raises:
         InvalidFieldError: a field is out of its limits.
-        UnsupportedError: the rule or the model drafts chains only.
+        UnsupportedError: it is a tree, and the rule or the model drafts chains only.
     """
-    _check("width", width, 1, MOST_WIDTH)
-    _check("branch_count", branch_count, 0, MOST_BRANCHES)
-    if width == 1:
+    _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
+    _check("chunk_tokens", options.chunk_tokens, 1, MOST_CHUNK_TOKENS)
+    _check_fits("max_tokens", call.prefix_length + options.max_tokens, spec.longest_length)
+    _check("width", options.width, 1, MOST_WIDTH)
+    _check("branch_count", options.branch_count, 0, MOST_BRANCHES)
+    if options.width == 1:
         return
-    token_count = max_tokens * width * (1 + branch_count)
+    token_count = options.max_tokens * options.width * (1 + options.branch_count)
     if token_count > MOST_DRAFTED:
         raise InvalidFieldError.of(
             "width", f"would make up to {token_count} tokens, a draft may find {MOST_DRAFTED}"

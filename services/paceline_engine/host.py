@@ -32,6 +32,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    DraftOptions,
     ModelDescription,
     PrefixCall,
     SessionGrant,
@@ -312,23 +313,9 @@ class ModelHost:
         """Choose the tokens that follow a prefix: `HostCalls.decode`."""
         return self._calls.decode(call, options)
 
-    def draft(
-        self,
-        call: PrefixCall,
-        *,
-        max_tokens: int,
-        chunk_tokens: int = 1,
-        width: int = 1,
-        branch_count: int = 0,
-    ) -> AsyncGenerator[Drafted]:
+    def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: `HostCalls.draft`."""
-        return self._calls.draft(
-            call,
-            max_tokens=max_tokens,
-            chunk_tokens=chunk_tokens,
-            width=width,
-            branch_count=branch_count,
-        )
+        return self._calls.draft(call, options)
 
     def _loaded(self) -> Backend:
         if self._backend is None:

@@ -12,6 +12,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    DraftOptions,
     PrefixCall,
     StageTiming,
     Verdict,
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from paceline_engine.latencies import LatencyMeter
     from paceline_engine.live_calls import LiveCalls
     from paceline_engine.proposal import SparseDistribution
-    from paceline_engine.sessions import Session, SessionTable
+    from paceline_engine.session import Session
+    from paceline_engine.sessions import SessionTable
 
 __all__ = ["HostCalls"]
 
@@ -181,15 +183,7 @@ class HostCalls:
                 yield Decoded(length, token_ids, logprobs, timing, likeliest)
                 unheld, length, steps = (), length + len(token_ids), []
 
-    async def draft(
-        self,
-        call: PrefixCall,
-        *,
-        max_tokens: int,
-        chunk_tokens: int = 1,
-        width: int = 1,
-        branch_count: int = 0,
-    ) -> AsyncGenerator[Drafted]:
+    async def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: Draft in drafter_service.proto.
 
         A generator: nothing happens, the checks included, before its first item is asked for.
@@ -199,22 +193,11 @@ class HostCalls:
             PacelineError: as the proto lists them.
         """
         with self._counts.refusals():
-            stage_count = len(self._serving().description.stage_names)
             session = self._find_for(call)
-            fields.check_window(
-                call,
-                max_tokens=max_tokens,
-                chunk_tokens=chunk_tokens,
-                limit_length=session.spec.longest_length,
-            )
-            fields.check_branches(
-                max_tokens=max_tokens,
-                width=width,
-                branch_count=branch_count,
-                spec=session.spec,
-                model=self._serving().description,
-            )
-            task = Draft(max_tokens, width, branch_count if width > 1 else 0)
+            model = self._serving().description
+            fields.check_drafting(call, options, spec=session.spec, model=model)
+            max_tokens, is_tree = options.max_tokens, options.width > 1
+            task = Draft(max_tokens, options.width, options.branch_count if is_tree else 0)
             length = call.prefix_length + max_tokens * (1 + task.branch_count)
             self._make_room(session, length)
             block_length = max_tokens * task.branch_count
@@ -229,8 +212,8 @@ class HostCalls:
             unheld: Sequence[int] = call.token_ids
             found: list[int] = []
             drawn_from: list[SparseDistribution] = []
-            for start in range(0, max_tokens, chunk_tokens):
-                count = min(chunk_tokens, max_tokens - start)
+            for start in range(0, max_tokens, options.chunk_tokens):
+                count = min(options.chunk_tokens, max_tokens - start)
                 steps: list[Step[Outcome]] = []
                 while len(found) < count:
                     step = await anext(live.outlet)
@@ -243,11 +226,11 @@ class HostCalls:
                 session.hold(found[:count])
                 unheld = ()
                 chunk = Proposal(tuple(found[:count]), (), tuple(drawn_from[:count]))
-                if width > 1:
+                if is_tree:
                     chunk = _side_by_side(steps)
                 del found[:count], drawn_from[:count]
                 self._counts.draft_tokens += len(chunk)
-                timing = _timing(steps, stage_count)
+                timing = _timing(steps, len(model.stage_names))
                 yield Drafted(live.prefix_length + start, chunk, timing)
 
     def _proposes(self, session: Session, options: VerifyOptions) -> bool:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from paceline_engine.calls import PrefixCall
     from paceline_engine.items import Decode, Draft, Judge, Outcome
     from paceline_engine.jobs import Job
-    from paceline_engine.sessions import Session, SessionTable
+    from paceline_engine.session import Session
+    from paceline_engine.sessions import SessionTable
     from paceline_engine.worker import ModelWorker
 
 __all__ = ["LiveCall", "LiveCalls"]

@@ -57,6 +57,7 @@ class ModelWorker:
 
     Attributes:
         backend: What runs items. Set it before the first is submitted.
+        interrupted_count: Forwards that were given up so far.
         waste: Added up on the thread and the loop, under a lock; read it anywhere.
     """
 
@@ -92,7 +93,7 @@ class ModelWorker:
         self._running: Batch | None = None
         self._stopping = False
         self._refusal: DrainingError | None = None
-        self._interrupted_count = 0
+        self.interrupted_count = 0
         self.backend: Backend | None = None
         self.waste = Waste()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -118,11 +119,6 @@ class ModelWorker:
                 return 0
             running_ns = self._clock_ns() - batch.started_ns
             return running_ns if running_ns > batch.patience_ns else 0
-
-    @property
-    def interrupted_count(self) -> int:
-        """Forwards that were given up so far."""
-        return self._interrupted_count
 
     def start(self) -> None:
         """Start the thread."""
@@ -187,10 +183,7 @@ class ModelWorker:
             work.depth, work.goes_on = item.depth, item.goes_on
 
     def withdraw(self, job: Job) -> None:
-        """Take a job out of the queue, or out of its forward. Its outlet is left alone.
-
-        A forward is given up when all of its jobs are withdrawn.
-        """
+        """Take a job out of the queue, or out of its forward. Its outlet is left alone."""
         with self._changed:
             job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
             if job.is_anticipated:
@@ -259,7 +252,7 @@ class ModelWorker:
         except DeviceLostError as error:
             self._give_up(batch.jobs, error)
         except BaseException as error:  # noqa: BLE001 - the callers', and raised there
-            self._interrupted_count += isinstance(error, ForwardInterrupted)
+            self.interrupted_count += isinstance(error, ForwardInterrupted)
             self._finish(batch, [error] * len(batch.jobs))
         else:
             self._finish(batch, answers)
@@ -305,11 +298,10 @@ class ModelWorker:
         with self._changed:
             self._running = None
             self.waste.add(batch, row_counts, ended_ns)
-            for job, rows in zip(batch.jobs, row_counts, strict=True):
+            delivered = []
+            for job, answer, rows in zip(batch.jobs, answers, row_counts, strict=True):
                 part = rows / row_sum if row_sum else 1 / len(row_counts)
                 self._turns.charge(job.share, round(forward_ns * part))
-            delivered = []
-            for job, answer in zip(batch.jobs, answers, strict=True):
                 queue_ns = batch.started_ns - job.queued_ns
                 step = Step(answer, queue_ns, forward_ns, row_sum, len(batch.jobs))
                 if (delivery := self._hand_out(job, step)) is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         Decoded,
         DecodeOptions,
         Drafted,
+        DraftOptions,
         ModelDescription,
         PrefixCall,
         SessionGrant,
@@ -74,15 +75,7 @@ class Host(Protocol):
     def decode(self, call: PrefixCall, options: DecodeOptions) -> AsyncGenerator[Decoded]:
         """Choose the tokens that follow. Closing the generator stops it."""
 
-    def draft(
-        self,
-        call: PrefixCall,
-        *,
-        max_tokens: int,
-        chunk_tokens: int,
-        width: int,
-        branch_count: int,
-    ) -> AsyncGenerator[Drafted]:
+    def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft until the window is full. Closing the generator stops it."""
 
     def tokenizer_bytes(self) -> bytes | None:

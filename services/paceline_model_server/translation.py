@@ -27,6 +27,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    DraftOptions,
     LikeliestTokens,
     ModelDescription,
     PrefixCall,
@@ -131,10 +132,16 @@ def verify_request(
 
 def draft_request(
     message: drafter_service_pb2.DraftRequest, *, model: ModelDescription, caller: str
-) -> tuple[PrefixCall, int, int]:
-    """Translate a draft: the call, max_tokens, chunk_tokens."""
-    call = _prefix_call(message.call, model=model, caller=caller)
-    return call, message.max_tokens, message.chunk_tokens or 1
+) -> tuple[PrefixCall, DraftOptions]:
+    """Translate a Draft."""
+    options = DraftOptions(
+        max_tokens=message.max_tokens,
+        # 0 is not set: token by token, and a chain.
+        chunk_tokens=message.chunk_tokens or 1,
+        width=message.width or 1,
+        branch_count=message.branch_count,
+    )
+    return _prefix_call(message.call, model=model, caller=caller), options
 
 
 def decode_request(

@@ -14,7 +14,8 @@ from paceline_engine.adapters.card import AdapterCard, model_fingerprint
 from paceline_engine.adapters.files import WEIGHTS_FILE, build_adapter, load_adapter, pack_weights
 from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_loading import load_model, usable_device
+from paceline_engine.backends.device import usable_device
+from paceline_engine.backends.model_loading import load_model
 from paceline_training.continuations import continue_greedily, spread_prompts
 from paceline_training.fine_tuning import FineTuning, check_names, write_fine_tuned
 from paceline_training.hit_rates import guess_ranks, hit_rates, tokens_per_forward

@@ -26,6 +26,7 @@ from paceline_engine.calls import (
     Decoded,
     DecodeOptions,
     Drafted,
+    DraftOptions,
     LikeliestTokens,
     ModelDescription,
     PrefixCall,
@@ -248,47 +249,27 @@ class FakeHost:
             if text[-1] in options.end_token_ids:
                 break
 
-    async def draft(
-        self,
-        call: PrefixCall,
-        *,
-        max_tokens: int,
-        chunk_tokens: int,
-        width: int,
-        branch_count: int,
-    ) -> AsyncGenerator[Drafted]:
+    async def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft a chain, and runners-up that are always wrong; nothing follows on those."""
         self._refuse_when_over()
         session = self._find(call.session_id, call.caller)
         spec = session.spec
         size = self.description.vocabulary_size
         fields.check_call(call, limit_length=spec.longest_length, vocabulary_size=size)
-        fields.check_window(
-            call,
-            max_tokens=max_tokens,
-            chunk_tokens=chunk_tokens,
-            limit_length=spec.longest_length,
-        )
-        fields.check_branches(
-            max_tokens=max_tokens,
-            width=width,
-            branch_count=branch_count,
-            spec=spec,
-            model=self.description,
-        )
-        self._grow(session, call.prefix_length + max_tokens)
+        fields.check_drafting(call, options, spec=spec, model=self.description)
+        self._grow(session, call.prefix_length + options.max_tokens)
         text = await self._forward(session, call)
         drafted = 0
-        while drafted < max_tokens:
+        while drafted < options.max_tokens:
             if drafted:
                 await self._wait(session)
             start = len(text)
-            for _ in range(min(chunk_tokens, max_tokens - drafted)):
+            for _ in range(min(options.chunk_tokens, options.max_tokens - drafted)):
                 text.append(self._next(text))
                 drafted += 1
             session.held = list(text)
             chunk = Proposal(tuple(text[start:]))
-            if width > 1:
+            if (width := options.width) > 1:
                 chunk = with_runners_up(chunk, start - call.prefix_length, width=width, size=size)
             yield Drafted(start, chunk, _ONE_FORWARD)
 

@@ -352,22 +352,11 @@ class FakeModelServer:
             fields.check_decoding(call, window, limit_length=limit_length, vocabulary_size=size)
             return session
         if self.role == "drafter":
-            call, max_tokens, chunk_tokens = translation.draft_request(
-                request, model=model, caller=""
-            )
+            call, drafting = translation.draft_request(request, model=model, caller="")
             session = self._session(call.session_id)
             limit_length = session.spec.longest_length
             fields.check_call(call, limit_length=limit_length, vocabulary_size=size)
-            fields.check_window(
-                call, max_tokens=max_tokens, chunk_tokens=chunk_tokens, limit_length=limit_length
-            )
-            fields.check_branches(
-                max_tokens=max_tokens,
-                width=request.width or 1,
-                branch_count=request.branch_count,
-                spec=session.spec,
-                model=model,
-            )
+            fields.check_drafting(call, drafting, spec=session.spec, model=model)
             return session
         call, proposal, options = translation.verify_request(request, model=model, caller="")
         session = self._session(call.session_id)

@@ -12,7 +12,8 @@ from paceline_engine.host import HostLimits, ModelHost
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline_engine.backends.base import Feed, Interrupt
+    from paceline_engine.backends.base import Interrupt
+    from paceline_engine.backends.model import Feed
 
 __all__ = ["Gate", "gated_host"]
 

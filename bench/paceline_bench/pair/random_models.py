@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline_engine.backends.model_loading import usable_device
+from paceline_engine.backends.device import usable_device
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import ModelDescription, VerificationRule
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from paceline_engine.adapters.rank_paths import cartesian_tree, likeliest_tree
 from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.own_guesses import OwnGuesses
 from paceline_engine.backends.self_drafting import SelfDrafter, load_for
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
@@ -89,7 +90,10 @@ class Case:
 
     def decode(self, backend: TransformersBackend, prompt: Sequence[int], *, count: int) -> None:
         """Decode a text, greedily, and add what it took."""
-        backend.self_drafter = self.drafter
+        backend.own_guesses = None
+        if self.drafter is not None:
+            size = backend.description.vocabulary_size
+            backend.own_guesses = OwnGuesses(self.drafter, vocabulary_size=size)
         text = ModelText(backend, SessionSpec(len(prompt) + count + _MOST_RESERVED))
         made: list[int] = []
         proposal, started = NOTHING, 0.0

@@ -8,6 +8,7 @@ have moved, because more memory was reserved, it is recorded anew.
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline_engine.backends.decoders import agree
 from paceline_engine.backends.shared_rows import ForwardRows
 
 if TYPE_CHECKING:
@@ -25,9 +27,13 @@ if TYPE_CHECKING:
     from paceline_engine.backends.key_values import KeyValues
     from paceline_engine.backends.llama import FusedLlama
 
-__all__ = ["CapturedStep", "Recorder"]
+__all__ = ["CapturedStep", "CapturedSteps", "Recorder"]
+
+_log = logging.getLogger(__name__)
 
 _WARM_UPS = 3
+# Where there was no memory for a recording, each new attempt costs as much as several steps.
+_STEPS_WITHOUT_MEMORY = 64
 
 _Result = TypeVar("_Result")
 
@@ -92,6 +98,50 @@ class CapturedStep(ForwardRows):
         mask = self._keys.new_zeros(len(unseen)).masked_fill_(unseen, -math.inf)
         self._mask = mask[None]
         return self._decoder(self)
+
+
+class CapturedSteps:
+    """The steps of a model's texts: each is recorded beside the first row that is computed.
+
+    Attributes:
+        work: Whether they can be captured; no longer once that has failed.
+    """
+
+    def __init__(self, name: str, decoder: FusedLlama, device: torch.device) -> None:
+        """Build it without any.
+
+        Args:
+            name: Of the model, for the log.
+        """
+        self.work = True
+        self._name = name
+        self._decoder = decoder
+        self._recorder = Recorder(device)
+        self._unrecorded_left = 0
+
+    def record(self, text: KeyValues, token_id: int, *, expected: Tensor) -> bool:
+        """Record a text's step; return whether its row lies in its place, as computed before.
+
+        Args:
+            expected: The logits after the row, as computed.
+        """
+        if self._unrecorded_left:
+            self._unrecorded_left -= 1
+            return True
+        try:
+            step = CapturedStep(self._decoder, text, self._recorder)
+            if agree(expected, step(token_id, position=text.length)):
+                text.step = step
+                return True
+            reason = "they are off"
+        except RuntimeError as error:
+            if Recorder.lacks_memory(error):
+                self._unrecorded_left = _STEPS_WITHOUT_MEMORY
+                return False
+            reason = str(error)
+        _log.warning("model %s: forwards are not captured: %s", self._name, reason)
+        self.work = False
+        return False
 
 
 class Recorder:

@@ -17,14 +17,12 @@ every shape that has a multiple of 4 rows, and as many keys to attend to (bench/
 - of a tree each path is attended apart, and lies in its tiles as if it were the text.
 
 All else in a forward is done to each row by itself. A model for which that does not hold is found
-out by `is_invariant`.
+out at load (`invariance.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-from array import array
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -34,18 +32,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_engine.backends.attention import attend_apart, mask_of
-from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.shared_rows import SharedRows, joined_states, runs
-from paceline_engine.backends.slabs import Slabs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline_engine.backends.attention import Attention, TextRows, TreeRows
-    from paceline_engine.backends.decoders import Decoder
-    from paceline_engine.backends.slabs import KeyValueShape
+    from paceline_engine.backends.key_values import KeyValues
 
-__all__ = ["TILE", "InvariantRows", "is_invariant"]
+__all__ = ["TILE", "InvariantRows"]
 
 TILE = 64
 """How many keys a tile has. Smaller ones waste fewer masked keys, and cut prompts into more."""
@@ -300,72 +295,3 @@ def _up_to(multiple: int, count: int) -> int:
 def _filled(each: Tensor) -> Tensor:
     """Add zeros, up to a multiple of 4."""
     return functional.pad(each, (0, _up_to(_MULTIPLE, len(each)) - len(each)))
-
-
-# --- the proof at load ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Fed:
-    """Two texts of so many rows in each of some forwards; 0: none of the second."""
-
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-
-
-# Across the edge of a tile, in forwards of 4 to 72 rows.
-_LENGTH = 72
-_WAYS = (
-    _Fed((1, 30, 4, 35, 1, 1), (61, 1, 2, 6, 1, 1)),
-    _Fed((16, 1, 47, 3, 5), (1, 8, 1, 60, 2)),
-)
-
-
-@torch.inference_mode()
-def is_invariant(decoder: Decoder, shape: KeyValueShape, *, most_tokens: int) -> bool:
-    """Tell whether two texts get the same bits whole and alone, and in pieces side by side.
-
-    Args:
-        most_tokens: The smaller of the vocabulary and the context.
-    """
-    length = min(_LENGTH, most_tokens)
-    texts = [
-        [(7919 * place + 31 * (place // 5) + n) % most_tokens for place in range(length)]
-        for n in (1, 2)
-    ]
-    alone = [_scored(decoder, shape, [text], [(length,)])[0] for text in texts]
-    for way in _WAYS:
-        together = _scored(decoder, shape, texts, [way.first, way.second])
-        for expected, actual in zip(alone, together, strict=True):
-            if not torch.equal(expected, actual):
-                return False
-    return True
-
-
-def _scored(
-    decoder: Decoder,
-    shape: KeyValueShape,
-    texts: Sequence[Sequence[int]],
-    pieces: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """Feed texts in pieces, and return the logits of all their rows: (L, V) each."""
-    slabs = Slabs(shape, tile=TILE)
-    caches = [KeyValues(slabs, reserve_length=len(text)) for text in texts]
-    logits: list[list[Tensor]] = [[] for _ in texts]
-    for counts in zip(*pieces, strict=True):
-        fed = [
-            (cache, array("I", text[cache.length : cache.length + count]), mine)
-            for cache, text, count, mine in zip(caches, texts, counts, logits, strict=True)
-            if cache.length < len(text)
-        ]
-        if not fed:
-            break
-        for cache, part, _ in fed:
-            cache.make_room(len(part))
-        sizes = [len(part) for _, part, _ in fed]
-        rows = InvariantRows([cache for cache, _, _ in fed], [part for _, part, _ in fed], sizes)
-        scored = torch.split(decoder(rows)[: sum(sizes)], sizes)
-        for (cache, part, mine), own in zip(fed, scored, strict=True):
-            cache.extend(part)
-            mine.append(own)
-    return [torch.cat(own) for own in logits]

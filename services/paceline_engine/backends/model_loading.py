@@ -23,7 +23,7 @@ from paceline_engine.calls import ModelDescription, VerificationRule
 if TYPE_CHECKING:
     from paceline_engine.backends.model_files import ModelFiles
 
-__all__ = ["count_tokens", "describe", "load_model", "usable_device"]
+__all__ = ["count_tokens", "describe", "load_model"]
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -36,21 +36,6 @@ _MOST_TOKENS = 1 << 26
 _MOST_LAYERS = 4096
 # What families of models call the most tokens of a text, the usual name first.
 _CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-
-
-def usable_device(name: str) -> torch.device:
-    """Check that a device is there.
-
-    Raises:
-        ModelLoadError: it is not.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
-    return device
 
 
 def count_tokens(files: ModelFiles) -> int:

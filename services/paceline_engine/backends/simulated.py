@@ -16,13 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline_engine.adapters.rank_paths import likeliest_tree, propose, rank_counts
-from paceline_engine.backends.base import (
-    Backend,
-    Feed,
-    ForwardInterrupted,
-    Interrupt,
-    ModelLoadError,
-)
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.calls import ModelDescription, SessionSpec, VerificationRule
 from paceline_engine.items import Draft, Item, Judge, Judgement
 from paceline_engine.model_cache import ModelCache
@@ -77,7 +72,7 @@ class SimulatedModel:
     name: str = "simulated"
 
 
-class SimulatedBackend(Backend):
+class SimulatedBackend(ModelBackend):
     """A simulated drafter or target."""
 
     def __init__(self, model: SimulatedModel) -> None:

@@ -8,49 +8,36 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OverloadedError, PacelineError
-from paceline_engine.backends.base import (
-    Backend,
-    DeviceLostError,
-    Feed,
-    ForwardInterrupted,
-    Interrupt,
-    ModelLoadError,
-    TokenMemory,
-)
-from paceline_engine.backends.captured import CapturedStep, Recorder
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
+from paceline_engine.backends.captured import CapturedSteps
 from paceline_engine.backends.chat_template import find_chat_template
-from paceline_engine.backends.decoders import agree, choose_decoder, take_sample
-from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
+from paceline_engine.backends.decoders import choose_decoder, take_sample
+from paceline_engine.backends.device import on_device, usable_device, wait_for
+from paceline_engine.backends.invariance import check_invariance
+from paceline_engine.backends.invariant import TILE, InvariantRows
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import (
     LibraryText,
     decoder_layers,
-    has_experts,
     rotations_change,
     score_alone,
 )
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.memory import free_memory
+from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.backends.model_files import find_model_files
-from paceline_engine.backends.model_loading import (
-    count_tokens,
-    describe,
-    load_model,
-    usable_device,
-)
-from paceline_engine.backends.self_drafting import DecidedRow, SelfDrafter, load_for
+from paceline_engine.backends.model_loading import count_tokens, describe, load_model
+from paceline_engine.backends.own_guesses import OwnGuesses
+from paceline_engine.backends.self_drafting import SelfDrafter, load_for
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.backends.slabs import Slabs
-from paceline_engine.backends.upper_rows import UpperRows
 from paceline_engine.decisions import choose_next, draft_from, judge_by, rank_from
 from paceline_engine.items import Draft, Judgement, Outcome
-from paceline_engine.proposal import NOTHING, Proposal
+from paceline_engine.proposal import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +46,6 @@ if TYPE_CHECKING:
     from paceline_engine.calls import SessionSpec
     from paceline_engine.draft_tree import Ranked
     from paceline_engine.items import Item, Judge
-    from paceline_engine.model_cache import ModelCache
 
 __all__ = ["TransformersBackend"]
 
@@ -67,37 +53,15 @@ _log = logging.getLogger(__name__)
 
 _Text: TypeAlias = KeyValues | LibraryText
 
-# Where there was no memory for a recording, each new attempt costs as much as several steps.
-_STEPS_WITHOUT_MEMORY = 64
 
-
-@contextmanager
-def _on_device() -> Iterator[None]:
-    """Compute without gradients, and give what the device reports its type.
-
-    A device reports late: at the next wait for it, which may be well after the forward.
-    """
-    try:
-        with torch.inference_mode():
-            yield
-    except torch.OutOfMemoryError as error:
-        raise OverloadedError("the device has no memory left", retry_after_seconds=1) from error
-    except RuntimeError as error:
-        if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
-            raise DeviceLostError(str(error)) from error
-        if "can't allocate memory" in str(error):
-            raise OverloadedError("there is no memory left", retry_after_seconds=1) from error
-        raise
-
-
-class TransformersBackend(Backend):
+class TransformersBackend(ModelBackend):
     """A model of the transformers library; its scores are logits, (rows, V).
 
     Attributes:
         model: The library's.
         decoder: What computes rows of texts; None: the library does, one text at a time.
-        captures: Whether forwards of one row are recorded and replayed.
-        self_drafter: What guesses beside the rows that decide, or None.
+        steps: Records forwards of one row, to be replayed; None: they are computed.
+        own_guesses: What it guesses beside the rows that decide; None: nothing.
 
     Cancellation:
         A hook before each decoder layer looks at the running forward's interrupt. On CUDA that is
@@ -105,7 +69,7 @@ class TransformersBackend(Backend):
         always runs to its end.
     """
 
-    self_drafter: SelfDrafter | None
+    own_guesses: OwnGuesses | None
 
     def __init__(
         self,
@@ -152,7 +116,9 @@ class TransformersBackend(Backend):
         self.tokenizer = files.tokenizer
         self.chat_template = find_chat_template(files.directory, files.tokenizer)
         loaded = load_model(files, dtype=dtype).to(self.device)
-        own = load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
+        loaded_adapter = (
+            load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None
+        )
         self._adopt(files.name, loaded, capture=capture, invariant=invariant)
         self.description = describe(
             files,
@@ -165,9 +131,11 @@ class TransformersBackend(Backend):
             is_invariant=invariant,
         )
         if invariant:
-            self._check_invariance()
-        if own is not None:
-            self._draft_for_itself(own, prune_below=prune_below)
+            shape = None if self._slabs is None else self._slabs.shape
+            with on_device():
+                check_invariance(self.model, self.decoder, shape, description=self.description)
+        if loaded_adapter is not None:
+            self._draft_for_itself(loaded_adapter, prune_below=prune_below)
 
     def _draft_for_itself(self, adapter: LoadedAdapter, *, prune_below: float) -> None:
         if self.decoder is None:
@@ -183,7 +151,8 @@ class TransformersBackend(Backend):
             prune_below=0 if self._invariant else prune_below,
             goes_along=isinstance(self.decoder, FusedLlama) and not self._invariant,
         )
-        self.self_drafter = drafter
+        size = self.description.vocabulary_size
+        self.own_guesses = OwnGuesses(drafter, vocabulary_size=size)
         self.description = replace(
             self.description, self_draft_depth=drafter.depth, self_draft_kind=drafter.kind
         )
@@ -193,7 +162,7 @@ class TransformersBackend(Backend):
         self._invariant = invariant
         # Where launching kernels is what takes the time, there is one for all texts.
         self._together = self.device.type != "cpu"
-        with _on_device():
+        with on_device():
             sample = take_sample(model)
             self.decoder = choose_decoder(name, model, sample, together=self._together)
         self._bytes_per_token = sample.bytes_per_token
@@ -204,33 +173,18 @@ class TransformersBackend(Backend):
             layer.register_forward_pre_hook(self._before_layer)
         self.interrupt = Interrupt()
         self._layers_run = 0
-        self.self_drafter = None
-        self._read: dict[ModelCache, Tensor] = {}
+        self.own_guesses = None
         self._chosen: dict[Item, int] = {}
-        self._guessed: WeakKeyDictionary[ModelCache, Proposal] = WeakKeyDictionary()
-        can_capture = self.device.type == "cuda" and isinstance(self.decoder, FusedLlama)
-        self.captures = capture and can_capture
-        self._recorder = Recorder(self.device)
-        self._unrecorded_left = 0
-        if capture and not can_capture:
+        self.steps: CapturedSteps | None = None
+        if capture and self.device.type == "cuda" and isinstance(self.decoder, FusedLlama):
+            self.steps = CapturedSteps(name, self.decoder, self.device)
+        elif capture:
             _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
 
-    def _check_invariance(self) -> None:
-        most_tokens = min(self.description.vocabulary_size, self.description.context_length)
-        with _on_device():
-            holds = (
-                self.decoder is not None
-                and self._slabs is not None
-                and self.description.shares_forwards
-                # With bfloat16 a small sample would not always show it.
-                and not has_experts(self.model)
-                and is_invariant(self.decoder, self._slabs.shape, most_tokens=most_tokens)
-            )
-        if not holds:
-            raise ModelLoadError(
-                f"model {self.description.name!r} cannot be served with --invariant: what it"
-                " computes for a text depends on how the text comes, or on what else comes with it"
-            )
+    @property
+    def captures(self) -> bool:
+        """Whether forwards of one row are recorded and replayed."""
+        return self.steps is not None and self.steps.work
 
     @property
     def layers_run(self) -> int:
@@ -249,54 +203,15 @@ class TransformersBackend(Backend):
         limit = row_limit if self.cuts_prompts else None
         try:
             answers = super().run(items, interrupt, row_limit=limit)
-            return self._with_proposals(items, answers)
+            if self.own_guesses is not None:
+                self.own_guesses.add_to(answers, items)
+            return answers
         finally:
-            self._read.clear()
             self._chosen.clear()
+            if self.own_guesses is not None:
+                self.own_guesses.end_forward()
 
-    def _with_proposals(
-        self, items: Sequence[Item], answers: list[Outcome | Exception]
-    ) -> list[Outcome | Exception]:
-        """Add what the model guesses by itself to the judgements that were asked for it."""
-        asked = {
-            place: answer.judgement
-            for place, (item, answer) in enumerate(zip(items, answers, strict=True))
-            if item.proposes and isinstance(answer, Outcome) and answer.judgement is not None
-        }
-        if not asked:
-            return answers
-        try:
-            proposals = self._propose([(items[place], each) for place, each in asked.items()])
-        except PacelineError:
-            # The verdicts are there, and a guess is worth no failed call.
-            return answers
-        for (place, judgement), proposal in zip(asked.items(), proposals, strict=True):
-            self._guessed[items[place].cache] = proposal
-            with_proposal = replace(judgement, proposal=proposal)
-            answers[place] = replace(cast("Outcome", answers[place]), judgement=with_proposal)
-        return answers
-
-    @_on_device()
-    def _propose(self, decided: Sequence[tuple[Item, Judgement]]) -> list[Proposal]:
-        assert self.self_drafter is not None, "else nobody can ask for it"
-        rows = []
-        for item, judgement in decided:
-            path, text = judgement.accepted_path, cast("KeyValues", item.cache)
-            if text.tree:
-                # By its places among the tokens that were not pruned.
-                path = text.tree.path_of(_proposal_of(item).along(path))
-                # So that what the row sees lies in one piece; the next call would do it anyway.
-                text.adopt(path)
-            read = self._read[text][path[-1] + 1 if path else 0]
-            rows.append(DecidedRow(text, len(item.prefix) + len(path), read, item.spec))
-        size = self.description.vocabulary_size
-        return self.self_drafter.propose(rows, vocabulary_size=size)
-
-    @property
-    def _prunes(self) -> bool:
-        return self.self_drafter is not None and self.self_drafter.prunes
-
-    @_on_device()
+    @on_device()
     def token_memory(self) -> TokenMemory:
         """Measure what there is for tokens: free memory, and what one token takes."""
         free = free_memory(self.device)
@@ -318,14 +233,12 @@ class TransformersBackend(Backend):
             can_be_copied=not rotations_change(self.model.config),
         )
 
-    @_on_device()
+    @on_device()
     def _feed(self, item: Item, row_limit: int | None) -> Feed:
         # Here a tree's accepted path is moved to the text's end.
         feed = super()._feed(item, row_limit)
-        if feed.proposes is not None and self._prunes and item.block:
-            feed.is_own = _proposal_of(item).is_part_of(self._guessed.get(item.cache, NOTHING))
-            if feed.is_own:
-                feed.parents = feed.parents or range(len(item.block))  # a chain is a tree, too
+        if self.own_guesses is not None:
+            self.own_guesses.mark_tree(feed, item)
         return feed
 
     def _decide_all(self, asked: Sequence[tuple[Item, Feed, Any]]) -> Sequence[Outcome | Exception]:
@@ -334,36 +247,36 @@ class TransformersBackend(Backend):
             for item, feed, scores in asked
             if item.chooses_next and feed.scored_count and isinstance(scores, Tensor)
         ]
-        with _on_device():
+        with on_device():
             self._chosen = choose_next(rows) if len(rows) > 1 else {}
         return super()._decide_all(asked)
 
-    @_on_device()
+    @on_device()
     def _judge(self, scores: Tensor, task: Judge, item: Item) -> Judgement:
         if item in self._chosen:
             return Judgement((), self._chosen[item])
         return judge_by(scores, task, spec=item.spec, position=len(item.prefix))
 
-    @_on_device()
+    @on_device()
     def _draft(self, scores: Tensor, item: Item) -> Proposal:
         if item in self._chosen:
             return Proposal((self._chosen[item],))
         return draft_from(scores, spec=item.spec, position=len(item.prefix))
 
-    @_on_device()
+    @on_device()
     def _rank(self, scores: Tensor, item: Item) -> list[Ranked]:
         assert isinstance(item.task, Draft)
         return rank_from(
             scores, spec=item.spec, positions=item.scored_positions, count=item.task.width
         )
 
-    @_on_device()
+    @on_device()
     def _make_room(self, feed: Feed) -> None:
         if isinstance(feed.cache, KeyValues):
-            beside = self._most_streams(feed)
+            beside = self.own_guesses.most_streams(feed) if self.own_guesses else 0
             feed.cache.make_room(len(feed.token_ids), beside=beside)
 
-    @_on_device()
+    @on_device()
     def _forward(self, feeds: Sequence[Feed], interrupt: Interrupt) -> list[Tensor]:
         self.interrupt = interrupt
         if self.description.shares_forwards:
@@ -371,13 +284,8 @@ class TransformersBackend(Backend):
         else:
             logits = [each for feed in feeds for each in self._score([feed])]
         if not any(feed.scored_count for feed in feeds):
-            self._wait()
+            wait_for(self.device)
         return [rows[:, : self.description.vocabulary_size] for rows in logits]
-
-    def _wait(self) -> None:
-        """Let a forward be over: where nothing is read of it, an accelerator has only begun it."""
-        if self.device.type != "cpu":
-            torch.get_device_module(self.device).current_stream(self.device).synchronize()
 
     def _score(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         """Return the logits of each feed's scored rows; they are valid until the next forward."""
@@ -386,11 +294,9 @@ class TransformersBackend(Backend):
             ids = torch.tensor(feed.token_ids.tolist()).to(self.device, non_blocking=True)
             text = cast("LibraryText", feed.cache)
             return [score_alone(self.model, text, ids, rows=feed.scored_count)]
-        for feed in feeds:
-            self._make_room(feed)  # `run` has made it; who comes another way has not
         sizes = [(len(feed.token_ids), len(feed.parents)) for feed in feeds]
-        if self.captures and sizes == [(1, 0)] and not feeds[0].proposes:
-            return [self._step(feeds[0])]
+        if self.steps and self.steps.work and sizes == [(1, 0)] and not feeds[0].proposes:
+            return [self._step(feeds[0], self.steps)]
         # As their texts lie, so that those side by side are together.
         order = sorted(range(len(feeds)), key=lambda index: _address(feeds[index]))
         logits = self._compute_rows([feeds[index] for index in order])
@@ -398,43 +304,24 @@ class TransformersBackend(Backend):
 
     def _compute_rows(self, feeds: Sequence[Feed]) -> Sequence[Tensor]:
         assert self.decoder is not None
-        counts = [feed.scored_count for feed in feeds]
-        texts = [cast("KeyValues", feed.cache) for feed in feeds]
+        texts = [_text_of(feed) for feed in feeds]
         token_ids = [feed.token_ids for feed in feeds]
+        counts = [feed.scored_count for feed in feeds]
         parents = [feed.parents for feed in feeds]
         if self._invariant:
             rows: SharedRows = InvariantRows(texts, token_ids, counts, parents=parents)
         else:
             rows = SharedRows(texts, token_ids, counts, parents=parents, together=self._together)
-        if self.self_drafter is None or not any(feed.proposes for feed in feeds):
-            return torch.split(self.decoder(rows)[: sum(counts)], counts)
-        return self._read_rows(feeds, rows, self.self_drafter)
-
-    def _read_rows(
-        self, feeds: Sequence[Feed], rows: SharedRows, drafter: SelfDrafter
-    ) -> Sequence[Tensor]:
-        """Compute rows as the adapter changes them, and keep what it reads of those scored."""
-        assert self.decoder is not None
-        size = self.description.vocabulary_size
-        upper = UpperRows(drafter, feeds, rows, vocabulary_size=size, together=self._together)
-        rows.read_at = drafter.read_at
-        rows.change = upper if drafter.changes_rows else None
-        logits = self.decoder(rows)
-        texts = [cast("KeyValues", feed.cache) for feed in feeds]
-        self._read.update(zip(texts, upper.read(), strict=True))
-        counts = [feed.scored_count for feed in feeds]
+        if self.own_guesses is not None and any(feed.proposes for feed in feeds):
+            logits = self.own_guesses.compute(self.decoder, feeds, rows, together=self._together)
+            counts = [feed.scored_count for feed in feeds]  # trees may have been pruned
+        else:
+            logits = self.decoder(rows)
         return torch.split(logits[: sum(counts)], counts)
 
-    def _most_streams(self, feed: Feed) -> int:
-        """Return how many streams may go along with an item's rows."""
-        drafter = self.self_drafter
-        if feed.proposes is None or drafter is None:
-            return 0
-        return drafter.most_streams(scored_count=feed.scored_count)
-
-    def _step(self, feed: Feed) -> Tensor:
+    def _step(self, feed: Feed, steps: CapturedSteps) -> Tensor:
         """Replay a forward of one row; the first of a text is computed, and recorded."""
-        text, token_id = cast("KeyValues", feed.cache), feed.token_ids[0]
+        text, token_id = _text_of(feed), feed.token_ids[0]
         recorded = text.step  # once, because a session's end takes it away
         if recorded is not None:
             assert text.place is not None, "it has room"
@@ -442,31 +329,10 @@ class TransformersBackend(Backend):
             with self._counting(len(self._layers)):
                 return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
-        if self._unrecorded_left:
-            self._unrecorded_left -= 1
-            return expected
         with self._counting(0):  # what is computed once more, to be recorded
-            is_usable = self._record(text, token_id, expected)
+            is_there = steps.record(text, token_id, expected=expected)
         # What is written in vain is written over.
-        return expected if is_usable else self._compute_rows([feed])[0]
-
-    def _record(self, text: KeyValues, token_id: int, expected: Tensor) -> bool:
-        """Record a text's step; return whether its row lies in its place, as computed before."""
-        assert isinstance(self.decoder, FusedLlama)
-        try:
-            step = CapturedStep(self.decoder, text, self._recorder)
-            if agree(expected, step(token_id, position=text.length)):
-                text.step = step
-                return True
-            reason = "they are off"
-        except RuntimeError as error:
-            if Recorder.lacks_memory(error):
-                self._unrecorded_left = _STEPS_WITHOUT_MEMORY
-                return False
-            reason = str(error)
-        _log.warning("model %s: forwards are not captured: %s", self.description.name, reason)
-        self.captures = False
-        return False
+        return expected if is_there else self._compute_rows([feed])[0]
 
     @contextmanager
     def _counting(self, layer_count: int) -> Iterator[None]:
@@ -483,11 +349,11 @@ class TransformersBackend(Backend):
         self._layers_run += 1
 
 
+def _text_of(feed: Feed) -> KeyValues:
+    return cast("KeyValues", feed.cache)
+
+
 def _address(feed: Feed) -> tuple[int, int]:
-    place = cast("KeyValues", feed.cache).place
+    place = _text_of(feed).place
     assert place is not None, "it has room"
     return place.address
-
-
-def _proposal_of(item: Item) -> Proposal:
-    return cast("Judge", item.task).proposal

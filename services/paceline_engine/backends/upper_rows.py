@@ -29,8 +29,8 @@ from paceline_engine.backends.stream_rows import StreamRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline_engine.backends.base import Feed
     from paceline_engine.backends.key_values import KeyValues
+    from paceline_engine.backends.model import Feed
     from paceline_engine.backends.self_drafting import SelfDrafter
 
 __all__ = ["UpperRows"]

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline_engine.calls import PrefixCall, SessionSpec, VerifyOptions
+from paceline_engine.calls import DraftOptions, PrefixCall, SessionSpec, VerifyOptions
 from paceline_engine.model_text import ModelText
 from unit.engine.conftest import Gate, call_on, chain, continuation, instant, until
 
@@ -29,7 +29,7 @@ def asked(session_id: str, sequence: int = 1, append: list[int] | None = None) -
 
 
 async def drafted(host: ModelHost, call: PrefixCall, **window: int) -> list[int]:
-    async with aclosing(host.draft(call, **window)) as stream:
+    async with aclosing(host.draft(call, DraftOptions(**window))) as stream:
         return [token async for chunk in stream for token in chunk.proposal.token_ids]
 
 

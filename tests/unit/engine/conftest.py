@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paceline_engine.backends.base import Backend, Feed, Interrupt
+from paceline_engine.backends.base import Backend, Interrupt
+from paceline_engine.backends.model import Feed, ModelBackend
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import PrefixCall
@@ -105,12 +106,14 @@ def continuation(model: ModelText, prompt: list[int], count: int) -> list[int]:
 
 
 def scores_after(
-    backend: Backend, cache: ModelCache, prefix: array[int], block: Sequence[int] = ()
+    backend: ModelBackend, cache: ModelCache, prefix: array[int], block: Sequence[int] = ()
 ):
     """The scores of a forward: what follows the prefix, and each token of the block."""
     fed = prefix[cache.keep(prefix) :]
     fed.extend(block)
-    (scores,) = backend._forward([Feed(cache, fed, len(block) + 1)], NEVER)
+    feed = Feed(cache, fed, len(block) + 1)
+    backend._make_room(feed)
+    (scores,) = backend._forward([feed], NEVER)
     cache.extend(fed)
     return scores
 

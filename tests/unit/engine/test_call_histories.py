@@ -18,10 +18,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from paceline.errors import InvalidFieldError, OverloadedError, SupersededError
-from paceline_engine.backends.base import Feed, ForwardInterrupted, Interrupt
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt
+from paceline_engine.backends.model import Feed
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedCache, SimulatedModel
 from paceline_engine.calls import (
     DecodeOptions,
+    DraftOptions,
     SamplingParameters,
     SessionSpec,
     Verdict,
@@ -276,7 +278,7 @@ class History:
 
     async def drafted(self, request, count: int) -> tuple[int, ...]:
         found: list[int] = []
-        async with aclosing(self.host.draft(request, max_tokens=count)) as chunks:
+        async with aclosing(self.host.draft(request, DraftOptions(count))) as chunks:
             async for chunk in chunks:
                 found.extend(chunk.proposal.token_ids)
         return tuple(found)

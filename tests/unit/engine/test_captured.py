@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paceline_engine.backends.captured import CapturedStep, Recorder
+from paceline_engine.backends.captured import CapturedStep, CapturedSteps, Recorder
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.shared_rows import SharedRows
@@ -26,11 +26,16 @@ SPEC = SessionSpec(64)
 CPU = torch.device("cpu")
 
 
+def capturing_backend(tiny_pair) -> TransformersBackend:
+    """A model whose steps are recorded, though this is a CPU."""
+    backend = TransformersBackend(str(tiny_pair.target))
+    backend.steps = CapturedSteps("target", backend.decoder, CPU)
+    return backend
+
+
 @pytest.fixture(scope="module")
 def capturing(tiny_pair):
-    backend = TransformersBackend(str(tiny_pair.target))
-    backend.captures = True
-    return backend
+    return capturing_backend(tiny_pair)
 
 
 @pytest.fixture
@@ -153,9 +158,8 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
                 raise RuntimeError("not permitted while capturing")
             return super().__call__(token_id, position=position) * 1.01
 
-    monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Broken)
-    backend = TransformersBackend(str(tiny_pair.target))
-    backend.captures = True
+    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", Broken)
+    backend = capturing_backend(tiny_pair)
     oracle = continuation(ModelText(target, SPEC), PROMPT, 8)
     assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
@@ -192,10 +196,9 @@ def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
                 raise shortage
             super().__init__(*given)
 
-    monkeypatch.setattr("paceline_engine.backends.transformers.CapturedStep", Hungry)
-    monkeypatch.setattr("paceline_engine.backends.transformers._STEPS_WITHOUT_MEMORY", 5)
-    backend = TransformersBackend(str(tiny_pair.target))
-    backend.captures = True
+    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", Hungry)
+    monkeypatch.setattr("paceline_engine.backends.captured._STEPS_WITHOUT_MEMORY", 5)
+    backend = capturing_backend(tiny_pair)
     model = ModelText(backend, SPEC)
     assert continuation(model, PROMPT, 12) == continuation(ModelText(target, SPEC), PROMPT, 12)
     assert backend.captures

@@ -8,6 +8,7 @@ import pytest
 from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline_engine import fields
 from paceline_engine.calls import (
+    DraftOptions,
     PrefixCall,
     SamplingParameters,
     SessionSpec,
@@ -218,30 +219,23 @@ def test_a_distribution_has_limits(ids, probabilities, field):
     ],
 )
 def test_a_drafts_tree_has_limits(max_tokens, width, branch_count, field):
-    settings = {"spec": SessionSpec(20), "model": MODEL}
-    for good in ((1024, 8, 0), (64, 2, 63), (1024, 1, 64), (1, 16, 64)):
-        named = dict(zip(("max_tokens", "width", "branch_count"), good, strict=True))
-        fields.check_branches(**named, **settings)
-    found = refused_field(
-        fields.check_branches,
-        max_tokens=max_tokens,
-        width=width,
-        branch_count=branch_count,
-        **settings,
-    )
-    assert found == field
+    settings = {"spec": SessionSpec(2000), "model": MODEL}
+    for good in ((1024, 1, 8, 0), (64, 1, 2, 63), (1024, 1, 1, 64), (1, 1, 16, 64)):
+        fields.check_drafting(CALL, DraftOptions(*good), **settings)
+    options = DraftOptions(max_tokens, width=width, branch_count=branch_count)
+    assert refused_field(fields.check_drafting, CALL, options, **settings) == field
 
 
 def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
     alone = replace(MODEL, takes_trees=False)
     rejecting = SessionSpec(20, rule=VerificationRule.REJECTION)
-    settings = {"max_tokens": 4, "spec": SessionSpec(20), "model": MODEL}
-    fields.check_branches(width=3, branch_count=2, **settings)
-    fields.check_branches(width=1, branch_count=0, **{**settings, "model": alone})
+    spec = SessionSpec(20)
+    fields.check_drafting(CALL, DraftOptions(4, width=3, branch_count=2), spec=spec, model=MODEL)
+    fields.check_drafting(CALL, DraftOptions(4), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        fields.check_branches(width=3, branch_count=0, **{**settings, "model": alone})
+        fields.check_drafting(CALL, DraftOptions(4, width=3), spec=spec, model=alone)
     with pytest.raises(UnsupportedError, match="width"):
-        fields.check_branches(width=2, branch_count=0, **{**settings, "spec": rejecting})
+        fields.check_drafting(CALL, DraftOptions(4, width=2), spec=rejecting, model=MODEL)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +249,7 @@ def test_a_drafts_tree_is_unsupported_where_only_chains_are_drafted():
     ],
 )
 def test_a_window_has_limits(max_tokens, chunk_tokens, field):
-    fields.check_window(CALL, max_tokens=14, chunk_tokens=64, limit_length=20)
-    found = refused_field(
-        fields.check_window,
-        CALL,
-        max_tokens=max_tokens,
-        chunk_tokens=chunk_tokens,
-        limit_length=20,
-    )
-    assert found == field
+    settings = {"spec": SessionSpec(20), "model": MODEL}
+    fields.check_drafting(CALL, DraftOptions(14, chunk_tokens=64), **settings)
+    options = DraftOptions(max_tokens, chunk_tokens)
+    assert refused_field(fields.check_drafting, CALL, options, **settings) == field

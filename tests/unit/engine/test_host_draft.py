@@ -15,7 +15,7 @@ from paceline.errors import (
     UnsupportedError,
 )
 from paceline_engine.backends.simulated import SimulatedBackend, SimulatedModel
-from paceline_engine.calls import SessionSpec, VerificationRule
+from paceline_engine.calls import DraftOptions, SessionSpec, VerificationRule
 from paceline_engine.host import HostLimits
 from paceline_engine.items import Outcome
 from paceline_engine.model_text import ModelText
@@ -30,7 +30,7 @@ async def test_a_draft_streams_its_window_in_chunks_and_holds_it(chunk_tokens):
         session = opened(host)
         chunks = []
         async with aclosing(
-            host.draft(asked(session), max_tokens=7, chunk_tokens=chunk_tokens)
+            host.draft(asked(session), DraftOptions(max_tokens=7, chunk_tokens=chunk_tokens))
         ) as stream:
             async for chunk in stream:
                 assert chunk.start_length == 3 + sum(len(x.proposal) for x in chunks)
@@ -67,7 +67,7 @@ class Bursts(SimulatedBackend):
 async def test_a_step_may_find_no_token_one_or_several(chunk_tokens, sizes):
     async with running(Bursts(0, 2, 0, 0, 4, 9)) as host:
         session = opened(host)
-        stream = host.draft(asked(session), max_tokens=7, chunk_tokens=chunk_tokens)
+        stream = host.draft(asked(session), DraftOptions(max_tokens=7, chunk_tokens=chunk_tokens))
         async with aclosing(stream):
             chunks = [chunk async for chunk in stream]
         assert [len(chunk.proposal) for chunk in chunks] == sizes
@@ -82,7 +82,7 @@ async def test_a_step_may_find_no_token_one_or_several(chunk_tokens, sizes):
 async def test_each_token_travels_with_what_it_was_drawn_from(chunk_tokens):
     async with running(instant()) as host:
         session = opened(host, SessionSpec(400, rule=VerificationRule.REJECTION))
-        stream = host.draft(asked(session), max_tokens=5, chunk_tokens=chunk_tokens)
+        stream = host.draft(asked(session), DraftOptions(max_tokens=5, chunk_tokens=chunk_tokens))
         async with aclosing(stream):
             proposals = [chunk.proposal async for chunk in stream]
     for proposal in proposals:
@@ -93,7 +93,7 @@ async def test_each_token_travels_with_what_it_was_drawn_from(chunk_tokens):
 async def test_of_several_tokens_a_step_found_only_the_streamed_ones_are_held():
     async with running(Bursts(5)) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), max_tokens=5)) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(5))) as stream:
             assert [(await anext(stream)).proposal.token_ids[0] for _ in range(2)] == ORACLE[:2]
         assert host._sessions.find(session).held_length == 3 + 2
 
@@ -120,7 +120,7 @@ async def test_a_replaced_draft_holds_nothing_of_what_it_had_found_and_not_yet_s
     model = Several(SimulatedModel(ttft_seconds=0.0, tpot_seconds=0.0))
     async with running(model) as host:
         session = opened(host)
-        async with aclosing(host.draft(asked(session), max_tokens=9)) as older:
+        async with aclosing(host.draft(asked(session), DraftOptions(9))) as older:
             first = (await anext(older)).proposal.token_ids[0]
             await host.verify(call_on(session, 2, base=[*PROMPT, first], append=[42]))
             with pytest.raises(SupersededError):
@@ -139,7 +139,7 @@ async def test_a_draft_of_a_tree_streams_it_and_holds_its_chain(chunk_tokens):
         session, tree = opened(host), Proposal()
         window = {"max_tokens": 7, "chunk_tokens": chunk_tokens, "width": 3, "branch_count": 2}
         starts, rows = [], 0
-        async with aclosing(host.draft(asked(session), **window)) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(**window))) as stream:
             async for chunk in stream:
                 starts.append(chunk.start_length)
                 rows += chunk.timing.row_count
@@ -157,7 +157,7 @@ async def test_a_draft_of_a_tree_streams_it_and_holds_its_chain(chunk_tokens):
         with pytest.raises(PrefixNotHeldError):
             await drafted(host, call_on(session, 2, base=[*held, 1], append=[]), max_tokens=1)
         again = call_on(session, 3, base=held, append=[])
-        async with aclosing(host.draft(again, max_tokens=1)) as stream:
+        async with aclosing(host.draft(again, DraftOptions(1))) as stream:
             assert [chunk.timing.row_count async for chunk in stream] == [1]
 
 
@@ -165,14 +165,14 @@ async def test_a_drafters_session_goes_on_with_the_branch_that_became_true():
     async with running(unsure()) as host:
         session = opened(host)
         window = {"max_tokens": 5, "width": 2, "branch_count": 3}
-        async with aclosing(host.draft(asked(session), **window)) as stream:
+        async with aclosing(host.draft(asked(session), DraftOptions(**window))) as stream:
             chunks = [chunk.proposal async for chunk in stream]
         parents = [parent for chunk in chunks for parent in chunk.parents]
         tokens = [token for chunk in chunks for token in chunk.token_ids]
         # The runner-up at the first place, and the likeliest after it.
         branch = [tokens[1], tokens[parents.index(2)]]
         restart = call_on(session, 2, base=PROMPT, append=branch)
-        async with aclosing(host.draft(restart, max_tokens=2)) as stream:
+        async with aclosing(host.draft(restart, DraftOptions(2))) as stream:
             rows = [chunk.timing.row_count async for chunk in stream]
         assert rows == [1, 1]
         fresh = await drafted(host, asked(opened(host), append=PROMPT + branch), max_tokens=2)

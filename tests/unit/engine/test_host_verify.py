@@ -7,7 +7,13 @@ from contextlib import aclosing
 import pytest
 
 from paceline.errors import CacheExhaustedError, InvalidFieldError, PrefixNotHeldError
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule, VerifyOptions
+from paceline_engine.calls import (
+    DraftOptions,
+    SamplingParameters,
+    SessionSpec,
+    VerificationRule,
+    VerifyOptions,
+)
 from paceline_engine.host import HostLimits
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import Proposal, SparseDistribution
@@ -150,7 +156,7 @@ async def test_rejection_goes_through_with_its_distributions(target, drafter):
     async with running(target) as target_host, running(drafter) as drafter_host:
         at_target, at_drafter = opened(target_host, spec), opened(drafter_host, spec)
         async with aclosing(
-            drafter_host.draft(asked(at_drafter), max_tokens=4, chunk_tokens=4)
+            drafter_host.draft(asked(at_drafter), DraftOptions(max_tokens=4, chunk_tokens=4))
         ) as stream:
             (chunk,) = [chunk async for chunk in stream]
         assert len(chunk.proposal.distributions) == 4

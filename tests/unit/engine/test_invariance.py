@@ -12,7 +12,8 @@ import torch
 
 from paceline_engine.backends.attention import Attention, attend_apart
 from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.invariant import TILE, InvariantRows, is_invariant
+from paceline_engine.backends.invariance import is_invariant
+from paceline_engine.backends.invariant import TILE, InvariantRows
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama

@@ -64,7 +64,7 @@ def plain(tiny_pair):
 
 @contextmanager
 def pruning(backend, threshold):
-    drafter = backend.self_drafter
+    drafter = backend.own_guesses.drafter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafter, "_prune_below", threshold)
         patch.setattr(drafter, "prunes", threshold > 0)
@@ -73,7 +73,7 @@ def pruning(backend, threshold):
 
 def as_own(backend, cache, tree):
     """Let a tree count as what the model proposed for a text: only that is pruned."""
-    backend._guessed[cache] = tree
+    backend.own_guesses._proposed[cache] = tree
 
 
 def decode(text, *, count):
@@ -149,7 +149,7 @@ def test_upper_layers_have_fewer_rows(backend, monkeypatch):
         hook.remove()
     rows = 1 + len(tree)
     # Each of those left has streams beside it.
-    upper = (rows - text.dropped_count) * (1 + backend.self_drafter.depth)
+    upper = (rows - text.dropped_count) * (1 + backend.own_guesses.drafter.depth)
     assert counts == [rows, rows, upper, upper]
     assert 0 < text.dropped_count < len(tree)
     # All of them were computed, if not all to the end.
@@ -165,8 +165,9 @@ def test_what_is_kept_gets_the_logits_that_it_gets_unpruned(backend):
             item = Item(backend.new_cache(SPEC), SPEC, array("I", PROMPT), task)
             as_own(backend, item.cache, tree)
             feed = backend._feed(item, None)
+            backend._make_room(feed)
             scores.append(backend._forward([feed], NEVER)[0].clone())
-            backend._read.clear()
+            backend.own_guesses.end_forward()
     rows = [0, *(index + 1 for index in feed.kept)]
     assert 1 < len(rows) < len(tree)
     torch.testing.assert_close(scores[1], scores[0][rows], rtol=1e-4, atol=1e-4)
@@ -212,7 +213,7 @@ def test_what_was_dropped_is_not_taken_for_computed(backend, plain, monkeypatch)
         raise torch.OutOfMemoryError
 
     # So the tree is still there when the next call comes, whose prefix goes through it.
-    monkeypatch.setattr(backend.self_drafter, "_guess", fail)
+    monkeypatch.setattr(backend.own_guesses.drafter, "_guess", fail)
     for threshold in (0.001, THRESHOLD, 0.01, 1.1):
         for away in range(1, 4):
             wrong = (right[0] + away) % VOCABULARY_SIZE
@@ -303,7 +304,7 @@ def test_through_the_librarys_layers_nothing_is_pruned(tiny_pair, adapter, monke
 def test_an_early_exit_and_trees_are_needed(kind, settings, prunes, tiny_pair, tmp_path):
     directory = write_adapter(tmp_path / kind, tiny_pair.target, kind=kind, tree=((0,),))
     options = LoadOptions(model=str(tiny_pair.target), adapter=str(directory), **settings)
-    assert load_backend(options).self_drafter.prunes == prunes
+    assert load_backend(options).own_guesses.drafter.prunes == prunes
 
 
 async def test_what_becomes_of_guesses_is_counted(backend):

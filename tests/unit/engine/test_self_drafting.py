@@ -178,10 +178,13 @@ def test_logits_are_to_the_bit_what_they_are_without_an_adapter(backend, tiny_pa
             item(model, [9, 8], Judge(Proposal((4, 5)))),
         ]
         feeds = [model._feed(each, None) for each in items]
+        for feed in feeds:
+            model._make_room(feed)
         found.append(torch.cat(model._forward(feeds, NEVER)).clone())
-        model._read.clear()
+        if model.own_guesses:
+            model.own_guesses.end_forward()
     assert torch.equal(found[1], found[2])
-    if backend.self_drafter.stream_weights is None:
+    if backend.own_guesses.drafter.stream_weights is None:
         assert torch.equal(found[0], found[2])
     # Else they are rows of products with others: test_streams_along.py.
 
@@ -214,10 +217,10 @@ def test_each_gets_what_it_would_get_alone(backend):
 def test_who_does_not_ask_has_nothing_computed_for_it(backend, monkeypatch):
     computed = []
     monkeypatch.setattr(
-        backend.self_drafter, "_guess", lambda rows: computed.append(rows) or iter(())
+        backend.own_guesses.drafter, "_guess", lambda rows: computed.append(rows) or iter(())
     )
     assert ModelText(backend, SPEC).judge(PROMPT, [1]).proposal == Proposal()
-    assert (computed, backend._read) == ([], {})
+    assert (computed, backend.own_guesses._read) == ([], {})
 
 
 def test_what_is_left_is_the_prefix_and_the_accepted_path(backend):
@@ -242,7 +245,7 @@ def test_without_memory_for_guesses_there_is_a_verdict_all_the_same(backend, mon
     def fail(_rows):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(backend.self_drafter, "_guess", fail)
+    monkeypatch.setattr(backend.own_guesses.drafter, "_guess", fail)
     judged = ModelText(backend, SPEC).judge(PROMPT, propose=True)
     assert judged == ModelText(backend, SPEC).judge(PROMPT)
 

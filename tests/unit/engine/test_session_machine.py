@@ -17,7 +17,7 @@ from paceline.errors import (
     StaleCallError,
     SupersededError,
 )
-from paceline_engine.calls import DecodeOptions, SessionSpec, Verdict
+from paceline_engine.calls import DecodeOptions, DraftOptions, SessionSpec, Verdict
 from paceline_engine.host import ModelHost
 from paceline_engine.model_text import ModelText
 from paceline_engine.proposal import Proposal
@@ -88,7 +88,7 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def take() -> list[int]:
             got: list[int] = []
-            async with aclosing(self.host.draft(call, max_tokens=window)) as stream:
+            async with aclosing(self.host.draft(call, DraftOptions(window))) as stream:
                 async for chunk in stream:
                     got += chunk.proposal.token_ids
                     if len(got) == taken:
@@ -106,7 +106,7 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def take() -> int:
             count = 0
-            async with aclosing(self.host.draft(call, **window)) as stream:
+            async with aclosing(self.host.draft(call, DraftOptions(**window))) as stream:
                 async for _ in stream:
                     if (count := count + 1) == taken:
                         break
@@ -147,7 +147,7 @@ class SessionMachine(RuleBasedStateMachine):
 
         async def read(got: list[int]) -> None:
             if is_draft:
-                async with aclosing(self.host.draft(call, max_tokens=9)) as chunks:
+                async with aclosing(self.host.draft(call, DraftOptions(9))) as chunks:
                     async for chunk in chunks:
                         got += chunk.proposal.token_ids
                 return

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SessionSpec
+from paceline_engine.calls import DraftOptions, SessionSpec
 from paceline_engine.host import HostLimits, ModelHost
 from support import native_memory
 from support.clock import Clock
@@ -54,7 +54,7 @@ async def use(
     session = host.open_session(spec).session_id
     prompt = [(n + each) % 300 for each in range(length)]
     await host.verify(call_on(session, 1, base=[], append=prompt), chain([1, 2, 3]))
-    draft = host.draft(call_on(session, 2, base=[], append=prompt), max_tokens=4)
+    draft = host.draft(call_on(session, 2, base=[], append=prompt), DraftOptions(4))
     async with aclosing(draft) as drafts:
         async for _ in drafts:
             if n % 3 == 0:

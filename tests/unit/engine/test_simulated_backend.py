@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer
 
-from paceline_engine.backends.base import Feed, ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError
+from paceline_engine.backends.model import Feed
 from paceline_engine.backends.simulated import (
     SimulatedBackend,
     SimulatedModel,

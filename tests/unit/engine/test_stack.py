@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from paceline_engine.backends.base import ForwardInterrupted, ModelLoadError
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.backends.transformers import TransformersBackend
-from paceline_engine.calls import SamplingParameters, SessionSpec, VerificationRule
+from paceline_engine.calls import DraftOptions, SamplingParameters, SessionSpec, VerificationRule
 from paceline_engine.items import Draft, Item
 from paceline_engine.model_text import ModelText
 from paceline_engine.sampling import filtered_scores
@@ -308,7 +308,9 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        chunks = [chunk async for chunk in host.draft(call, max_tokens=20, chunk_tokens=3)]
+        chunks = [
+            chunk async for chunk in host.draft(call, DraftOptions(max_tokens=20, chunk_tokens=3))
+        ]
         assert [token for chunk in chunks for token in chunk.proposal.token_ids] == alone
         for stage, count in enumerate(stack.forward_counts):
             ran = [chunk.timing.stages[stage] for chunk in chunks]
@@ -319,7 +321,7 @@ async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):
         held = PROMPT + alone[:3]
         after = call_on(session, 2, base=held, append=[7])
         expected = continuation(ModelText(target, spec), [*held, 7], 5)
-        chunks = [chunk async for chunk in host.draft(after, max_tokens=5)]
+        chunks = [chunk async for chunk in host.draft(after, DraftOptions(5))]
         assert [chunk.proposal.token_ids[0] for chunk in chunks] == expected
         now = host.statistics()
         assert now.draft_tokens == 25
@@ -343,7 +345,7 @@ async def test_what_the_smaller_model_takes_is_never_counted_as_the_largest_ones
     async with running(stack) as host:
         session = host.open_session(spec_for()).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        async for _ in host.draft(call, max_tokens=2):
+        async for _ in host.draft(call, DraftOptions(2)):
             pass
         counted = {forward.rows for forward in host.latencies().forwards}
     # The smaller model's forward on the prompt has 5 rows, and counts among those of about 4.
@@ -356,11 +358,11 @@ async def test_a_cancelled_draft_ends_its_inner_work_at_once(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec_for()).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        async with aclosing(host.draft(call, max_tokens=100)) as drafting:
+        async with aclosing(host.draft(call, DraftOptions(100))) as drafting:
             await anext(drafting)
         ran = sum(stack.forward_counts)
         other = host.open_session(spec_for()).session_id
-        async for _ in host.draft(call_on(other, 1, base=[], append=PROMPT), max_tokens=1):
+        async for _ in host.draft(call_on(other, 1, base=[], append=PROMPT), DraftOptions(1)):
             pass
         assert sum(stack.forward_counts) <= ran + 2, "one that ran, and the other session's"
         assert host.statistics().queue_length == 0
@@ -371,7 +373,9 @@ async def test_what_max_gram_alone_finds_needs_no_forward(target, drafter):
     async with running(stack) as host:
         session = host.open_session(spec_for()).session_id
         call = call_on(session, 1, base=[], append=PROMPT)
-        async with aclosing(host.draft(call, max_tokens=3, chunk_tokens=3)) as drafting:
+        async with aclosing(
+            host.draft(call, DraftOptions(max_tokens=3, chunk_tokens=3))
+        ) as drafting:
             (chunk,) = [chunk async for chunk in drafting]
         assert list(chunk.proposal.token_ids) == [9, 5, 17]
         assert chunk.timing.forward_count == 0
@@ -390,7 +394,7 @@ async def test_streams_on_a_stack_share_forwards_at_the_host(target, drafter):
             call = call_on(session, 1, base=[], append=PROMPT)
             return [
                 token
-                async for chunk in host.draft(call, max_tokens=12)
+                async for chunk in host.draft(call, DraftOptions(12))
                 for token in chunk.proposal.token_ids
             ]
 

@@ -43,7 +43,7 @@ def backend(request, tiny_pair, tmp_path_factory):
 def waiting(backend):
     """Streams wait for the verdict, and go through the library's layers by themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend.self_drafter, "stream_weights", None)
+        patch.setattr(backend.own_guesses.drafter, "stream_weights", None)
         yield
 
 
@@ -51,10 +51,10 @@ def waiting(backend):
 def counting(backend, monkeypatch):
     """Lists how many rows each layer has had, and how often streams went by themselves."""
     counts, alone = [], []
-    guess = backend.self_drafter._adapter.guess
+    guess = backend.own_guesses.drafter._adapter.guess
     with monkeypatch.context() as patch:
         patch.setattr(
-            backend.self_drafter._adapter,
+            backend.own_guesses.drafter._adapter,
             "guess",
             lambda *given, **named: alone.append(1) or guess(*given, **named),
         )
@@ -129,8 +129,10 @@ def test_what_decides_is_what_decides_without_them_but_for_rounding(backend):
         items = [item(backend, PROMPT, Judge(TREE, propose=proposes))]
         items.append(item(backend, [9, 8], Judge(Proposal((4, 5)), propose=proposes)))
         feeds = [backend._feed(each, None) for each in items]
+        for feed in feeds:
+            backend._make_room(feed)
         logits.append(torch.cat(backend._forward(feeds, NEVER)).clone())
-        backend._read.clear()
+        backend.own_guesses.end_forward()
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -148,7 +150,7 @@ def test_the_text_is_as_without_them(backend):
 @pytest.mark.parametrize(("most", "goes_along"), [(4, True), (3, False)])
 def test_beside_too_many_guesses_they_wait(most, goes_along, backend, monkeypatch):
     expected = judge(backend, TREE)
-    monkeypatch.setattr(backend.self_drafter, "most_beside", most)
+    monkeypatch.setattr(backend.own_guesses.drafter, "most_beside", most)
     with counting(backend, monkeypatch) as (counts, alone):
         assert judge(backend, TREE) == expected
     assert bool(alone) != goes_along
@@ -156,7 +158,7 @@ def test_beside_too_many_guesses_they_wait(most, goes_along, backend, monkeypatc
 
 
 def test_the_guesses_of_a_forward_count_together(backend, monkeypatch):
-    monkeypatch.setattr(backend.self_drafter, "most_beside", 7)
+    monkeypatch.setattr(backend.own_guesses.drafter, "most_beside", 7)
     items = [item(backend, [n, 8], Judge(TREE, propose=True)) for n in range(2)]
     with counting(backend, monkeypatch) as (_, alone):
         backend.run(items, NEVER)

@@ -27,6 +27,7 @@ from paceline_engine.backends.base import (
     ForwardInterrupted,
     ModelLoadError,
 )
+from paceline_engine.backends.captured import CapturedSteps
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama
@@ -147,7 +148,7 @@ def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
 
     def capture(self, *arguments, **settings):
         adopt(self, *arguments, **settings)
-        self.captures = True
+        self.steps = CapturedSteps("target", self.decoder, torch.device("cpu"))
 
     monkeypatch.setattr(TransformersBackend, "_adopt", capture)
     assert not TransformersBackend(str(tiny_pair.target)).description.cancels_between_layers

@@ -10,6 +10,7 @@ import torch
 
 from paceline.errors import InternalError
 from paceline_engine.backends.base import ForwardInterrupted
+from paceline_engine.backends.captured import CapturedSteps
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SamplingParameters, SessionSpec
 from paceline_engine.items import Draft, Item, Judge
@@ -40,7 +41,8 @@ def backend(request, tiny_pair):
         is_invariant = request.param == "invariant"
         model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
     model._together = request.param == "together"
-    model.captures = request.param == "captured"
+    if request.param == "captured":
+        model.steps = CapturedSteps("target", model.decoder, torch.device("cpu"))
     return model
 
 
