@@ -315,20 +315,17 @@ class Driver:
                 kept = self._likeliest
                 likeliest = kept.settle(command.token_ids) if kept is not None else ()
                 self._final.append((command, likeliest))
-            case AbandonVerify():
+            case AbandonVerify() | StopDraft():
                 by_rejection = command.by_rejection and self._finish is None
-                self._calls.abandon_verify(command.verify_id, by_rejection=by_rejection)
-            case StopDraft():
-                by_rejection = command.by_rejection and self._finish is None
-                self._calls.stop_draft(command.draft_id, by_rejection=by_rejection)
+                self._calls.withdraw(command, by_rejection=by_rejection)
             case StopDecode():
-                self._calls.stop_decode(command.decode_id)
+                self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
                 self._start(command, self._crew.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
-                self._calls.promote(command.verify_id, depth=command.depth)
+                self._calls.promote(command)
             case Finish():
                 pass
 
