@@ -63,11 +63,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_protocol.messages import (
-        CapacityChanged,
-        Command,
-        FinishReason,
-    )
+    from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
