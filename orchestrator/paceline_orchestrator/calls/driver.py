@@ -250,9 +250,8 @@ class Driver:
     def _restaff(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""
         staff, self._staff = self._staff, None
-        if staff is None or self._is_over:
-            return
-        self._workforce.resize(staff)
+        if staff is not None and not self._is_over:
+            self._workforce.resize(staff)
 
     @property
     def _is_over(self) -> bool:
