@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from enum import Enum
-from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline_protocol.drafted_tree import DraftedTree
@@ -32,6 +30,7 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.oracles import judge_tree
 from paceline_protocol.proposal import NOTHING, Proposal
+from paceline_protocol.spans import Span, SpanKind, Time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,16 +38,8 @@ if TYPE_CHECKING:
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.oracles import TokenOracle
 
-__all__ = [
-    "ServerLatency",
-    "SimulationResult",
-    "Span",
-    "SpanKind",
-    "Time",
-    "simulate",
-]
+__all__ = ["ServerLatency", "SimulationResult", "simulate"]
 
-Time: TypeAlias = int | float | Fraction
 _Start: TypeAlias = StartDraft | StartVerify | StartDecode
 
 
@@ -73,52 +64,6 @@ class ServerLatency:
     row: Time = 0
     guess: Time = 0
     price: Callable[[int], float] | None = None
-
-
-class SpanKind(Enum):
-    """What a server did for a while."""
-
-    DRAFT = "draft"
-    VERIFY = "verify"
-    DECODE = "decode"
-
-
-@dataclass(slots=True)
-class Span:
-    """A draft, a verification or a decode, for pictures and for counting.
-
-    Attributes:
-        kind: Which of them.
-        server: Index of the drafter or target.
-        call_id: Its name.
-        start: When it began.
-        end: When it was answered or withdrawn.
-        position: Where its first token stands, the prompt counted.
-        token_ids: What was drafted or decoded, or the proposal that was judged.
-        parents: Of a tree, as in a proposal; of a chain none.
-        depth: A verification's depth at its start.
-        withdrawn: Whether it was given up before its (last) answer.
-        accepted_count: Of an answered verification.
-        next_token: Of an answered verification.
-    """
-
-    kind: SpanKind
-    server: int
-    call_id: int
-    start: Time
-    end: Time
-    position: int
-    token_ids: list[int]
-    parents: list[int] = field(default_factory=list)
-    depth: int = 0
-    withdrawn: bool = False
-    accepted_count: int | None = None
-    next_token: int | None = None
-
-    @property
-    def machine(self) -> tuple[bool, int]:
-        """Where: whether at a target, and its index."""
-        return self.kind is not SpanKind.DRAFT, self.server
 
 
 @dataclass(slots=True)

@@ -199,11 +199,10 @@ class SpeculativeDecoding:
         drafter = self._capacity.drafters[0]
         is_cold = drafter not in self._warm
         self._draft = Draft(self._draft_count, drafter, tip, missing=max_tokens, cold=is_cold)
-        drafted = (node.token_id for node in self._drafted.path_to(tip)[1:])
         return StartDraft(
             self._draft_count,
             drafter,
-            prefix=(*self._commitment.prefix, *drafted),
+            prefix=self._commitment.prefix + self._drafted.token_ids_to(tip),
             max_tokens=max_tokens,
             # Else the target waits for the last one.
             chunk_tokens=1 if self._drafts_ahead else max_tokens,

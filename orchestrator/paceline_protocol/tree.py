@@ -237,6 +237,10 @@ class TokenTree:
             path.append(_parent(path[-1]))
         return path[::-1]
 
+    def token_ids_to(self, node: Node) -> tuple[int, ...]:
+        """Return the tokens on the path to a living node below the root, the root's left out."""
+        return tuple(passed.token_id for passed in self.path_to(node)[1:])
+
     def surviving(self, node: Node) -> Node:
         """Return where to go on from a node: its last living ancestor, then along the facts."""
         while not node.alive and node.parent is not None:

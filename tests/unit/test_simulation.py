@@ -25,13 +25,8 @@ from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import (
-    ServerLatency,
-    SimulationResult,
-    SpanKind,
-    Time,
-    simulate,
-)
+from paceline_protocol.simulation import ServerLatency, SimulationResult, simulate
+from paceline_protocol.spans import SpanKind, Time
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
 
 PROMPT_LENGTH = 3

@@ -23,7 +23,7 @@ from paceline_bench.plan.expectations import expectation_of
 from paceline_bench.protocol_runs import Batch, Setup, draw_agreements, mean_and_error, totals
 from paceline_bench.recurrences import run_lengths
 from paceline_orchestrator.planning.equation import LOOKAHEADS
-from paceline_protocol.methods import METHODS, Strategy, label_of
+from paceline_protocol.methods import METHODS, Method, Strategy, label_of
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ class Forecast:
     tokens_per_forward: float
     shape: Shape = CHAIN
     drafts_ahead: bool = False
+
+    @property
+    def method(self) -> Method:
+        """Its row in the table of methods."""
+        return METHODS[self.strategy]
 
     @property
     def label(self) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import MaxNLocator
 
 from paceline_bench.charts import COLOURS, new_figure
-from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +26,7 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
     axes = figure.subplots()
     for _, group in groupby(rows, key=lambda row: (row.label, row.shape)):
         own = list(group)
-        if METHODS[own[0].strategy].overlaps:
+        if own[0].method.overlaps:
             _draw_over_targets(axes, own)
         else:
             _draw_level(axes, *own)
@@ -41,14 +40,14 @@ def draw_forecast(rows: Sequence[Forecast], *, title: str) -> Figure:
 
 
 def _draw_level(axes: Axes, row: Forecast) -> None:
-    name = METHODS[row.strategy].label
     words = row.label + _tree_words(row)
     label = f"{words}, lookahead {row.lookahead}" if row.lookahead else words
-    axes.axhline(row.mean_ns / 1e6, color=COLOURS.get(name), label=label, linestyle=_line(row))
+    colour = COLOURS.get(row.method.label)
+    axes.axhline(row.mean_ns / 1e6, color=colour, label=label, linestyle=_line(row))
 
 
 def _draw_over_targets(axes: Axes, rows: Sequence[Forecast]) -> None:
-    name = METHODS[rows[0].strategy].label
+    name = rows[0].method.label
     axes.errorbar(
         [row.target_count for row in rows],
         [row.mean_ns / 1e6 for row in rows],

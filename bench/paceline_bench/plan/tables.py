@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from paceline.words import counted
 from paceline_bench.report import table, times
-from paceline_protocol.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,8 +111,7 @@ def plan(results: Results) -> str:
 
 
 def _name(row: Forecast) -> str:
-    method = METHODS[row.strategy]
-    targets = f" on {counted(row.target_count, 'target')}" if method.overlaps else ""
+    targets = f" on {counted(row.target_count, 'target')}" if row.method.overlaps else ""
     return row.label + targets + (f", width {row.shape.width}" if row.shape.width > 1 else "")
 
 

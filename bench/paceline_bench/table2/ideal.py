@@ -28,7 +28,8 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.methods import METHODS, Strategy, create_method
 from paceline_protocol.proposal import NOTHING
-from paceline_protocol.simulation import ServerLatency, Span, SpanKind, simulate
+from paceline_protocol.simulation import ServerLatency, simulate
+from paceline_protocol.spans import Span, SpanKind
 from paceline_protocol.task import DecodingTask
 
 if TYPE_CHECKING:

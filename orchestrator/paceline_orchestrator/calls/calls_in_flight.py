@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from paceline.errors import PacelineError
 from paceline.limits import MOST_CHUNK_TOKENS
 from paceline_orchestrator.calls.exchange import DecodeOptions, DraftOptions, VerifyOptions
 from paceline_protocol.messages import (
+    AbandonVerify,
     BlockVerified,
     DecodeEnded,
     DraftEnded,
     Event,
+    PromoteVerify,
     StartDecode,
     StartDraft,
     StartVerify,
+    StopDecode,
+    StopDraft,
     TokensDecoded,
     TokensDrafted,
 )
@@ -36,9 +40,10 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
 
-__all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall"]
+__all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall", "StopCall"]
 
 StartCall: TypeAlias = StartDraft | StartVerify | StartDecode
+StopCall: TypeAlias = StopDraft | AbandonVerify | StopDecode
 
 COURTESY_SECONDS = 0.002
 """Cancels wait so long: new calls reach their servers before others are woken to drop work."""
@@ -51,16 +56,16 @@ _LONGEST_INTERVAL_SECONDS = 0.05
 _QUEUEING_NS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     """A call, and the same one that it replaced, if it did."""
 
     call: StartCall
     session: RemoteSession
     sent: CallUnderWay[Any]
-    task: asyncio.Task[None]
     record: CallRecord
     replaced: _Running | None = None
+    task: asyncio.Task[None] = field(init=False)
 
     def withdraw(self) -> None:
         """Cancel it; its task first, for that is how the task knows that it was meant."""
@@ -111,9 +116,7 @@ class CallsInFlight:
         self._likeliest = likeliest
         self._answered = answered
         self._failed = failed
-        self._drafts: dict[int, _Running] = {}
-        self._verifies: dict[int, _Running] = {}
-        self._decodes: dict[int, _Running] = {}
+        self._running: dict[str, _Running] = {}
         self._stale: list[_Running] = []
         self._dropping: asyncio.TimerHandle | None = None
         self._judged: deque[tuple[RemoteSession, Judged]] = deque()
@@ -122,19 +125,19 @@ class CallsInFlight:
         """Send a call."""
         match call:
             case StartVerify():
-                self._verifies[call.verify_id] = self._start_verify(call, session)
+                self._start_verify(call, session)
             case StartDraft():
-                self._drafts[call.draft_id] = self._start_draft(call, session)
+                self._start_draft(call, session)
             case StartDecode():
-                self._decodes[call.decode_id] = self._start_decode(call, session)
+                self._start_decode(call, session)
 
-    def promote(self, verify_id: int, *, depth: int) -> None:
+    def promote(self, command: PromoteVerify) -> None:
         """Send a verification that still waits in a server's queue again, with its new depth.
 
         Only where it surely waits: a forward under way is worth more than its place in a queue.
         The server takes its work over, and ends it. A cancel would be there before the new call is.
         """
-        running = self._verifies.get(verify_id)
+        running = self._running.get(_name(command))
         if running is None:
             return
         queue_ns = running.session.server.latency.queue_ns
@@ -143,21 +146,18 @@ class CallsInFlight:
             return
         self._end(running)
         running.sent.release()
-        call = replace(cast("StartVerify", running.call), depth=depth)
-        again = self._start_verify(call, running.session)
-        self._verifies[verify_id] = replace(again, replaced=running)
+        call = replace(cast("StartVerify", running.call), depth=command.depth)
+        self._start_verify(call, running.session, replaced=running)
 
-    def abandon_verify(self, verify_id: int, *, by_rejection: bool) -> None:
-        """Withdraw a verification, unless it has ended."""
-        self._withdraw(self._verifies.pop(verify_id, None), by_rejection=by_rejection)
-
-    def stop_draft(self, draft_id: int, *, by_rejection: bool) -> None:
-        """Withdraw a draft, unless it has ended."""
-        self._withdraw(self._drafts.pop(draft_id, None), by_rejection=by_rejection)
-
-    def stop_decode(self, decode_id: int) -> None:
-        """Withdraw a decode, unless it has ended."""
-        self._withdraw(self._decodes.pop(decode_id, None), by_rejection=False)
+    def withdraw(self, command: StopCall, *, by_rejection: bool) -> None:
+        """Withdraw a call, unless it has ended."""
+        running = self._running.pop(_name(command), None)
+        if running is None:
+            return
+        if not by_rejection:
+            self._note_unanswered(running)
+        self._let_go(running)
+        self._recorder.cancelled(running.record, by_rejection=by_rejection)
 
     def count_verdicts(self) -> None:
         """Count the verdicts that came since the last time."""
@@ -170,14 +170,15 @@ class CallsInFlight:
         """Count what came, and withdraw everything at once."""
         self.count_verdicts()
         self._drop_stale()
-        calls = (self._drafts, self._verifies, self._decodes)
-        for running in chain.from_iterable(each.values() for each in calls):
+        for running in self._running.values():
             self._note_unanswered(running)
             running.withdraw()
 
     # --- starting -----------------------------------------------------------------------------
 
-    def _start_verify(self, call: StartVerify, session: RemoteSession) -> _Running:
+    def _start_verify(
+        self, call: StartVerify, session: RemoteSession, *, replaced: _Running | None = None
+    ) -> None:
         asked = _within(call, session.tree_token_limit)
         sent = session.verify(
             asked.prefix,
@@ -191,15 +192,13 @@ class CallsInFlight:
             ),
             final_length=self._ledger.final_length,
         )
-        task = self._tasks.create_task(
-            self._take_verdict(call, session, sent, asked=asked.proposal),
-            name=f"verify {call.verify_id}",
-        )
-        return _Running(
-            call, session, sent, task, self._recorder.verifying(session.server.name, asked)
+        record = self._recorder.verifying(session.server.name, asked)
+        self._follow(
+            _Running(call, session, sent, record, replaced),
+            partial(self._take_verdict, call, session, asked.proposal),
         )
 
-    def _start_draft(self, call: StartDraft, session: RemoteSession) -> _Running:
+    def _start_draft(self, call: StartDraft, session: RemoteSession) -> None:
         server = session.server
         record = self._recorder.drafting(server.name, call, models=server.model_names)
 
@@ -220,15 +219,13 @@ class CallsInFlight:
             final_length=self._ledger.final_length,
             report=report,
         )
-        task = self._tasks.create_task(
-            self._take_stream(call, session, sent, ended=DraftEnded(call.draft_id)),
-            name=f"draft {call.draft_id}",
+        self._follow(
+            _Running(call, session, sent, record),
+            partial(self._take_end, session, DraftEnded(call.draft_id)),
         )
-        return _Running(call, session, sent, task, record)
 
-    def _start_decode(self, call: StartDecode, session: RemoteSession) -> _Running:
+    def _start_decode(self, call: StartDecode, session: RemoteSession) -> None:
         record = self._recorder.decoding(session.server.name, call)
-
         text = call.prefix
 
         def report(decoded: Decoded) -> None:
@@ -258,30 +255,31 @@ class CallsInFlight:
             ),
             report=report,
         )
-        task = self._tasks.create_task(
-            self._take_stream(call, session, sent, ended=DecodeEnded(call.decode_id)),
-            name=f"decode {call.decode_id}",
+        self._follow(
+            _Running(call, session, sent, record),
+            partial(self._take_end, session, DecodeEnded(call.decode_id)),
         )
-        return _Running(call, session, sent, task, record)
 
     # --- ending -------------------------------------------------------------------------------
 
-    async def _take_verdict(
-        self,
-        call: StartVerify,
-        session: RemoteSession,
-        sent: CallUnderWay[Judged],
-        *,
-        asked: Proposal,
-    ) -> None:
+    def _follow(self, running: _Running, take: Callable[[Any], None]) -> None:
+        name = _name(running.call)
+        self._running[name] = running
+        running.task = self._tasks.create_task(self._wait(running, take), name=name)
+
+    async def _wait(self, running: _Running, take: Callable[[Any], None]) -> None:
         try:
-            judged = await sent
+            answer = await running.sent
         except PacelineError as error:
-            if self._retire(self._verifies, call.verify_id, sent=sent):
-                self._failed(call, session, error)
-            return
-        if not self._retire(self._verifies, call.verify_id, sent=sent):
-            return
+            if self._retire(running):
+                self._failed(running.call, running.session, error)
+        else:
+            if self._retire(running):
+                take(answer)
+
+    def _take_verdict(
+        self, call: StartVerify, session: RemoteSession, asked: Proposal, judged: Judged
+    ) -> None:
         path = judged.accepted_path
         decided = (*asked.along(path), judged.next_token)
         if asked is not call.proposal:
@@ -300,55 +298,32 @@ class CallsInFlight:
             )
         )
 
-    async def _take_stream(
-        self,
-        call: StartDraft | StartDecode,
-        session: RemoteSession,
-        sent: CallUnderWay[None],
-        *,
-        ended: DraftEnded | DecodeEnded,
-    ) -> None:
-        if isinstance(call, StartDraft):
-            calls, call_id = self._drafts, call.draft_id
-        else:
-            calls, call_id = self._decodes, call.decode_id
-        try:
-            await sent
-        except PacelineError as error:
-            if self._retire(calls, call_id, sent=sent):
-                self._failed(call, session, error)
-            return
-        if self._retire(calls, call_id, sent=sent):
-            self._answered(ended)
-            self._pool.report_success(session.server)
+    def _take_end(self, session: RemoteSession, ended: DraftEnded | DecodeEnded, _: None) -> None:
+        self._answered(ended)
+        self._pool.report_success(session.server)
 
-    def _retire(self, calls: dict[int, _Running], call_id: int, *, sent: CallUnderWay[Any]) -> bool:
+    def _retire(self, running: _Running) -> bool:
         """Take a call that has ended off the list; False if it was withdrawn a moment before."""
-        running = calls.get(call_id)
-        if running is None or running.sent is not sent:
+        name = _name(running.call)
+        if self._running.get(name) is not running:
             return False
-        self._end(calls.pop(call_id))
+        del self._running[name]
+        self._end(running)
         if running.replaced is not None:
             self._drop_later(running.replaced)
         return True
 
-    def _withdraw(self, running: _Running | None, *, by_rejection: bool) -> None:
-        if running is not None:
-            if not by_rejection:
-                self._note_unanswered(running)
-            running.sent.release()
-            self._drop_later(running)
-            self._end(running)
-            self._recorder.cancelled(running.record, by_rejection=by_rejection)
-
     def _break_off(self, call: StartDecode) -> None:
         """End a decode between two tokens, so that it goes on where its seat's work goes now."""
-        running = self._decodes.pop(call.decode_id, None)
+        running = self._running.pop(_name(call), None)
         if running is not None:
-            running.sent.release()
-            self._drop_later(running)
-            self._end(running)
+            self._let_go(running)
             self._answered(DecodeEnded(call.decode_id))
+
+    def _let_go(self, running: _Running) -> None:
+        running.sent.release()
+        self._drop_later(running)
+        self._end(running)
 
     def _note_unanswered(self, running: _Running) -> None:
         """Let a request that ends early not hide that a server is silent."""
@@ -377,6 +352,17 @@ class CallsInFlight:
         for running in self._stale:
             running.withdraw()
         self._stale.clear()
+
+
+def _name(message: StartCall | PromoteVerify | StopCall) -> str:
+    """Name the call that a command is about: each kind is numbered by itself."""
+    match message:
+        case StartVerify() | PromoteVerify() | AbandonVerify():
+            return f"verify {message.verify_id}"
+        case StartDraft() | StopDraft():
+            return f"draft {message.draft_id}"
+        case StartDecode() | StopDecode():
+            return f"decode {message.decode_id}"
 
 
 def _within(call: StartVerify, tree_token_limit: int) -> StartVerify:

@@ -63,11 +63,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.staff import Staff
     from paceline_orchestrator.calls.text_drafter import TextDrafter
     from paceline_orchestrator.fleet.pool import ServerPool
-    from paceline_protocol.messages import (
-        CapacityChanged,
-        Command,
-        FinishReason,
-    )
+    from paceline_protocol.messages import CapacityChanged, Command, FinishReason
     from paceline_protocol.methods import DecodingMethod
     from paceline_protocol.succession import Successor
 
@@ -254,9 +250,8 @@ class Driver:
     def _restaff(self) -> None:
         """Release servers that a new method has no work for; their calls are withdrawn by now."""
         staff, self._staff = self._staff, None
-        if staff is None or self._is_over:
-            return
-        self._workforce.resize(staff)
+        if staff is not None and not self._is_over:
+            self._workforce.resize(staff)
 
     @property
     def _is_over(self) -> bool:
@@ -315,20 +310,17 @@ class Driver:
                 kept = self._likeliest
                 likeliest = kept.settle(command.token_ids) if kept is not None else ()
                 self._final.append((command, likeliest))
-            case AbandonVerify():
+            case AbandonVerify() | StopDraft():
                 by_rejection = command.by_rejection and self._finish is None
-                self._calls.abandon_verify(command.verify_id, by_rejection=by_rejection)
-            case StopDraft():
-                by_rejection = command.by_rejection and self._finish is None
-                self._calls.stop_draft(command.draft_id, by_rejection=by_rejection)
+                self._calls.withdraw(command, by_rejection=by_rejection)
             case StopDecode():
-                self._calls.stop_decode(command.decode_id)
+                self._calls.withdraw(command, by_rejection=False)
             case StartVerify() | StartDecode():
                 self._start(command, self._crew.target(command.target))
             case StartDraft():
                 self._start_draft(command)
             case PromoteVerify():
-                self._calls.promote(command.verify_id, depth=command.depth)
+                self._calls.promote(command)
             case Finish():
                 pass
 

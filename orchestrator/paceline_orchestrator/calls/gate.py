@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline_orchestrator.calls.turns import Turns
+from paceline_orchestrator.calls.share_locks import ShareLocks
 
 __all__ = ["LongTextGate"]
 
@@ -24,7 +24,7 @@ class LongTextGate:
 
     def __init__(self) -> None:
         self._passage = asyncio.Lock()
-        self._turns = Turns()
+        self._locks = ShareLocks()
 
     async def passed(self, length: int, *, share: str) -> None:
         """Wait until a text may be handed on; at once if it is short.
@@ -35,7 +35,7 @@ class LongTextGate:
         """
         if length < _LONG_TOKENS:
             return
-        async with self._turns.of(share):
+        async with self._locks.of(share):
             await self._passage.acquire()
         rest_seconds = length * _SECONDS_PER_TOKEN
         asyncio.get_running_loop().call_later(rest_seconds, self._passage.release)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.calls.statistics import EventKind, Statistics, TimelineEvent
@@ -99,9 +100,10 @@ class Recorder:
         self._keep_timeline = keep_timeline
         self._show = show
         self._timeline: list[TimelineEvent] = []
-        self._call_count = 0
+        self._call_ids = count(1)
         self._verifying: Counter[str] = Counter()
         self._drafts: list[CallRecord] = []
+        self._whole = CallRecord(0, "orchestrator", (), arrived_ns)  # the request itself
         self._statistics = Statistics()
         self.targets_used = 0
 
@@ -119,9 +121,8 @@ class Recorder:
 
     def drafting(self, server: str, draft: StartDraft, *, models: Sequence[str] = ()) -> CallRecord:
         """A draft was started, where these models compute."""
-        self._call_count += 1
         record = CallRecord(
-            self._call_count, server, draft.prefix, time.perf_counter_ns(), models=models
+            next(self._call_ids), server, draft.prefix, time.perf_counter_ns(), models=models
         )
         self._drafts.append(record)
         self._statistics.untold_count += 1
@@ -134,37 +135,19 @@ class Recorder:
             self._draft_hops_ns.append(hop_ns)  # measured later: the target waits for the token
         self._statistics.drafter_forward_count += drafted.timing.forward_count
         self._statistics.count_models(record.models, drafted.timing)
-        self._tell(
-            EventKind.DRAFTED,
-            record,
-            start_ns=record.started_ns,
-            position=record.end,
-            token_ids=drafted.chain,
-            branch_count=len(drafted.proposal) - len(drafted.chain),
-        )
-        record.token_ids.extend(drafted.chain)
-        record.started_ns = time.perf_counter_ns()
+        branch_count = len(drafted.proposal) - len(drafted.chain)
+        self._note_drafted(record, drafted.chain, branch_count=branch_count)
 
     def drafted_at_once(self, drafter: str, draft: StartDraft, token_ids: Sequence[int]) -> None:
         """A draft was asked for, and answered: no call was made."""
-        self._call_count += 1
-        record = CallRecord(self._call_count, drafter, draft.prefix, time.perf_counter_ns())
-        self._tell(
-            EventKind.DRAFTED,
-            record,
-            start_ns=record.started_ns,
-            position=record.end,
-            token_ids=token_ids,
-        )
-        record.token_ids.extend(token_ids)
-        record.is_running = False
-        self._drafts.append(record)
+        record = self.drafting(drafter, draft)
+        self._note_drafted(record, token_ids)
+        self.draft_ended(record)
 
     def verifying(self, server: str, verify: StartVerify) -> CallRecord:
         """A verification was started."""
-        self._call_count += 1
         record = CallRecord(
-            self._call_count,
+            next(self._call_ids),
             server,
             verify.prefix,
             time.perf_counter_ns(),
@@ -179,8 +162,7 @@ class Recorder:
 
     def decoding(self, server: str, decode: StartDecode) -> CallRecord:
         """A decode was started. Each of its answers ends what looks like a verification."""
-        self._call_count += 1
-        record = CallRecord(self._call_count, server, decode.prefix, time.perf_counter_ns())
+        record = CallRecord(next(self._call_ids), server, decode.prefix, time.perf_counter_ns())
         self._begin_at_target(record)
         return record
 
@@ -191,8 +173,7 @@ class Recorder:
             self._metrics.hop("Decode", hop_ns)
         self._count_at_target(decoded.timing)
         self._tell(EventKind.VERIFYING, record, start_ns=record.started_ns)
-        self._call_count += 1
-        record.call_id = self._call_count
+        record.call_id = next(self._call_ids)
         record.decoded_count += len(decoded.token_ids)
         record.started_ns = time.perf_counter_ns()
 
@@ -230,7 +211,7 @@ class Recorder:
         self._statistics.token_count += len(emission.token_ids)
         for token_id, accepted in zip(emission.token_ids, emission.accepted, strict=True):
             kind = EventKind.ACCEPTED if accepted else EventKind.CORRECTED
-            self._tell(kind, position=self._position, token_ids=(token_id,))
+            self._tell(kind, self._whole, position=self._position, token_ids=(token_id,))
             self._discard_what_contradicts(token_id)
             self._position += 1
 
@@ -246,6 +227,20 @@ class Recorder:
         """Return what was remembered, by start."""
         return sorted(self._timeline, key=lambda event: event.start_ns)
 
+    def _note_drafted(
+        self, record: CallRecord, token_ids: Sequence[int], *, branch_count: int = 0
+    ) -> None:
+        self._tell(
+            EventKind.DRAFTED,
+            record,
+            start_ns=record.started_ns,
+            position=record.end,
+            token_ids=token_ids,
+            branch_count=branch_count,
+        )
+        record.token_ids.extend(token_ids)
+        record.started_ns = time.perf_counter_ns()
+
     def _count_at_target(self, timing: Timing) -> None:
         if not self._statistics.target_forward_count:
             self._statistics.reused_count = timing.reused_token_count
@@ -254,8 +249,7 @@ class Recorder:
     def _begin_at_target(self, record: CallRecord) -> None:
         self._verifying[record.server] += 1
         self.targets_used = max(self.targets_used, len(self._verifying))
-        if self._show is not None:
-            self._show(self._event(EventKind.VERIFYING, record))
+        self._tell(EventKind.VERIFYING, record, keep=False)
 
     def _end_at_target(self, record: CallRecord) -> None:
         self._verifying[record.server] -= 1
@@ -299,51 +293,24 @@ class Recorder:
     def _tell(
         self,
         kind: EventKind,
-        record: CallRecord | None = None,
+        record: CallRecord,
         *,
         start_ns: int | None = None,
         position: int | None = None,
         token_ids: Sequence[int] | None = None,
         branch_count: int | None = None,
+        keep: bool = True,
     ) -> None:
-        if not self._keep_timeline and self._show is None:
+        """Tell what happened until now; a moment, unless it has a start of its own."""
+        keep = keep and self._keep_timeline
+        if not keep and self._show is None:
             return
-        event = self._event(
-            kind,
-            record,
-            start_ns=start_ns,
-            position=position,
-            token_ids=token_ids,
-            branch_count=branch_count,
-        )
-        if self._keep_timeline:
-            self._timeline.append(event)
-        if self._show is not None:
-            self._show(event)
-
-    def _event(
-        self,
-        kind: EventKind,
-        record: CallRecord | None = None,
-        *,
-        start_ns: int | None = None,
-        position: int | None = None,
-        token_ids: Sequence[int] | None = None,
-        branch_count: int | None = None,
-    ) -> TimelineEvent:
-        """Describe what happened until now; a moment, unless it has a start of its own."""
         now_ns = time.perf_counter_ns()
-        at_ns = self._since_arrival(now_ns if start_ns is None else start_ns)
-        end_ns = self._since_arrival(now_ns)
-        if record is None:
-            return TimelineEvent(
-                kind, "orchestrator", at_ns, end_ns, position or 0, tuple(token_ids or ())
-            )
-        return TimelineEvent(
+        event = TimelineEvent(
             kind,
             record.server,
-            at_ns,
-            end_ns,
+            self._since_arrival(now_ns if start_ns is None else start_ns),
+            self._since_arrival(now_ns),
             position=record.position if position is None else position,
             token_ids=tuple(record.token_ids if token_ids is None else token_ids),
             call_id=record.call_id,
@@ -351,6 +318,10 @@ class Recorder:
             branch_count=record.branch_count if branch_count is None else branch_count,
             is_branch=record.is_branch,
         )
+        if keep:
+            self._timeline.append(event)
+        if self._show is not None:
+            self._show(event)
 
     def _count(self, timing: Timing, elapsed_ns: int) -> int:
         """Count where an answer's time went, and return what was neither queue nor forward."""

@@ -11,37 +11,25 @@ import logging
 import time
 from bisect import insort
 from collections import Counter
-from contextlib import aclosing, contextmanager, suppress
-from contextvars import Context, copy_context
+from contextlib import aclosing, suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from prometheus_client import Gauge
 
-from paceline.errors import (
-    DeadlineError,
-    NoTargetError,
-    PacelineError,
-    TokenizerMismatchError,
-)
+from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
 from paceline_orchestrator.fleet.familiarity import Familiarity
+from paceline_orchestrator.fleet.listeners import Listeners
 from paceline_orchestrator.fleet.pauses import Pauses
 from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Awaitable,
-        Callable,
-        Collection,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import grpc
     from prometheus_client import CollectorRegistry
@@ -104,8 +92,7 @@ class ServerPool:
         self._servers: dict[_Key, ModelServer] = {}
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
-        self._listeners: dict[Callable[[], None], Context] = {}
-        self._is_round_due = False
+        self._listeners = Listeners()
         self._refused: set[tuple[str, str]] = set()
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
@@ -186,20 +173,9 @@ class ServerPool:
             raise TokenizerMismatchError("every drafter has another tokenizer than the target")
         return fitting
 
-    @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener`, inside the block, after every change of who is ready or who lives where.
-
-        That is in the next turn of the loop, once for all the changes of this one: whoever makes a
-        change is in the middle of something, and where requests come and go there are many.
-
-        It is called in the caller's context, so that its logs and calls bear the caller's name.
-        """
-        self._listeners[listener] = copy_context()
-        try:
-            yield
-        finally:
-            del self._listeners[listener]
+    def listening(self, listener: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `listener`, inside the block, soon after who is ready or who lives where changes."""
+        return self._listeners.listening(listener)
 
     async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:
         """Return `model()`, as soon as there is one.
@@ -225,7 +201,7 @@ class ServerPool:
             destination.home_count += 1
         was_left = origin is not None and origin.home_count == 0
         if was_left or (destination is not None and destination.home_count == 1):
-            self._call_listeners_soon()
+            self._listeners.call_soon()
 
     def report_failure(self, server: ModelServer, error: PacelineError, *, asked_at: float) -> None:
         """Take a server out after a call to it failed that was made then; see `Pauses`."""
@@ -352,21 +328,7 @@ class ServerPool:
             server.ready_since = self.latest_ready_at = time.monotonic()
         server.told = server.ready, server.leaving
         _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
-        self._call_listeners_soon()
-
-    def _call_listeners_soon(self) -> None:
-        if not self._is_round_due:
-            self._is_round_due = True
-            asyncio.get_running_loop().call_soon(self._call_listeners)
-
-    def _call_listeners(self) -> None:
-        self._is_round_due = False
-        for listener, context in tuple(self._listeners.items()):
-            if listener in self._listeners:  # still, after those before it
-                try:
-                    context.run(listener)
-                except Exception:  # noqa: BLE001 - one request's trouble is not everybody's
-                    _log.exception("a listener failed")
+        self._listeners.call_soon()
 
 
 def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
@@ -381,7 +343,7 @@ def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
     def count(role: Role) -> int:
         return sum(it.ready for it in pool.servers if it.role is role)
 
-    for role in (Role.DRAFTER, Role.TARGET):
+    for role in _MODEL_ROLES:
         gauge.labels(role).set_function(partial(count, role))
 
 

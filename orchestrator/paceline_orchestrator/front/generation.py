@@ -21,7 +21,7 @@ from paceline_orchestrator.front.translation import (
     timeline_message,
 )
 from paceline_protocol.messages import FinishReason
-from paceline_protocol.methods import METHODS, create_method
+from paceline_protocol.methods import create_method
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Generation:
             note_fallback=self._recorder.fallback,
             arrived=lambda session, error: self._driver.take_arrival(session, error),
             rule=order.options.rule,
-            self_drafting=METHODS[order.plan.strategy].self_drafts or order.own_guesses,
+            self_drafting=order.plan.method.self_drafts or order.own_guesses,
             text=pool.familiarity.text(order.prefix, share=order.share),
         )
         self._text_drafter = _text_drafter(order, text_rules)
@@ -173,7 +173,7 @@ class Generation:
     @property
     def drafts(self) -> bool:
         """Whether its method, or the one that is to follow, has work for a drafter."""
-        return METHODS[self._wanted.strategy].drafts
+        return self._wanted.method.drafts
 
     @property
     def verifier_limit(self) -> int:
@@ -183,7 +183,7 @@ class Generation:
     @property
     def teaches(self) -> Plan:
         """The plan under which its draft tokens are learnt: the narrowest of those that drafted."""
-        drafting = [it for it in self._plans if METHODS[it.strategy].drafts]
+        drafting = [it for it in self._plans if it.method.drafts]
         return min(drafting, key=lambda it: it.shape.width, default=self._order.plan)
 
     @property

@@ -116,7 +116,7 @@ class Order:
         wish, plan = self.options.wish, self.plan
         is_open = wish.strategy is None and wish.drafter is None and plan.drafter is None
         is_exact = self.options.rule is VerificationRule.EXACT
-        return is_open and is_exact and not METHODS[plan.strategy].self_drafts and self._missing > 0
+        return is_open and is_exact and not plan.method.self_drafts and self._missing > 0
 
     @property
     def drafter_count(self) -> int:
@@ -132,13 +132,13 @@ class Order:
     @property
     def shape(self) -> Shape:
         """How wide its drafts are: chains where the model's servers judge no trees."""
-        drafts = METHODS[self.plan.strategy].drafts
+        drafts = self.plan.method.drafts
         return self.plan.shape if drafts and self.model.tree_token_limit else CHAIN
 
     @property
     def own_guesses(self) -> bool:
         """Whether targets' own guesses ride along: where nothing comes later for them."""
-        may = METHODS[self.plan.strategy].overlaps or self.shape == CHAIN
+        may = self.plan.method.overlaps or self.shape == CHAIN
         in_blocks = self.options.dispatch is DispatchPolicy.BLOCKS
         return self.plan.own_guesses and may and not in_blocks
 
@@ -148,7 +148,7 @@ class Order:
         wish = self.options.wish
         if wish.strategy is None:
             # The planner may have chosen SI for want of targets.
-            may_run_ahead = METHODS[self.plan.strategy].drafts
+            may_run_ahead = self.plan.method.drafts
         else:
             may_run_ahead = METHODS[wish.strategy].overlaps
         return (wish.target_count or MOST_TARGETS) if may_run_ahead else 1
@@ -200,7 +200,7 @@ class Order:
     def _growth(self) -> Growth | None:
         """How it takes more targets if they come while it runs; None if it does not."""
         if (
-            not METHODS[self.plan.strategy].overlaps
+            not self.plan.method.overlaps
             or self.options.wish.target_count is not None
             or self.options.dispatch is DispatchPolicy.BLOCKS
         ):
@@ -214,7 +214,7 @@ class Order:
 
     @property
     def _drafts(self) -> bool:
-        return METHODS[self.plan.strategy].drafts and self._missing > 0
+        return self.plan.method.drafts and self._missing > 0
 
     @property
     def _missing(self) -> int:

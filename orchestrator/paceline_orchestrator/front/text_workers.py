@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline_orchestrator.calls.turns import Turns
+from paceline_orchestrator.calls.share_locks import ShareLocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ class TextWorkers:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="paceline-text")
-        self._turns = Turns()
+        self._locks = ShareLocks()
 
     async def run(self, work: Callable[[], _T], *, size: int, share: str) -> _T:
         """Do it here and now if it is short, else in a thread.
@@ -40,9 +40,9 @@ class TextWorkers:
         """
         if size <= _SHORT:
             return work()
-        turn = self._turns.of(share)
-        await turn.acquire()
+        lock = self._locks.of(share)
+        await lock.acquire()
         done = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        # A thread goes on when nobody waits any more, and so does its share's turn.
-        done.add_done_callback(lambda _: turn.release())
+        # A thread goes on when nobody waits any more, and its share's lock is held as long.
+        done.add_done_callback(lambda _: lock.release())
         return await asyncio.shield(done)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 from paceline.limits import MOST_LOOKAHEAD
 from paceline_orchestrator.planning.equation import LOOKAHEADS
 from paceline_orchestrator.planning.measurements import EQUAL_ROWS
-from paceline_protocol.methods import METHODS, Strategy
+from paceline_protocol.methods import METHODS, Method, Strategy
 from paceline_protocol.tree_shapes import CHAIN, Shape
 
 if TYPE_CHECKING:
@@ -89,8 +89,13 @@ class Option:
     shape: Shape = CHAIN
     drafts_ahead: bool = False
 
+    @property
+    def method(self) -> Method:
+        """Its row in the table of methods."""
+        return METHODS[self.strategy]
+
     def __str__(self) -> str:
-        method = METHODS[self.strategy]
+        method = self.method
         lookahead = f" with lookahead {self.lookahead}" if method.drafts else ""
         targets = f" on {self.target_count} target(s)" if method.overlaps else ""
         trees = f" and {self.shape}" if self.shape != CHAIN else ""
@@ -117,7 +122,7 @@ def own_guesses_are_free(option: Option, measurements: Measurements) -> bool:
     slower drafter that begins anew where guesses have led may lose a part of a step that was nearly
     done (tests/unit/protocol/test_riding_guesses.py).
     """
-    method = METHODS[option.strategy]
+    method = option.method
     if not method.drafts or not measurements.guess_count:
         return False
     prices = measurements.target_prices

@@ -175,7 +175,7 @@ class Planning:
             call_ns=measurements.call_ns // 2,
         )
         plan = self._planner.choose_for_text(measurements, wish, by_text=by_text)
-        if not METHODS[plan.strategy].drafts:
+        if not plan.method.drafts:
             self._text_rate.add(_ASSUMED_TEXT_RATE, count=1)
         return plan
 
@@ -199,7 +199,7 @@ class Planning:
         in the long run so were the verifications that it is set against. What was spent before a
         request without verifications ended is left out: it dispatched none.
         """
-        if METHODS[plan.strategy].self_drafts:
+        if plan.method.self_drafts:
             # Each verdict has a token of the target's own; the first one had nothing to judge.
             count = max(0, drafts.own - 1)
             self._guess_count.add(drafts.accepted + drafts.rejected + drafts.discarded, count=count)
@@ -317,7 +317,7 @@ class Planning:
 
 def _granting(wish: Wish, plan: Plan) -> Plan:
     """Return a plan with what the request says, be it better or not."""
-    if wish.target_count and METHODS[plan.strategy].overlaps:
+    if wish.target_count and plan.method.overlaps:
         plan = replace(plan, target_count=wish.target_count)
     return replace(plan, shape=wish.shape or plan.shape)
 

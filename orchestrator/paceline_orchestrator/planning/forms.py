@@ -22,7 +22,7 @@ from paceline_orchestrator.planning.rehearsal import (
 )
 from paceline_orchestrator.planning.simulated import Simulated
 from paceline_protocol.messages import CapacityChanged
-from paceline_protocol.methods import METHODS, Strategy, create_method
+from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
 from paceline_protocol.ranks import shares_of
 from paceline_protocol.simulation import ServerLatency, simulate
@@ -104,7 +104,7 @@ class Forms(Simulated[FormCase, Times]):
             measurements: What is known.
             asked: The shape of trees, if it is not left open.
         """
-        drafting = [option for option in options if METHODS[option.strategy].drafts]
+        drafting = [option for option in options if option.method.drafts]
         if measurements.drafter_step_ns >= measurements.verification_ns:
             return list(options)
         shapes = _shapes(measurements, asked)
@@ -161,8 +161,7 @@ def _in_form(
     note = option.note
     if is_open and shape == CHAIN and len(times) > 1:
         gain = times[CHAIN] / min(time for other, time in times.items() if other != CHAIN)
-        label = METHODS[option.strategy].label
-        no_trees = f"{label}: trees do not pay, {gain:.2f} times as fast as chains"
+        no_trees = f"{option.method.label}: trees do not pay, {gain:.2f} times as fast as chains"
         note = "; ".join(filter(None, (note, no_trees)))
     return replace(option, token_ns=round(times[shape] * unit_ns), shape=shape, note=note)
 

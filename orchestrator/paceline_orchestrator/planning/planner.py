@@ -100,6 +100,11 @@ class Plan:
     drafts_ahead: bool = False
     is_crowded: bool = False
 
+    @property
+    def method(self) -> Method:
+        """Its row in the table of methods."""
+        return METHODS[self.strategy]
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -176,10 +181,10 @@ class Planner:
             )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
-        if METHODS[best.strategy].drafts and has_target:
+        if best.method.drafts and has_target:
             self._rehearsals.ask_for(measurements, available)
         others = [each for each in options if each is not best]
-        if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and METHODS[best.strategy].overlaps:
+        if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
             best = _with_room_for_text(best, wish, measurements, available)
         return self._plan(best, measurements, others=others)
 
@@ -215,7 +220,7 @@ class Planner:
             best = next(it for it in ranked if it.strategy is wish.strategy)
         others = [it for it in ranked if it.strategy is not best.strategy]
         plan = self._plan(best, measurements, others=others)
-        drafts = METHODS[best.strategy].drafts
+        drafts = best.method.drafts
         note = f"{best}, drafted from the text itself" if drafts else str(best)
         return replace(
             plan,

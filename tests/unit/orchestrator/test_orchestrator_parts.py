@@ -26,7 +26,7 @@ from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.translation import read_options
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_protocol.messages import CapacityChanged, StartVerify
-from paceline_protocol.methods import Strategy
+from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import ASSUMED_RATES, DispatchPolicy, VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape
 from paceline_serving.settings import SettingsError, load
@@ -193,7 +193,7 @@ def an_order(*, tree_token_limit=0, **plan):
     } | plan
     rules = {"rule": VerificationRule.EXACT, "dispatch": DispatchPolicy.WORK_CONSERVING}
     order = SimpleNamespace(
-        plan=SimpleNamespace(**plan),
+        plan=SimpleNamespace(method=METHODS[plan["strategy"]], **plan),
         prefix=(1, 2),
         eos_ids=frozenset(),
         options=SimpleNamespace(**rules),

@@ -17,7 +17,7 @@ from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.hit_rates import HitRates, Pair
 from paceline_orchestrator.planning.planner import Wish
 from paceline_protocol.commitment import DraftStatistics
-from paceline_protocol.methods import Strategy
+from paceline_protocol.methods import METHODS, Strategy
 from paceline_protocol.task import VerificationRule
 from paceline_protocol.tree_shapes import CHAIN, Shape
 from support.waiting import until
@@ -106,7 +106,7 @@ def took(
         ranks=Counter(dict(ranks)),
     )
     plan = SimpleNamespace(
-        strategy=strategy, shape=Shape(width), pair=Pair(MODEL.fingerprint, drafter)
+        method=METHODS[strategy], shape=Shape(width), pair=Pair(MODEL.fingerprint, drafter)
     )
     return {"drafts": drafts, "plan": plan, "verification_count": forwards + cancelled}
 

@@ -18,7 +18,8 @@ from paceline_protocol.messages import (
 )
 from paceline_protocol.methods import Strategy, create_method
 from paceline_protocol.oracles import AgreementOracle
-from paceline_protocol.simulation import ServerLatency, SpanKind, simulate
+from paceline_protocol.simulation import ServerLatency, simulate
+from paceline_protocol.spans import SpanKind
 from paceline_protocol.task import DecodingTask, VerificationRule
 from support.chains import drafted
 

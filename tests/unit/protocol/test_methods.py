@@ -20,7 +20,8 @@ from paceline_orchestrator.planning.measurements import Measurements
 from paceline_orchestrator.planning.planner import DrafterKind, Planner, Wish
 from paceline_protocol.messages import CapacityChanged
 from paceline_protocol.methods import METHODS, Strategy
-from paceline_protocol.simulation import ServerLatency, SpanKind
+from paceline_protocol.simulation import ServerLatency
+from paceline_protocol.spans import SpanKind
 from paceline_protocol.task import DecodingTask
 from unit.protocol.trace import played
 from unit.protocol.world import Models, Weather, run_world

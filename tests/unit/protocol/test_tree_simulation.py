@@ -23,7 +23,8 @@ from paceline_protocol.messages import (
 from paceline_protocol.oracles import AgreementOracle, judge_tree
 from paceline_protocol.proposal import Proposal
 from paceline_protocol.ranks import LLAMA_SHARES, hit_share, runner_up_shares
-from paceline_protocol.simulation import ServerLatency, SpanKind, simulate
+from paceline_protocol.simulation import ServerLatency, simulate
+from paceline_protocol.spans import SpanKind
 
 PROMPT_LENGTH = 3
 

@@ -1,14 +1,14 @@
-"""Each client's turn: of its long texts one is worked on at a time."""
+"""Of each client's long texts one is worked on at a time."""
 
 from __future__ import annotations
 
 import asyncio
 from weakref import WeakValueDictionary
 
-__all__ = ["Turns"]
+__all__ = ["ShareLocks"]
 
 
-class Turns:
+class ShareLocks:
     """A lock for each share, for as long as somebody has it or waits for it."""
 
     def __init__(self) -> None:

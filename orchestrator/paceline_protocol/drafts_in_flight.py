@@ -1,0 +1,184 @@
+"""Drafts of several drafters at once: who goes on after which token, and who rests.
+
+Each drafter extends one chain of the token tree, a window at a time. The text itself, where it is
+one of them, does nothing unasked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline_protocol.drafts import Draft, can_grow
+from paceline_protocol.messages import StartDraft, StopDraft
+from paceline_protocol.task import SPECULATION_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline_protocol.branches import BranchQueue
+    from paceline_protocol.commitment import Commitment
+    from paceline_protocol.messages import CapacityChanged, Command, TokensDrafted
+    from paceline_protocol.task import DecodingTask
+    from paceline_protocol.tree import Node, TokenTree
+
+__all__ = ["DraftsInFlight"]
+
+
+class DraftsInFlight:
+    """The drafts in flight, at most one of each drafter.
+
+    Args:
+        tree: What they grow.
+        commitment: What is final, and where the text ends.
+        capacity: The drafters there are.
+        branches: Takes what they find beside their chains.
+
+    Attributes:
+        tips: The last token that a drafter found, by drafter.
+    """
+
+    def __init__(
+        self,
+        tree: TokenTree,
+        *,
+        commitment: Commitment,
+        capacity: CapacityChanged,
+        branches: BranchQueue,
+    ) -> None:
+        self.tips: dict[int, Node] = {}
+        self._tree = tree
+        self._commitment = commitment
+        self._capacity = capacity
+        self._branches = branches
+        self._in_flight: dict[int, Draft] = {}
+        self._count = 0
+        self._warm: set[int] = set()  # drafters that have found a token
+        self._resting: dict[int, int] = {}  # by drafter that failed: what was committed then
+        self._text_ends: Node | None = None  # where the text says nothing
+
+    def __contains__(self, draft_id: int) -> bool:
+        return draft_id in self._in_flight
+
+    # --- what happened ------------------------------------------------------------------------
+
+    def take(self, event: TokensDrafted) -> list[Command]:
+        """Take in what one has found."""
+        draft = self._in_flight[event.draft_id]
+        self._warm.add(draft.drafter)
+        self._branches.extend(
+            draft.graft(event.proposal, tree=self._tree, commitment=self._commitment)
+        )
+        self.tips[draft.drafter] = draft.tip
+        if draft.missing == 0:
+            del self._in_flight[draft.draft_id]
+        elif not can_grow(draft.tip, self._commitment):
+            return [self._stop(draft)]
+        return []
+
+    def ended(self, draft_id: int) -> None:
+        """Take one off the list that has found all it will."""
+        draft = self._in_flight.pop(draft_id)
+        if not draft.fruitful:
+            self._rest(draft)
+
+    def failed(self, draft_id: int) -> None:
+        """Take one off the list that came to nothing."""
+        self._rest(self._in_flight.pop(draft_id))
+
+    def change(self, capacity: CapacityChanged) -> list[Command]:
+        """Stop those of drafters that are lost."""
+        self._capacity = capacity
+        self._warm.intersection_update(capacity.drafters)
+        lost = [d for d in self._in_flight.values() if d.drafter not in capacity.drafters]
+        return [self._stop(draft) for draft in lost]
+
+    def _rest(self, draft: Draft) -> None:
+        # Until something is committed, so that a broken drafter is not asked in a busy loop; the
+        # text is asked again for another end.
+        if draft.drafter == self._capacity.text:
+            self._text_ends = draft.tip
+        else:
+            self._resting[draft.drafter] = len(self._commitment.prefix)
+
+    # --- questions ----------------------------------------------------------------------------
+
+    @property
+    def awaits_text(self) -> bool:
+        """Whether the text was asked, and has not answered."""
+        return any(draft.drafter == self._capacity.text for draft in self._in_flight.values())
+
+    def grow_at(self, tip: Node) -> bool:
+        """Whether one of them goes on at a node."""
+        return any(draft.tip is tip for draft in self._in_flight.values())
+
+    def drafted_length(self, path: Sequence[Node]) -> int:
+        """Return how much of a path is drafted: not what the text said beyond a model at work."""
+        if self._capacity.text is not None:
+            for length in range(len(path), 0, -1):
+                if self.grow_at(path[length - 1]):
+                    return length
+                if path[length - 1].drafter != self._capacity.text:
+                    break
+        return len(path)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def draft_on(self, task: DecodingTask) -> list[Command]:
+        """Let drafters that have none go on with their chains."""
+        commands: list[Command] = []
+        committed = len(self._commitment.prefix)
+        busy = {draft.drafter for draft in self._in_flight.values()}
+        for drafter in self._capacity.drafters:
+            if drafter in busy or self._resting.get(drafter) == committed:
+                continue
+            if drafter == self._capacity.text:
+                continue
+            tip = self._tree.surviving(self.tips.get(drafter, self._tree.root))
+            tip = self.tips[drafter] = self._tree.end_of_chain(tip, drafter=drafter)
+            useful = self._commitment.limit - 1 - tip.length
+            window = min(task.window, useful)
+            is_near = tip.length + window <= committed + SPECULATION_LIMIT
+            if is_near and can_grow(tip, self._commitment):
+                commands.append(self._start(drafter, tip, window, task=task))
+        return commands
+
+    def ask_text(self, task: DecodingTask) -> list[Command]:
+        """Let the text draft after the main path's end, unless its last draft still waits there."""
+        text = self._capacity.text
+        if text is None or not self._capacity.targets:
+            return []
+        tip = self._tree.main_path()[-1]
+        window = min(task.lookahead, self._commitment.limit - 1 - tip.length)
+        waits = tip.drafter == text and not tip.assigned
+        ends = tip is self._text_ends or not can_grow(tip, self._commitment)
+        is_far = tip.length + window > len(self._commitment.prefix) + SPECULATION_LIMIT
+        if waits or ends or is_far or self.awaits_text:
+            return []
+        return [self._start(text, tip, min(window, task.draft_window), task=task)]
+
+    def stop_stale(self) -> list[Command]:
+        """Withdraw those whose tokens are of no use any more."""
+        return [self._stop(draft) for draft in list(self._in_flight.values()) if draft.is_stale]
+
+    def stop_all(self) -> list[Command]:
+        """Withdraw what is left."""
+        return [self._stop(draft) for draft in list(self._in_flight.values())]
+
+    def _start(self, drafter: int, tip: Node, window: int, *, task: DecodingTask) -> Command:
+        self._count += 1
+        self._in_flight[self._count] = Draft(
+            self._count, drafter, tip, missing=window, cold=drafter not in self._warm
+        )
+        is_text = drafter == self._capacity.text  # it says one thing, if any
+        return StartDraft(
+            self._count,
+            drafter,
+            self._commitment.prefix + self._tree.token_ids_to(tip),
+            max_tokens=window,
+            width=1 if is_text else task.width,
+            branch_count=0 if is_text else task.branches,
+        )
+
+    def _stop(self, draft: Draft) -> Command:
+        del self._in_flight[draft.draft_id]
+        return StopDraft(draft.draft_id)
