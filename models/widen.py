@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["FACTOR", "main", "wide_config", "widen", "widen_adapter"]
+__all__ = ["main"]
 
 # The mean square of a vector is then a quarter: twice the square root, to the bit.
-FACTOR = 4
+_FACTOR = 4
 _MODELS = Path(__file__).resolve().parent
 _TARGET = "python-target"
+# Copied last: with it the folder is whole.
+_PROMPTS = "prompts.jsonl"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,39 +45,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=_MODELS.parent / "build" / "wide-models")
     output = parser.parse_args(arguments).output
     disable_progress_bar()
+    whole = output / _PROMPTS
+    whole.unlink(missing_ok=True)
     for path in _MODELS.glob("python-*"):
-        if path.is_dir():
-            shutil.copytree(path, output / path.name, dirs_exist_ok=True)
-    model = widen(LlamaForCausalLM.from_pretrained(_MODELS / _TARGET, dtype="bfloat16"))
+        if path.is_dir() and not path.name.startswith(f"{_TARGET}-"):
+            # The target's weights are written anew, and never stand there as they were.
+            shutil.copytree(path, output / path.name, dirs_exist_ok=True, ignore=_target_weights)
+    model = _widen(LlamaForCausalLM.from_pretrained(_MODELS / _TARGET, dtype="bfloat16"))
     model.save_pretrained(output / _TARGET)
     fingerprint = model_fingerprint(find_model_files(str(output / _TARGET)))
     for folder in _MODELS.glob(f"{_TARGET}-*"):
-        widen_adapter(folder, output / folder.name, model=model, fingerprint=fingerprint)
-    # Last: with it the folder is whole.
-    shutil.copy(_MODELS / "prompts.jsonl", output)
-    print(f"{output}: the bundled target with zeros beside its weights, {model.num_parameters():,}")
+        _widen_adapter(folder, output / folder.name, model=model, fingerprint=fingerprint)
+    shutil.copy(_MODELS / _PROMPTS, whole)
+    print(f"{output}: a target of {model.num_parameters():,} weights, most of them zeros")
 
 
-def wide_config(config: LlamaConfig) -> LlamaConfig:
+def _wide_config(config: LlamaConfig) -> LlamaConfig:
     """Return the configuration of a model that is wider, and else the same."""
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    changed = {name: FACTOR * getattr(config, name) for name in names}
-    changed["rms_norm_eps"] = config.rms_norm_eps / FACTOR
+    changed = {name: _FACTOR * getattr(config, name) for name in names}
+    changed["rms_norm_eps"] = config.rms_norm_eps / _FACTOR
     return LlamaConfig(**{**config.to_dict(), **changed})
 
 
 @torch.no_grad()
-def widen(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def _widen(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """Return a wider model with the same logits: they differ by rounding."""
-    wide = LlamaForCausalLM(wide_config(model.config)).to(model.dtype)
+    wide = LlamaForCausalLM(_wide_config(model.config)).to(model.dtype)
     _put_in_corner(wide, model.state_dict())
     for name, weight in wide.named_parameters():
         if name.endswith("norm.weight"):
-            weight.div_(FACTOR**0.5)
+            weight.div_(_FACTOR**0.5)
     return wide
 
 
-def widen_adapter(source: Path, output: Path, *, model: LlamaForCausalLM, fingerprint: str) -> None:
+def _widen_adapter(
+    source: Path, output: Path, *, model: LlamaForCausalLM, fingerprint: str
+) -> None:
     """Write an adapter that guesses for the wide model what one guesses for the bundled one."""
     card = AdapterCard.read(source)
     sizes: dict[str, Any] = {
@@ -87,6 +93,11 @@ def widen_adapter(source: Path, output: Path, *, model: LlamaForCausalLM, finger
     output.mkdir(parents=True, exist_ok=True)
     (output / WEIGHTS_FILE).write_bytes(packed)
     replace(card, fingerprint=fingerprint, weights_sha256=digest).write(output)
+
+
+def _target_weights(folder: str, names: list[str]) -> list[str]:
+    is_target = Path(folder).name == _TARGET
+    return [name for name in names if is_target and name.endswith(".safetensors")]
 
 
 @torch.no_grad()

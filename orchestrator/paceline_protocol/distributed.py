@@ -208,11 +208,11 @@ class DistributedDecoding:
         if not self._decides_frontier():
             if not self._verifications.free_targets:
                 commands.append(self._verifications.make_room())
-            growing = self._drafts.grow_at(path[-1])
+            growing = self._drafts.grows_at(path[-1])
             nodes = frontier_nodes(path, task=self._task, growing=growing)
             commands.append(self._start_verify(nodes))
         path = path[: self._drafts.drafted_length(path)]
-        growing = self._drafts.grow_at(path[-1])
+        growing = self._drafts.grows_at(path[-1])
         while nodes := due_nodes(path, task=self._task, growing=growing):
             if not self._verifications.free_targets:
                 room = self._verifications.make_room_beside(path)
@@ -233,7 +233,7 @@ class DistributedDecoding:
             shared = sum(a is b for a, b in zip(path, main_path, strict=False))
             # The token that branches off is assumed: to decide for or against it is the main
             # path's business.
-            branch, growing = path[shared:], self._drafts.grow_at(tip)
+            branch, growing = path[shared:], self._drafts.grows_at(tip)
             while self._verifications.free_targets and (
                 nodes := due_nodes(branch, task=self._task, growing=growing)
             ):

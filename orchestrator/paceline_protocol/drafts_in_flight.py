@@ -107,7 +107,7 @@ class DraftsInFlight:
         """Whether the text was asked, and has not answered."""
         return any(draft.drafter == self._capacity.text for draft in self._in_flight.values())
 
-    def grow_at(self, tip: Node) -> bool:
+    def grows_at(self, tip: Node) -> bool:
         """Whether one of them goes on at a node."""
         return any(draft.tip is tip for draft in self._in_flight.values())
 
@@ -115,7 +115,7 @@ class DraftsInFlight:
         """Return how much of a path is drafted: not what the text said beyond a model at work."""
         if self._capacity.text is not None:
             for length in range(len(path), 0, -1):
-                if self.grow_at(path[length - 1]):
+                if self.grows_at(path[length - 1]):
                     return length
                 if path[length - 1].drafter != self._capacity.text:
                     break

@@ -183,7 +183,10 @@ class ModelWorker:
             work.depth, work.goes_on = item.depth, item.goes_on
 
     def withdraw(self, job: Job) -> None:
-        """Take a job out of the queue, or out of its forward. Its outlet is left alone."""
+        """Take a job out of the queue, or out of its forward. Its outlet is left alone.
+
+        A forward is given up when all of its jobs are withdrawn.
+        """
         with self._changed:
             job.withdrawn_ns = job.withdrawn_ns or self._clock_ns()
             if job.is_anticipated:

@@ -15,6 +15,7 @@ from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
 
 MODELS = Path(__file__).parents[2] / "models"
+pytestmark = pytest.mark.long
 TOKENS = torch.arange(100, 140)[None]
 
 

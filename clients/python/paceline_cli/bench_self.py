@@ -92,6 +92,8 @@ class SelfSettings(Settings):
             raise ValueError("--sweep needs an --adapter")
         if self.sweep and self.per_gpu:
             raise ValueError("--per-gpu does not go with --sweep, which has one device")
+        if self.guesses and not self.adapter:
+            raise ValueError("--guesses goes with --adapter")
         if self.sweep and self.guesses:
             raise ValueError("--guesses does not go with --sweep, which has --sizes")
         for name in _OF_SWEEPS:

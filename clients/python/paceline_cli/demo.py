@@ -248,7 +248,8 @@ def _simulated_node() -> LocalSystemConfig:
 
 def _size(model: Path) -> str:
     """Say how many weights a bundled model has."""
-    return f"{parameter_count(model / 'model.safetensors') / 1e6:.0f} million weights"
+    count = sum(map(parameter_count, model.glob("*.safetensors")))
+    return f"{count / 1e6:.0f} million weights"
 
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:

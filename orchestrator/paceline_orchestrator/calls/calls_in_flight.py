@@ -264,8 +264,9 @@ class CallsInFlight:
 
     def _follow(self, running: _Running, take: Callable[[Any], None]) -> None:
         name = _name(running.call)
-        self._running[name] = running
+        # First, for it fails where the request is ending: what runs has a task.
         running.task = self._tasks.create_task(self._wait(running, take), name=name)
+        self._running[name] = running
 
     async def _wait(self, running: _Running, take: Callable[[Any], None]) -> None:
         try:

@@ -28,7 +28,7 @@ class Listeners:
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener`, inside the block, after every change."""
+        """Call `listener`, inside the block, in the turn after a change."""
         self._contexts[listener] = copy_context()
         try:
             yield

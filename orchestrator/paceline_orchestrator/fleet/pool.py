@@ -174,7 +174,7 @@ class ServerPool:
         return fitting
 
     def listening(self, listener: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `listener`, inside the block, soon after who is ready or who lives where changes."""
+        """Call `listener`, inside the block, soon after servers or homes have changed."""
         return self._listeners.listening(listener)
 
     async def wait_for_model(self, timeout_seconds: float) -> ModelFacts:

@@ -74,6 +74,7 @@ def choose_decoder(name: str, model: Any, sample: Sample, *, together: bool) -> 
     if can_fuse(model):
         fused = FusedLlama(model)
         if _agrees(fused, sample, together=together):
+            fused.lend_head(model)
             return fused
         _log.warning("model %s: its layers are not fused: their logits are off", name)
     own_attention = model.config._attn_implementation  # noqa: SLF001 - there is no public word

@@ -86,8 +86,6 @@ class FusedLlama:
         warm_up([self._head, *(each for layer in layers for each in layer.products)])
         if is_tied:
             self._embedding.weight = model.lm_head.weight
-        # Adapters score with it, too.
-        model.lm_head.forward = self._head.of_any_rows
         self._norm = _norm(body.norm)
         self._rotary = body.rotary_emb
         self._rotations: Rotation = (torch.empty(0), torch.empty(0))
@@ -110,6 +108,10 @@ class FusedLlama:
         if rows.streams is not None:
             rows.streams.take(hidden)
         return self._head(last)
+
+    def lend_head(self, model: Any) -> None:
+        """Let the model given score with the head here, as adapters do, where it is packed."""
+        model.lm_head.forward = self._head.of_any_rows
 
     def _rotation(self, rows: ForwardRows) -> Rotation:
         cosines, sines = self.rotations(rows.longest)

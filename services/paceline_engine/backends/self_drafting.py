@@ -20,6 +20,7 @@ from paceline_engine.adapters.card import model_fingerprint
 from paceline_engine.adapters.files import load_adapter
 from paceline_engine.adapters.medusa import MedusaHeads
 from paceline_engine.adapters.rank_paths import (
+    check_tree,
     likeliest_tree,
     propose,
     prune_by_threshold,
@@ -66,10 +67,14 @@ def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0
         return loaded
     try:
         tree = likeliest_tree(loaded.card.training["hit_rates"], node_count=guesses)
-    except (KeyError, TypeError) as error:
+        check_tree(tree, reach=loaded.card.reach, most_ranks=MOST_TREE_TOKENS)
+    except (KeyError, TypeError, ValueError):
+        tree = ()
+    if not tree:
         raise ModelLoadError(
             f"adapter {str(directory)!r} cannot choose {guesses} guesses: its card has no hit rates"
-        ) from error
+            f" of {loaded.card.reach} places"
+        )
     return replace(loaded, card=replace(loaded.card, tree=tree))
 
 
@@ -178,7 +183,7 @@ class SelfDrafter:
         return self._adapter.begin(entering)[:, : self.depth].flatten(0, 1)
 
     def propose(self, rows: Sequence[DecidedRow], *, vocabulary_size: int) -> list[Proposal]:
-        """Guess what follows each row's next token: the card's tree, with guesses in it.
+        """Guess what follows each row's next token: the tree of guesses, filled with tokens.
 
         Guesses are ordered as a drafter's alternatives are: with the noise that the target has at
         their positions (`rank_from`).

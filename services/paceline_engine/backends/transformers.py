@@ -98,7 +98,8 @@ class TransformersBackend(ModelBackend):
             invariant: Let a row's logits follow from its text alone, bit by bit: see
                 `backends/invariant.py`.
             adapter: Directory with an adapter for it; empty: it does not draft for itself.
-            guesses, prune_below: See `SelfDrafter`.
+            guesses: How many it makes after a verdict; 0: as the adapter's card says.
+            prune_below: See `SelfDrafter`.
 
         Raises:
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it

@@ -128,6 +128,7 @@ def test_fifty_thousand_requests_may_cost_a_hundred_bytes_each():
         ("table2 --grid 2 --extended", "so --extended does not go with it"),
         ("table2 --extended --width 2", "--extended has two tokens, too few for a --width of 2"),
         ("self --chart self.xyz", "--chart: must end in .svg or .png"),
+        ("self --guesses 2", "--guesses goes with --adapter"),
         ("self --adapter a --sweep --guesses 2", "--guesses does not go with --sweep"),
         ("self --adapter a --sweep --per-gpu", "--per-gpu does not go with --sweep"),
         ("table2 --grid 2 --si-lookaheads 1", "so --si-lookaheads does not go with it"),
