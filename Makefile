@@ -159,7 +159,7 @@ images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/pa
 
 SIMULATE := build/simulate
 
-bench: install ## measure everything on this machine, which should be idle, and write the figures (two hours)
+bench: install wide-models ## measure everything on this machine, which should be idle, and write the figures (two hours)
 	$(BIN)/paceline simulate --grid full --output-directory $(SIMULATE) --json bench/results/simulate.json
 	$(BIN)/paceline simulate figure2 --grid full --dispatch work_conserving \
 	  --output-directory $(SIMULATE)/served --json bench/results/simulate-served.json
@@ -174,6 +174,8 @@ bench: install ## measure everything on this machine, which should be idle, and 
 	$(BIN)/paceline plan --target-ms 37.7 --target-first-ms 202 --drafter-ms 2.5 --drafter-first-ms 2.6 \
 	  --acceptance 0.63 --tokens 50 --gpus 8 --json bench/results/plan.json --chart bench/results/plan.png
 	$(BIN)/paceline bench pair --json bench/results/pair.json --chart bench/results/pair.png
+	$(BIN)/paceline bench pair --models $(WIDE) --parts transformers,engine,services --contest-prompts 6 \
+	  --lookaheads 4,8 --json bench/results/pair-wide.json
 	$(BIN)/paceline bench load --json bench/results/load.json --chart bench/results/load.png
 	$(BIN)/paceline bench load --backend transformers --json bench/results/load-models.json \
 	  --chart bench/results/load-models.png

@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from paceline_bench.pair.tables import (
     pair_acceptance,
     pair_contest,
     pair_forwards,
+    pair_headline,
     pair_sharing,
     pair_summary,
 )
@@ -69,6 +71,10 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "pair-forwards": pair_forwards,
     "pair-acceptance": pair_acceptance,
     "pair-sharing": pair_sharing,
+    "pair-wide-headline": partial(pair_headline, name="pair-wide"),
+    "pair-wide-summary": partial(pair_summary, name="pair-wide"),
+    "pair-wide-contest": partial(pair_contest, name="pair-wide"),
+    "pair-wide-forwards": partial(pair_forwards, name="pair-wide"),
 }
 
 

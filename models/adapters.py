@@ -82,6 +82,7 @@ STAGES = {
         Stage(own_texts=1024, seed=1, plan=_plan(steps=2400, rate=2e-3)),
         Stage(own_texts=2048, seed=2, plan=_plan(steps=2000, rate=2e-3)),
         Stage(own_texts=3072, seed=3, plan=_plan(steps=2400, rate=2e-3)),
+        Stage(own_texts=4096, seed=4, plan=_plan(steps=1200, rate=2e-3)),
     ],
 }
 

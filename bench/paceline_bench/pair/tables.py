@@ -26,6 +26,7 @@ __all__ = [
     "pair_acceptance",
     "pair_contest",
     "pair_forwards",
+    "pair_headline",
     "pair_sharing",
     "pair_summary",
     "report",
@@ -238,9 +239,33 @@ def _per_gpu(target_count: int) -> Columns:
     return per_gpu(gpus)
 
 
-def pair_summary(results: Results) -> str:
-    """What the bundled pair does in different hands, for those in a hurry."""
-    rows = results["pair"]["rows"]
+def pair_headline(results: Results, name: str) -> str:
+    """What speculation gains with real forwards, in a sentence or two."""
+    rows = results[name]["rows"]
+
+    def ratio(method: Method, other: Group, other_method: Method) -> str:
+        own = _fastest(rows, Group.SERVICES, method)
+        return _times_as_fast(own, _fastest(rows, other, other_method)).rstrip("x")
+
+    speculation, plain = Method.SPECULATIVE, Method.PLAIN
+    return (
+        f"SI is **{ratio(speculation, Group.SERVICES, plain)} times as fast as plain decoding**,"
+        f" {ratio(speculation, Group.LIBRARY, plain)} times as fast as `generate` of"
+        f" `transformers`, and {ratio(speculation, Group.LIBRARY, speculation)} times as fast as"
+        " its speculation (assisted generation), each at its better lookahead. DSI, all of whose"
+        f" model processes share the two cores: {ratio(Method.DISTRIBUTED, Group.SERVICES, plain)}"
+        " times as fast as plain decoding."
+    )
+
+
+def _fastest(rows: Iterable[Row], group: Group, method: Method) -> Row:
+    own = [row for row in rows if (row["group"], row["method"]) == (group.value, method.value)]
+    return max(own, key=itemgetter("tokens_per_second"))
+
+
+def pair_summary(results: Results, name: str = "pair") -> str:
+    """What a pair does in different hands, for those in a hurry."""
+    rows = results[name]["rows"]
     lookaheads = sorted({row["lookahead"] for row in rows if row["lookahead"]})
     columns = ["bare", "plain", *(f"lookahead {count}" for count in lookaheads), "other"]
     lines = []
@@ -259,9 +284,9 @@ def pair_summary(results: Results) -> str:
     return markdown_table(("", "bare loop", *columns[1:]), lines)
 
 
-def pair_contest(results: Results) -> str:
-    """Every way to decode with the bundled pair."""
-    every = results["pair"]["rows"]
+def pair_contest(results: Results, name: str = "pair") -> str:
+    """Every way to decode with a pair."""
+    every = results[name]["rows"]
     columns: Columns = {
         "tokens/s": speed,
         "repeats": _speed_range,
@@ -270,7 +295,7 @@ def pair_contest(results: Results) -> str:
         "to the bare loop": lambda row: _times_as_fast(row, every[0]),
         "to transformers, same method": lambda row: _times_as_fast(row, _peer(row, every)),
     }
-    sections = [circumstances_line(results["pair"]) + "\n"]
+    sections = [circumstances_line(results[name]) + "\n"]
     for group, rows in groupby(every, itemgetter("group")):
         sections.append(table(rows, {group: _NAME, **columns}))
     return "\n".join(sections)
@@ -301,9 +326,9 @@ def _find(rows: Iterable[Row], group: Group, method: str, lookahead: int | None)
     return next((it for it in rows if (it["group"], it["method"], it["lookahead"]) == wanted), None)
 
 
-def pair_forwards(results: Results) -> str:
-    """What forwards of the bundled pair take."""
-    models: dict[str, Row] = results["pair"]["models"]
+def pair_forwards(results: Results, name: str = "pair") -> str:
+    """What forwards of a pair take."""
+    models: dict[str, Row] = results[name]["models"]
     counts = list(models["target"]["rows_ms"])
     lines = [
         [

@@ -429,6 +429,15 @@ def test_the_pair_is_summed_up_by_who_decodes(results):
     ]
 
 
+def test_a_pair_in_a_sentence_is_each_sides_fastest_way(results):
+    slower = pair_row("the services", "speculative", "SI, lookahead 2", 120.0, lookahead=2)
+    results["pair-wide"] = {**results["pair"], "rows": [*results["pair"]["rows"], slower]}
+    (line,) = lines_of("pair-wide-headline", results)
+    assert line.startswith("SI is **1.64 times as fast as plain decoding**, 2.00 times as fast as")
+    assert ", and 1.20 times as fast as its speculation" in line
+    assert line.endswith("cores: 1.09 times as fast as plain decoding.")
+
+
 def test_every_way_is_compared_with_the_bare_loop_and_with_its_peer(results):
     lines = lines_of("pair-contest", results)
     assert "| bare loop | 100 | 80 to 125 | - | 2.50 | 1.00x | - |" in lines
