@@ -49,7 +49,6 @@ wide-models: $(WIDE)/prompts.jsonl ## a target of 115 million weights that says 
 
 $(WIDE)/prompts.jsonl: models/widen.py models/prompts.jsonl $(wildcard models/python-*/*) | $(VENV)/.installed
 	$(BIN)/python models/widen.py --output $(WIDE)
-	@touch $@
 
 # More for pytest: PYTEST_ARGS=-x
 PYTEST_ARGS ?=

@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in _MODELS.glob("python-*"):
         if path.is_dir() and not path.name.startswith(f"{_TARGET}-"):
             # The target's weights are written anew, and never stand there as they were.
-            shutil.copytree(path, output / path.name, dirs_exist_ok=True, ignore=_target_weights)
+            ignore = shutil.ignore_patterns("*.safetensors") if path.name == _TARGET else None
+            shutil.copytree(path, output / path.name, dirs_exist_ok=True, ignore=ignore)
     model = _widen(LlamaForCausalLM.from_pretrained(_MODELS / _TARGET, dtype="bfloat16"))
     model.save_pretrained(output / _TARGET)
     fingerprint = model_fingerprint(find_model_files(str(output / _TARGET)))
@@ -93,11 +94,6 @@ def _widen_adapter(
     output.mkdir(parents=True, exist_ok=True)
     (output / WEIGHTS_FILE).write_bytes(packed)
     replace(card, fingerprint=fingerprint, weights_sha256=digest).write(output)
-
-
-def _target_weights(folder: str, names: list[str]) -> list[str]:
-    is_target = Path(folder).name == _TARGET
-    return [name for name in names if is_target and name.endswith(".safetensors")]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import widen
+from growth import build_model
 from paceline_cli.bundled import find_models
 from paceline_engine.adapters.card import model_fingerprint
 from paceline_engine.adapters.files import load_adapter
@@ -15,7 +16,6 @@ from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
 
 MODELS = Path(__file__).parents[2] / "models"
-pytestmark = pytest.mark.long
 TOKENS = torch.arange(100, 140)[None]
 
 
@@ -33,6 +33,19 @@ def loaded(folder):
     return [(load_model(files, dtype="float32"), model_fingerprint(files)) for files in both]
 
 
+def test_a_wider_model_says_the_same():
+    torch.manual_seed(0)
+    narrow = build_model(layers=2, width=24)
+    for name, weight in narrow.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.normal_(weight)
+    wide = widen._widen(narrow)
+    assert wide.config.hidden_size == 4 * 24
+    with torch.inference_mode():
+        torch.testing.assert_close(wide(TOKENS).logits, narrow(TOKENS).logits)
+
+
+@pytest.mark.long
 def test_it_has_fifteen_times_the_weights_and_the_same_logits(loaded):
     (narrow, _), (wide, _) = loaded
     assert wide.num_parameters() > 15 * narrow.num_parameters()
@@ -41,6 +54,7 @@ def test_it_has_fifteen_times_the_weights_and_the_same_logits(loaded):
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["medusa", "streams"])
 def test_its_adapters_guess_what_the_bundled_ones_guess(loaded, folder, kind):
     guesses = []
@@ -53,6 +67,19 @@ def test_its_adapters_guess_what_the_bundled_ones_guess(loaded, folder, kind):
     torch.testing.assert_close(*guesses, rtol=1e-4, atol=1e-4)
 
 
+def test_a_run_that_is_broken_off_leaves_nothing_that_counts_as_whole(tmp_path, monkeypatch):
+    def breaks_off(_model):
+        raise KeyboardInterrupt
+
+    (tmp_path / "prompts.jsonl").write_text("of the run before")
+    monkeypatch.setattr(widen, "_widen", breaks_off)
+    with pytest.raises(KeyboardInterrupt):
+        widen.main(["--output", str(tmp_path)])
+    assert not (tmp_path / "prompts.jsonl").exists()
+    assert not [*(tmp_path / "python-target").glob("*.safetensors")]
+
+
+@pytest.mark.long
 def test_the_folder_stands_for_the_bundled_models(folder):
     models = find_models(folder)
     assert models.tiny.is_dir()

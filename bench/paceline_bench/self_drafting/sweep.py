@@ -64,13 +64,13 @@ class SweptTree:
 
 @dataclass(slots=True)
 class Case:
-    """A way to decode, and what it took so far; without a drafter it is plain decoding.
+    """A way to decode, and what it took so far; without guesses it is plain decoding.
 
     Attributes:
         adapter: What it is called.
         tree: What is proposed.
         prune_below: See SelfDrafter.
-        drafter: What proposes and prunes.
+        own_guesses: What proposes and prunes.
         layers: Of the model that have streams.
         texts: What was decoded.
         tokens, forwards, rows, dropped, seconds: Of all texts, without their first forwards.
@@ -79,7 +79,7 @@ class Case:
     adapter: str = ""
     tree: SweptTree = SweptTree("plain", 0, ())
     prune_below: float = 0.0
-    drafter: SelfDrafter | None = None
+    own_guesses: OwnGuesses | None = None
     layers: int = 0
     texts: list[list[int]] = field(default_factory=list)
     tokens: int = 0
@@ -90,10 +90,7 @@ class Case:
 
     def decode(self, backend: TransformersBackend, prompt: Sequence[int], *, count: int) -> None:
         """Decode a text, greedily, and add what it took."""
-        backend.own_guesses = None
-        if self.drafter is not None:
-            size = backend.description.vocabulary_size
-            backend.own_guesses = OwnGuesses(self.drafter, vocabulary_size=size)
+        backend.own_guesses = self.own_guesses
         text = ModelText(backend, SessionSpec(len(prompt) + count + _MOST_RESERVED))
         made: list[int] = []
         proposal, started = NOTHING, 0.0
@@ -102,7 +99,7 @@ class Case:
                 [*prompt, *made],
                 proposal.token_ids,
                 parents=proposal.parents,
-                propose=self.drafter is not None,
+                propose=self.own_guesses is not None,
             )
             made += [*proposal.along(judged.accepted_path), judged.next_token]
             proposal = judged.proposal
@@ -178,6 +175,7 @@ def _cases(
     backend: TransformersBackend, model: Path, adapters: Mapping[str, Path], *, plan: SweepPlan
 ) -> Iterator[Case]:
     files = find_model_files(str(model), revision=None)
+    size = backend.description.vocabulary_size
     for name, directory in adapters.items():
         loaded = load_for(files, backend.model, directory)
         for tree in trees_of(loaded.card, plan):
@@ -191,4 +189,5 @@ def _cases(
                     goes_along=True,
                 )
                 if drafter.prunes or not threshold:
-                    yield Case(name, tree, threshold, drafter, loaded.card.layers)
+                    own = OwnGuesses(drafter, vocabulary_size=size)
+                    yield Case(name, tree, threshold, own, loaded.card.layers)

@@ -22,6 +22,7 @@ from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import PictureFile, ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
+from paceline_engine.fields import MOST_TREE_TOKENS
 from paceline_serving.settings import OneOrMore, RateList, Settings, option
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class SelfSettings(Settings):
 
     adapter: OneOrMore = Field((), description="directory with an adapter")
     guesses: int = Field(
-        0, ge=0, le=256, description="tokens to guess after each verdict; 0: as adapters' cards say"
+        0,
+        ge=0,
+        le=MOST_TREE_TOKENS,
+        description="tokens to guess after each verdict; 0: as adapters' cards say",
     )
     prompts: int = Field(12, ge=1, le=120, description="held-out prompts to decode")
     repeats: int = Field(1, ge=1, le=100, description="how often each is decoded by everybody")
@@ -68,7 +72,7 @@ class SelfSettings(Settings):
     widths: Annotated[tuple[int, ...], numbers_to(16)] = Field(
         "1-3", validate_default=True, description="of a sweep: guesses at each place (k)"
     )
-    sizes: Annotated[tuple[int, ...], numbers_to(256)] = Field(
+    sizes: Annotated[tuple[int, ...], numbers_to(MOST_TREE_TOKENS)] = Field(
         "1,2,4,8,16,32,64",
         validate_default=True,
         description="of a sweep: guesses in trees of the likeliest",

@@ -107,23 +107,19 @@ class CapturedSteps:
         work: Whether they can be captured; no longer once that has failed.
     """
 
-    def __init__(self, name: str, decoder: FusedLlama, device: torch.device) -> None:
-        """Build it without any.
-
-        Args:
-            name: Of the model, for the log.
-        """
+    def __init__(self, decoder: FusedLlama, device: torch.device) -> None:
+        """Build it without any."""
         self.work = True
-        self._name = name
         self._decoder = decoder
         self._recorder = Recorder(device)
         self._unrecorded_left = 0
 
-    def record(self, text: KeyValues, token_id: int, *, expected: Tensor) -> bool:
+    def record(self, text: KeyValues, token_id: int, *, expected: Tensor, name: str) -> bool:
         """Record a text's step; return whether its row lies in its place, as computed before.
 
         Args:
             expected: The logits after the row, as computed.
+            name: What the model is called, for the log.
         """
         if self._unrecorded_left:
             self._unrecorded_left -= 1
@@ -139,7 +135,7 @@ class CapturedSteps:
                 self._unrecorded_left = _STEPS_WITHOUT_MEMORY
                 return False
             reason = str(error)
-        _log.warning("model %s: forwards are not captured: %s", self._name, reason)
+        _log.warning("model %s: forwards are not captured: %s", name, reason)
         self.work = False
         return False
 

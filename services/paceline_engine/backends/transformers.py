@@ -178,7 +178,7 @@ class TransformersBackend(ModelBackend):
         self._chosen: dict[Item, int] = {}
         self.steps: CapturedSteps | None = None
         if capture and self.device.type == "cuda" and isinstance(self.decoder, FusedLlama):
-            self.steps = CapturedSteps(name, self.decoder, self.device)
+            self.steps = CapturedSteps(self.decoder, self.device)
         elif capture:
             _log.warning("model %s: its forwards cannot be captured on %s", name, self.device)
 
@@ -331,7 +331,8 @@ class TransformersBackend(ModelBackend):
                 return recorded(token_id, position=text.length)
         (expected,) = self._compute_rows([feed])
         with self._counting(0):  # what is computed once more, to be recorded
-            is_there = steps.record(text, token_id, expected=expected)
+            name = self.description.name
+            is_there = steps.record(text, token_id, expected=expected, name=name)
         # What is written in vain is written over.
         return expected if is_there else self._compute_rows([feed])[0]
 

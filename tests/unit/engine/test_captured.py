@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 def capturing_backend(tiny_pair) -> TransformersBackend:
     """A model whose steps are recorded, though this is a CPU."""
     backend = TransformersBackend(str(tiny_pair.target))
-    backend.steps = CapturedSteps("target", backend.decoder, CPU)
+    backend.steps = CapturedSteps(backend.decoder, CPU)
     return backend
 
 
@@ -160,10 +161,12 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
 
     monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", Broken)
     backend = capturing_backend(tiny_pair)
+    # As it is called by --model-name, once it is loaded.
+    backend.description = replace(backend.description, name="ours")
     oracle = continuation(ModelText(target, SPEC), PROMPT, 8)
     assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
-    assert "not captured" in caplog.text
+    assert "model ours: forwards are not captured" in caplog.text
 
 
 def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(capturing, target):

@@ -117,9 +117,16 @@ async def test_it_makes_so_many_guesses_the_likeliest_by_the_cards_hit_rates(
         assert verdict.proposal.parents == (0, 0, 1)
 
 
-def test_guesses_cannot_be_chosen_without_hit_rates(tiny_pair, adapter):
-    with pytest.raises(ModelLoadError, match="choose 3 guesses: its card has no hit rates"):
-        TransformersBackend(str(tiny_pair.target), adapter=str(adapter), guesses=3)
+@pytest.mark.parametrize(
+    "training",
+    [{}, {"hit_rates": 0.5}, {"hit_rates": []}, {"hit_rates": [[0.9]] * (REACH + 1)}],
+    ids=["none", "no list", "empty", "beyond its reach"],
+)
+def test_guesses_cannot_be_chosen_without_hit_rates_of_its_reach(tiny_pair, tmp_path, training):
+    sizes = {"kind": "medusa", "tree": PATHS, "reach": REACH}
+    adapter = write_adapter(tmp_path / "odd", tiny_pair.target, **sizes, training=training)
+    with pytest.raises(ModelLoadError, match="choose 9 guesses: its card has no hit rates"):
+        TransformersBackend(str(tiny_pair.target), adapter=str(adapter), guesses=9)
 
 
 def test_it_says_how_far_and_with_what(backend, adapter, plain):

@@ -148,7 +148,7 @@ def test_captured_forwards_cannot_all_be_given_up(tiny_pair, monkeypatch):
 
     def capture(self, *arguments, **settings):
         adopt(self, *arguments, **settings)
-        self.steps = CapturedSteps("target", self.decoder, torch.device("cpu"))
+        self.steps = CapturedSteps(self.decoder, torch.device("cpu"))
 
     monkeypatch.setattr(TransformersBackend, "_adopt", capture)
     assert not TransformersBackend(str(tiny_pair.target)).description.cancels_between_layers

@@ -42,7 +42,7 @@ def backend(request, tiny_pair):
         model = TransformersBackend(str(tiny_pair.target), invariant=is_invariant)
     model._together = request.param == "together"
     if request.param == "captured":
-        model.steps = CapturedSteps("target", model.decoder, torch.device("cpu"))
+        model.steps = CapturedSteps(model.decoder, torch.device("cpu"))
     return model
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from unittest.mock import MagicMock
 
 import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.calls_in_flight import CallsInFlight
+from paceline_protocol.messages import StartDraft
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -309,3 +312,32 @@ async def test_the_calls_of_a_server_that_is_listed_no_more_go_elsewhere():
         stream = await running
         assert stream.token_ids == TRUTH[len(PROMPT) : len(PROMPT) + 100]
         assert stream.fallbacks == {"target_lost": 1}
+
+
+def test_a_call_that_nobody_can_wait_for_any_more_does_not_keep_others_from_being_withdrawn():
+    started = []
+
+    def create_task(waiting, *, name):
+        waiting.close()
+        if started:
+            raise RuntimeError(f"the group is shutting down: {name}")
+        started.append(MagicMock())
+        return started[0]
+
+    calls = CallsInFlight(
+        MagicMock(create_task=create_task),
+        recorder=MagicMock(),
+        pool=MagicMock(),
+        ledger=MagicMock(),
+        logprobs=False,
+        top_logprobs=0,
+        likeliest=None,
+        answered=MagicMock(),
+        failed=MagicMock(),
+    )
+    session = MagicMock()
+    calls.start(StartDraft(1, 0, (1, 2), max_tokens=1), session)
+    with pytest.raises(RuntimeError, match="draft 2"):
+        calls.start(StartDraft(2, 0, (1, 2), max_tokens=1), session)
+    calls.close()
+    started[0].cancel.assert_called_once_with()
