@@ -22,6 +22,7 @@ __all__ = [
     "Decoded",
     "DraftOptions",
     "Drafted",
+    "Hardware",
     "LikeliestTokens",
     "ModelDescription",
     "PrefixCall",
@@ -229,6 +230,19 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a model computes on; see the proto.
+
+    Attributes:
+        identity: Its name among all machines.
+        share: The part of it that a forward keeps busy, in (0, 1].
+    """
+
+    identity: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What a loaded model is; see GetModelInfoResponse.
 
@@ -237,6 +251,7 @@ class ModelDescription:
         self_draft_depth: How many tokens after its own it can propose; 0: it does not.
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
+        hardware: What computes it; None where nothing does.
     """
 
     name: str
@@ -258,3 +273,4 @@ class ModelDescription:
     self_draft_depth: int = 0
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()
+    hardware: Hardware | None = None

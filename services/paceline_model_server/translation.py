@@ -28,6 +28,7 @@ from paceline_engine.calls import (
     DecodeOptions,
     Drafted,
     DraftOptions,
+    Hardware,
     LikeliestTokens,
     ModelDescription,
     PrefixCall,
@@ -243,7 +244,14 @@ def model_info(
             )
             for each in latencies.stages
         ],
+        hardware=_hardware(model.hardware),
     )
+
+
+def _hardware(hardware: Hardware | None) -> model_service_pb2.Hardware | None:
+    if hardware is None:
+        return None
+    return model_service_pb2.Hardware(identity=hardware.identity, share=hardware.share)
 
 
 def _forwards(forwards: Sequence[ForwardLatency]) -> list[model_service_pb2.ForwardLatency]:

@@ -252,6 +252,35 @@ def test_speculation_asked_for_without_a_drafter_is_planned_all_the_same():
     assert "no drafter" in plan.note
 
 
+def test_auto_counts_on_the_targets_that_can_compute_side_by_side():
+    plan = Planner().choose(replace(VICUNA, side_by_side=3))
+    assert (plan.strategy, plan.target_count) == (Strategy.DISTRIBUTED, 3)
+    assert "of 7 target(s) 3 can compute beside the drafter and each other" in plan.note
+    alone = refined(replace(VICUNA, side_by_side=1)).choose(replace(VICUNA, side_by_side=1))
+    assert (alone.strategy, alone.drafts_ahead) == (Strategy.SPECULATIVE, True)
+    assert "hardware" not in Planner().choose(VICUNA).note
+
+
+# A drafter for which DSI is better than SI with one target, too.
+SLOW = replace(VICUNA, drafter_step_ns=15 * MS, acceptance_rate=0.8)
+
+
+def test_where_target_and_drafter_share_hardware_auto_lets_them_take_turns(monkeypatch):
+    assert Planner().choose(replace(SLOW, side_by_side=1)).strategy is Strategy.DISTRIBUTED
+    shared = replace(SLOW, side_by_side=0)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: pytest.fail("simulated DSI"))
+    plan = refined(shared).choose(shared)
+    assert (plan.strategy, plan.drafts_ahead) == (Strategy.SPECULATIVE, False)
+
+
+def test_what_is_asked_for_is_done_on_shared_hardware_too():
+    shared = replace(SLOW, side_by_side=0)
+    plan = Planner().choose(shared, Wish(strategy=Strategy.DISTRIBUTED))
+    assert (plan.strategy, plan.target_count) == (Strategy.DISTRIBUTED, 3)
+    plan = Planner().choose(shared, Wish(strategy=Strategy.SPECULATIVE))
+    assert not plan.drafts_ahead
+
+
 def test_what_is_asked_for_is_kept():
     plan = Planner().choose(
         VICUNA, Wish(strategy=Strategy.DISTRIBUTED, lookahead=5, target_count=2)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from paceline_orchestrator.fleet.discovery import Endpoint, Role
+    from paceline_orchestrator.fleet.hardware import Hardware
     from paceline_orchestrator.fleet.wire import ModelFacts
 
 __all__ = ["NOT_SERVING", "REMOVED", "ModelServer"]
@@ -101,6 +102,11 @@ class ModelServer:
         if self.facts is None:
             return ()
         return self.facts.stage_names or (self.facts.model_name,)
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """What it computes on, if it has said so."""
+        return self.facts.hardware if self.facts else None
 
     @property
     def leaving(self) -> bool:

@@ -21,6 +21,7 @@ from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class ModelFacts:
         self_draft_kind: What with.
         is_invariant: Whether its choices are the same bit by bit.
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
+        hardware: What computes it; None if it did not say.
     """
 
     model_name: str
@@ -122,6 +124,7 @@ class ModelFacts:
     self_draft_kind: str = ""
     is_invariant: bool = False
     stage_names: tuple[str, ...] = ()
+    hardware: Hardware | None = None
 
     def knows(self, rule: VerificationRule) -> bool:
         """Whether the model can work under a rule."""
@@ -226,7 +229,14 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         self_draft_kind=info.self_draft_kind,
         is_invariant=info.is_invariant,
         stage_names=tuple(stage.model_name for stage in info.stages),
+        hardware=_hardware(info.hardware),
     )
+
+
+def _hardware(hardware: model_service_pb2.Hardware) -> Hardware | None:
+    if not hardware.identity:
+        return None
+    return Hardware(hardware.identity, hardware.share)
 
 
 async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:

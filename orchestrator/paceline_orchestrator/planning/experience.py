@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import NoTargetError, TokenizerMismatchError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.hardware import count_side_by_side
 from paceline_orchestrator.fleet.row_prices import RowPrices
 from paceline_orchestrator.planning.computing import Computing, ComputingEndedError
 from paceline_orchestrator.planning.hit_rates import HitRates, LearntRates, Pair
@@ -312,6 +313,9 @@ class Planning:
             rank_decays=rates.decays,
             tree_tokens=min(MOST_TREE_TOKENS, _tree_tokens(targets[0], drafter)),
             tree_depth=targets[0].facts.tree_depth_limit if targets[0].facts else 0,
+            side_by_side=count_side_by_side(
+                [it.hardware for it in targets], drafter=drafter.hardware if drafter else None
+            ),
         )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 
-__all__ = ["EQUAL_ROWS", "MOST_TREE_TOKENS", "Measurements"]
+__all__ = ["EQUAL_ROWS", "MOST_TREE_TOKENS", "NOTHING_SHARED", "Measurements"]
 
 MOST_TREE_TOKENS = 64
 """The most tokens of a tree: what accelerators compute in about the time of one row."""
 
 EQUAL_ROWS = RowPrices()
 """Of servers that have not said what rows cost."""
+
+NOTHING_SHARED = sys.maxsize
+"""All targets compute side by side, however many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Measurements:
         tree_tokens: The most tokens of a tree that targets judge; 0 where they, or the drafter,
             know chains only.
         tree_depth: The most tokens of a path of it.
+        side_by_side: Targets that have hardware left beside the drafter's and each other's; 0:
+            whenever the drafter computes, a target is slower for it.
     """
 
     target_step_ns: int
@@ -58,6 +64,7 @@ class Measurements:
     rank_decays: tuple[float, ...] = ()
     tree_tokens: int = 0
     tree_depth: int = 0
+    side_by_side: int = NOTHING_SHARED
 
     @property
     def verification_ns(self) -> int:

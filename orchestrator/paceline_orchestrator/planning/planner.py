@@ -159,12 +159,18 @@ class Planner:
     ) -> Plan:
         """Plan a request by what is known, and what it wishes."""
         available = min(wish.target_count or measurements.part, measurements.target_count)
-        case = Case(measurements, wish.lookahead, available, self._rehearsals, wish.may_draft_ahead)
-        options = [
-            FORECASTS[strategy](case)
+        may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
+        methods = {
+            strategy: method
             for strategy, method in METHODS.items()
             if _has_what_it_needs(method, measurements)
-        ]
+        }
+        if wish.strategy is None:  # else it has what it asks for, whoever shares hardware for it
+            available = max(1, min(available, measurements.side_by_side))
+            if not measurements.side_by_side:
+                methods = {it: method for it, method in methods.items() if not method.overlaps}
+        case = Case(measurements, wish.lookahead, available, self._rehearsals, may_draft_ahead)
+        options = [FORECASTS[strategy](case) for strategy in methods]
         has_target = not measurements.is_crowded
         if wish.strategy is None and has_target:
             asked = None if wish.leaves_trees_open else wish.shape or CHAIN
@@ -177,11 +183,12 @@ class Planner:
                 wish.lookahead or 1,
                 1,
                 measurements.verification_ns,
-                drafts_ahead=wish.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
+                drafts_ahead=may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
             )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
-        if best.method.drafts and has_target:
+        may_overlap = any(option.method.overlaps for option in options)
+        if best.method.drafts and has_target and may_overlap:
             self._rehearsals.ask_for(measurements, available)
         others = [each for each in options if each is not best]
         if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
@@ -323,6 +330,11 @@ def _why(best: Option, measurements: Measurements, others: Sequence[Option]) -> 
         reasons.append(
             f"{measurements.request_count} requests on {measurements.target_count} target(s), "
             f"{measurements.drafting_count} at the drafter"
+        )
+    if measurements.side_by_side < measurements.target_count:
+        reasons.append(
+            f"of {measurements.target_count} target(s) {measurements.side_by_side} can compute"
+            " beside the drafter and each other: the hardware is shared"
         )
     reasons += [option.note for option in (best, *others) if option.note]
     return "; ".join(reasons)

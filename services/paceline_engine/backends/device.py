@@ -1,19 +1,28 @@
-"""The device that a model is on: whether it is there, and what it reports."""
+"""The device that a model is on: whether it is there, who shares it, and what it reports."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import platform
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.errors import OverloadedError
 from paceline_engine.backends.base import DeviceLostError, ModelLoadError
+from paceline_engine.calls import Hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
 
-__all__ = ["on_device", "usable_device", "wait_for"]
+__all__ = ["hardware_of", "on_device", "usable_device", "wait_for"]
+
+# Linux says the same in all containers of a machine, and another at each boot.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def usable_device(name: str) -> torch.device:
@@ -54,3 +63,37 @@ def wait_for(device: torch.device) -> None:
     """Let a forward be over: where nothing is read of it, an accelerator has only begun it."""
     if device.type != "cpu":
         torch.get_device_module(device).current_stream(device).synchronize()
+
+
+def hardware_of(device: torch.device, *, threads: int) -> Hardware:
+    """Name what a device is part of, and say how much of that a forward keeps busy.
+
+    A CPU is the set of cores that this process may use: processes with sets of their own share
+    none. (Sets that overlap in part count as apart.)
+
+    Args:
+        device: What torch computes on.
+        threads: Those of a forward on a CPU.
+    """
+    if device.type == "cpu":
+        cores = _usable_cores()
+        machine = f"{_machine()} {sorted(cores)}"
+        return Hardware(_hidden(machine), min(1.0, threads / len(cores)))
+    properties = torch.get_device_module(device).get_device_properties(device)
+    unique = getattr(properties, "uuid", None)  # of CUDA, also of a part of a divided GPU
+    return Hardware(_hidden(str(unique) if unique else f"{_machine()} {device}"), 1.0)
+
+
+def _machine() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+
+
+def _usable_cores() -> AbstractSet[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _hidden(identity: str) -> str:
+    """Tell equal from unequal, and nothing else."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]

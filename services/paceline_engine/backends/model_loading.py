@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
 from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.device import hardware_of
 from paceline_engine.backends.library import decoder_layers
 from paceline_engine.calls import ModelDescription, VerificationRule
 
@@ -158,7 +159,8 @@ def describe(
     *,
     token_count: int,
     dtype: str,
-    device: str,
+    device: torch.device,
+    threads: int,
     cancels_between_layers: bool,
     shares_forwards: bool,
     is_invariant: bool,
@@ -167,6 +169,7 @@ def describe(
 
     Args:
         token_count: What its tokenizer knows.
+        threads: CPU threads of one forward.
 
     Raises:
         ModelLoadError: its configuration does not say.
@@ -183,7 +186,7 @@ def describe(
         context_length=_context_length(files.name, config),
         backend="transformers",
         dtype=dtype,
-        device=device,
+        device=str(device),
         layer_count=len(decoder_layers(model)),
         cancels_between_layers=cancels_between_layers,
         shares_forwards=shares_forwards,
@@ -191,6 +194,7 @@ def describe(
         takes_trees=shares_forwards,
         is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
+        hardware=hardware_of(device, threads=threads),
     )
 
 

@@ -28,6 +28,7 @@ from paceline_engine.backends.base import (
     ModelLoadError,
 )
 from paceline_engine.backends.captured import CapturedSteps
+from paceline_engine.backends.device import hardware_of
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama
@@ -116,6 +117,7 @@ def test_the_description_is_the_models(target, tiny_pair):
     assert (description.vocabulary_size, description.layer_count) == (300, 4)
     assert (description.context_length, description.eos_token_ids) == (512, (0,))
     assert description.cancels_between_layers
+    assert description.hardware == hardware_of(torch.device("cpu"), threads=1)
     assert target.tokenizer == (tiny_pair.target / "tokenizer.json").read_bytes()
 
 

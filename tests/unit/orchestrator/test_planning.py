@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import NoTargetError, UnsupportedError
+from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_orchestrator.fleet.wire import Timing
 from paceline_orchestrator.planning.experience import Planning
@@ -39,6 +40,7 @@ def a_server(
     self_draft_depth=0,
     tree_tokens=0,
     fingerprint="drafter",
+    hardware=None,
 ):
     """A server with so many of our requests, whose queue holds so many calls.
 
@@ -67,6 +69,7 @@ def a_server(
         latency=latency,
         home_count=homes,
         session_count=sessions,
+        hardware=hardware,
         facts=SimpleNamespace(
             self_draft_depth=self_draft_depth,
             tree_token_limit=tree_tokens,
@@ -115,6 +118,15 @@ def test_a_request_alone_uses_the_targets_it_needs():
     plan = a_plan(a_planning([a_server(30) for _ in range(7)]))
     assert plan.strategy is Strategy.DISTRIBUTED
     assert 1 < plan.target_count <= 7
+
+
+def test_a_request_uses_no_more_targets_than_compute_side_by_side():
+    cores = Hardware("four cores", 0.25)
+    targets = [a_server(30, hardware=cores) for _ in range(7)]
+    plan = a_plan(a_planning(targets, drafter=a_server(3, hardware=cores)))
+    assert (plan.strategy, plan.target_count) == (Strategy.DISTRIBUTED, 3)
+    apart = a_plan(a_planning(targets, drafter=a_server(3, hardware=Hardware("gpu", 1.0))))
+    assert (apart.strategy, apart.target_count) == (Strategy.DISTRIBUTED, 4)
 
 
 def test_sessions_of_guests_keep_no_target_from_being_used():

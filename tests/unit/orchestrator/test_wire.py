@@ -11,6 +11,7 @@ from paceline import errors
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.session_service_pb2 import CallTiming
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_orchestrator.fleet.wire import ModelFacts, Timing, answer, fetch_facts, read_timing
 
 
@@ -50,6 +51,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         shares_forwards=True,
         stages=[{"model_name": "base"}, {"model_name": "small"}],
         role=model_service_pb2.MODEL_ROLE_TARGET,
+        hardware={"identity": "gpu", "share": 0.5},
     )
 
     async def say():
@@ -70,9 +72,13 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         shares_forwards=True,
         stage_names=("base", "small"),
         role=Role.TARGET,
+        hardware=Hardware("gpu", 0.5),
     )
     del info.verification_rules[1:]
-    assert not (await fetch_facts(models)).rejection_sampling
+    info.ClearField("hardware")
+    facts = await fetch_facts(models)
+    assert not facts.rejection_sampling
+    assert facts.hardware is None
 
 
 def test_where_a_calls_time_went_is_read_as_it_says_it():

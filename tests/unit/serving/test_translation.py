@@ -9,6 +9,7 @@ from paceline.v1 import sampling_pb2, session_service_pb2, target_service_pb2
 from paceline_engine.calls import (
     CallTiming,
     Drafted,
+    Hardware,
     ModelDescription,
     SamplingParameters,
     StageTiming,
@@ -39,6 +40,7 @@ MODEL = ModelDescription(
     verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
     self_draft_depth=4,
     self_draft_kind="medusa",
+    hardware=Hardware("gpu", 0.5),
 )
 
 
@@ -164,6 +166,9 @@ def test_a_description_keeps_all_that_it_says():
     assert (info.prefill_fixed_ns, info.prefill_ns_per_token) == (30, 40)
     assert list(info.verification_rules) == [1, 2]
     assert (info.self_draft_depth, info.self_draft_kind) == (4, "medusa")
+    assert (info.hardware.identity, info.hardware.share) == ("gpu", 0.5)
+    unknown = translation.model_info(replace(MODEL, hardware=None), latencies=latencies)
+    assert not unknown.HasField("hardware")
     assert list(info.eos_token_ids) == [1, 2]
     base, max_gram = info.stages
     assert (base.model_name, max_gram.model_name) == ("base", "max-gram")

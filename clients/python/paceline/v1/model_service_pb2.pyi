@@ -94,6 +94,7 @@ class GetModelInfoResponse(_message.Message):
     SELF_DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
     SELF_DRAFT_KIND_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """What people call the model, for example "python-target"."""
     model_revision: _builtins.str
@@ -172,6 +173,10 @@ class GetModelInfoResponse(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
         """Of a drafter that is a stack: its stages, largest first. Empty elsewhere."""
 
+    @_builtins.property
+    def hardware(self) -> Global___Hardware:
+        """The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart."""
+
     def __init__(
         self,
         *,
@@ -202,14 +207,45 @@ class GetModelInfoResponse(_message.Message):
         self_draft_depth: _builtins.int = ...,
         self_draft_kind: _builtins.str = ...,
         stages: _abc.Iterable[Global___Stage] | None = ...,
+        hardware: Global___Hardware | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class Hardware(_message.Message):
+    """What a model computes on, which other servers may compute on, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    """Names it among all machines: servers that say the same take time from each other. An opaque
+    text of at most 64 characters.
+    """
+    share: _builtins.float
+    """The part of it that a forward keeps busy, in (0, 1]: a GPU whole, of a CPU's cores one for each
+    thread.
+    """
+    def __init__(
+        self,
+        *,
+        identity: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
 
 @_typing.final
 class Stage(_message.Message):

@@ -120,6 +120,22 @@ export interface GetModelInfoResponse {
   selfDraftKind: string;
   /** Of a drafter that is a stack: its stages, largest first. Empty elsewhere. */
   stages: Stage[];
+  /** The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart. */
+  hardware: Hardware | undefined;
+}
+
+/** What a model computes on, which other servers may compute on, too. */
+export interface Hardware {
+  /**
+   * Names it among all machines: servers that say the same take time from each other. An opaque
+   * text of at most 64 characters.
+   */
+  identity: string;
+  /**
+   * The part of it that a forward keeps busy, in (0, 1]: a GPU whole, of a CPU's cores one for each
+   * thread.
+   */
+  share: number;
 }
 
 /** A stage of a stack, and what was measured of it while it drafted. */
@@ -267,6 +283,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     selfDraftDepth: 0,
     selfDraftKind: "",
     stages: [],
+    hardware: undefined,
   };
 }
 
@@ -360,6 +377,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     for (const v of message.stages) {
       Stage.encode(v!, writer.uint32(218).fork()).join();
+    }
+    if (message.hardware !== undefined) {
+      Hardware.encode(message.hardware, writer.uint32(226).fork()).join();
     }
     return writer;
   },
@@ -613,6 +633,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.stages.push(Stage.decode(reader, reader.uint32()));
             continue;
           }
+          case 28: {
+            if (tag !== 226) {
+              break;
+            }
+
+            message.hardware = Hardware.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -657,6 +685,76 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.selfDraftDepth = object.selfDraftDepth ?? 0;
     message.selfDraftKind = object.selfDraftKind ?? "";
     message.stages = object.stages?.map((e) => Stage.fromPartial(e)) || [];
+    message.hardware = (object.hardware !== undefined && object.hardware !== null)
+      ? Hardware.fromPartial(object.hardware)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseHardware(): Hardware {
+  return { identity: "", share: 0 };
+}
+
+export const Hardware: MessageFns<Hardware> = {
+  encode(message: Hardware, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.identity !== "") {
+      writer.uint32(10).string(message.identity);
+    }
+    if (message.share !== 0) {
+      writer.uint32(21).float(message.share);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Hardware {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHardware();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.identity = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 21) {
+              break;
+            }
+
+            message.share = reader.float();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Hardware>): Hardware {
+    return Hardware.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Hardware>): Hardware {
+    const message = createBaseHardware();
+    message.identity = object.identity ?? "";
+    message.share = object.share ?? 0;
     return message;
   },
 };
