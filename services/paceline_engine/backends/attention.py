@@ -223,14 +223,15 @@ class SideBySide:
         self._keys, self._values = self._slab.span(
             first.place.index, count=len(texts), length=self._length
         )
-        rows = [text.place.start + text.start + n for text in texts for n in range(text.count)]
-        self._rows = torch.tensor(rows, device=self._slab.keys.device)
+        self._rows = self._slab.rows(
+            [text.place.index for text in texts for _ in range(text.count)],
+            [text.start + n for text in texts for n in range(text.count)],
+        )
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keep a layer's new keys and values: (G, n * t, D)."""
-        self._slab.keys[layer].index_copy_(1, self._rows, keys)
-        self._slab.values[layer].index_copy_(1, self._rows, values)
+        self._slab.keep(self._rows[layer], keys, values)
 
     def attend(self, layer: int, queries: Tensor, how: Attention) -> Tensor:
         """Attend to what is kept of a layer: (H, n * t, D) from the same."""

@@ -6,9 +6,11 @@ text's buffers are a place in a slab, whose places all have room for as many tok
     slab | place 0            | place 1            | place 2            |
          | text         |00000| free               | text    |0000000000|
 
-What lies beyond a text are zeros: a kernel reads as much of each place as the longest of its texts
-needs, and what is hidden from a row counts nothing only where it is a number. A place is free when
-nobody holds it, and a slab is gone with the last of its places.
+All that is kept of a text lies together: memory comes in pages, large ones where there can be, and
+a page that is used is taken whole. What lies beyond a text are zeros: a kernel reads as much of
+each place as the longest of its texts needs, and what is hidden from a row counts nothing only
+where it is a number. A place is free when nobody holds it, and a slab is gone with the last of its
+places.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class Slab:
         number: Its own.
         length: The tokens for which each place has room.
         has_zeros: Whether what lies beyond texts can be read.
-        keys, values: (layers, G, places * length, D).
+        keys, values: (places, layers, G, length, D).
         used: How many rows of each place may be something else than zeros.
     """
 
@@ -121,7 +123,7 @@ class Slab:
         make = _zeros if has_zeros else torch.empty
         self.keys, self.values = (
             make(
-                (shape.layers, shape.heads, count * length, width),
+                (count, shape.layers, shape.heads, length, width),
                 dtype=shape.dtype,
                 device=shape.device,
             )
@@ -146,15 +148,30 @@ class Slab:
         place.blank(0)
         return place
 
+    def rows(self, places: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Return where tokens are among all rows, in each layer: (layers, G * tokens).
+
+        Args:
+            places: In which place each of them is.
+            positions: Where each is in its text.
+        """
+        _, layers, heads, length, _ = self.keys.shape
+        device = self.keys.device
+        tokens = torch.tensor(places, device=device) * (layers * heads * length)
+        tokens += torch.tensor(positions, device=device)
+        heads_before = torch.arange(layers * heads, device=device).view(layers, heads, 1)
+        return (heads_before * length + tokens).flatten(1)
+
+    def keep(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values of a layer, (G, tokens, D), in its `rows` of these tokens."""
+        for kept, new in ((self.keys, keys), (self.values, values)):
+            width = kept.shape[-1]
+            kept.view(-1, width).index_copy_(0, rows, new.reshape(-1, width))
+
     def span(self, first: int, *, count: int, length: int) -> tuple[Sequence[Tensor], ...]:
         """Return of so many places each layer's first keys, and values: (count, G, length, D)."""
-        start, size = first * self.length, count * self.length
         keys, values = (
-            each.narrow(2, start, size)
-            .view(*each.shape[:2], count, self.length, -1)
-            .narrow(3, 0, length)
-            .transpose(1, 2)
-            .unbind()
+            each[first : first + count, ..., :length, :].unbind(1)
             for each in (self.keys, self.values)
         )
         return keys, values
@@ -191,16 +208,10 @@ class Place:
         self.slab, self.index = slab, index
         self.address = (slab.number, index)
 
-    @property
-    def start(self) -> int:
-        """The slab's row in which it begins."""
-        return self.index * self.slab.length
-
     def buffers(self, length: int) -> tuple[Tensor, Tensor]:
         """Return its first keys and values: (layers, 1, G, length, D) each."""
         keys, values = (
-            each.narrow(2, self.start, length)[:, None]
-            for each in (self.slab.keys, self.slab.values)
+            each[self.index, :, None, :, :length] for each in (self.slab.keys, self.slab.values)
         )
         return keys, values
 
@@ -217,7 +228,7 @@ class Place:
     @torch.inference_mode()
     def _fill(self, start: int, count: int) -> None:
         for each in (self.slab.keys, self.slab.values):
-            each.narrow(2, self.start + start, count).zero_()
+            each[self.index, :, :, start : start + count].zero_()
 
     def is_before(self, other: Place) -> bool:
         """Whether another one is the next in the same slab."""

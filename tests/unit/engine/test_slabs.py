@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline_engine.backends import slabs as module
-from paceline_engine.backends.attention import Attention, SideBySide
+from paceline_engine.backends.attention import Attention, SideBySide, TextRows
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.backends.slabs import KeyValueShape, Slabs
@@ -71,6 +71,20 @@ def test_memory_that_no_text_has_come_to_is_not_taken(dtype):
         assert not each.any()
 
 
+def test_a_text_takes_memory_for_its_own_place_and_not_for_its_slab():
+    """Also where pages are large: NumPy asks for pages of 2 MiB, which are zeroed when touched."""
+    shape = KeyValueShape(16, 4, 64, 64, torch.float32, torch.device("cpu"))
+    slabs, before = Slabs(shape), psutil.Process().memory_info().rss
+    text = KeyValues(slabs, reserve_length=64)
+    text.make_room(64)
+    for layer in range(shape.layers):
+        TextRows(text, 64).keep(layer, *(torch.ones(4, 64, 64) for _ in range(2)))
+    assert text.place is not None
+    slab_bytes = text.place.slab.keys.nbytes + text.place.slab.values.nbytes
+    assert slab_bytes >= 100 << 20
+    assert psutil.Process().memory_info().rss - before < 20 << 20
+
+
 def test_texts_side_by_side_with_as_many_rows_are_one_part_of_a_forward():
     slabs = Slabs(SHAPE)
     texts = [text_of(slabs, length) for length in (5, 9, 3, 20, 8, 7)]
@@ -79,6 +93,24 @@ def test_texts_side_by_side_with_as_many_rows_are_one_part_of_a_forward():
     assert [part.count for part in parts] == [3, 8, 1]
     _, parts = forward([texts[0], texts[2], texts[3]], [1, 1, 1])
     assert [part.count for part in parts] == [1, 2]
+
+
+def test_texts_side_by_side_keep_each_its_own_rows_in_every_layer_and_head():
+    slabs = Slabs(SHAPE)
+    texts = [text_of(slabs, length) for length in (5, 9, 3)]
+    starts = [text.row_count for text in texts]
+    for text in texts:
+        text.make_room(2)
+    rows = SharedRows(texts, [range(2)] * 3, [2] * 3)
+    new = [[states(HEADS, 6, WIDTH) for _ in range(2)] for _ in range(LAYERS)]
+    for layer, (keys, values) in enumerate(new):
+        rows.attend(layer, states(HEADS, 6, WIDTH), keys, values, PLAIN)
+    assert [type(part) for part in rows._parts] == [SideBySide]
+    for index, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        for kind, kept in enumerate(text.between(start, 2)):
+            for layer in range(LAYERS):
+                own = new[layer][kind][:, 2 * index : 2 * index + 2]
+                assert torch.equal(kept[layer], own)
 
 
 def test_a_place_is_free_when_nobody_holds_it():
@@ -120,7 +152,7 @@ def test_long_texts_and_fixed_ones_have_slabs_of_their_own(length, is_fixed):
     for _ in range(2):
         place = slabs.place(length, is_fixed=is_fixed)
         assert (place.index, place.slab.length) == (0, length)
-        assert place.slab.keys.shape == (LAYERS, HEADS, length, WIDTH)
+        assert place.slab.keys.shape == (1, LAYERS, HEADS, length, WIDTH)
 
 
 def test_what_a_text_left_behind_is_not_seen_by_the_next_one_there():
