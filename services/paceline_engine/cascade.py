@@ -110,12 +110,9 @@ class CascadeDraft:
             propose: The last stage, if that is no model.
             token_count: How many tokens are to be found.
         """
-        self._matrix = matrix
-        self._propose = propose
-        self._token_count = token_count
-        self._text: list[Draw] = []
-        self._settled_count = self._taken_count = 0
-        self._steps = self._rounds()
+        self._rounds = _Rounds(matrix, propose=propose, token_count=token_count)
+        self._steps = self._rounds.steps()
+        self._taken_count = 0
         self.wanted: Review | None = next(self._steps, None)
 
     def answer(self, draws: Sequence[Draw]) -> None:
@@ -127,29 +124,50 @@ class CascadeDraft:
 
     def take_found(self) -> list[Draw]:
         """Return the tokens that were found since the last time."""
-        found = self._text[self._taken_count : self._settled_count]
-        self._taken_count = self._settled_count
+        settled_count = self._rounds.settled_count
+        found = self._rounds.text[self._taken_count : settled_count]
+        self._taken_count = settled_count
         return found
 
-    def _rounds(self) -> Generator[Review, Sequence[Draw]]:
-        while (room := self._token_count - len(self._text)) > 0:
-            start = len(self._text)
+
+class _Rounds:
+    """A draft's text, and the steps in which it grows.
+
+    Its steps know it, and it does not know them: so a draft that was broken off is gone, with all
+    that Max-Gram knows of its text, once nobody refers to it.
+
+    Attributes:
+        text: What is drafted so far, in part still to be reviewed.
+        settled_count: How many tokens of it are found for good.
+    """
+
+    def __init__(self, matrix: Matrix, *, propose: Propose | None, token_count: int) -> None:
+        self._matrix = matrix
+        self._propose = propose
+        self._token_count = token_count
+        self.text: list[Draw] = []
+        self.settled_count = 0
+
+    def steps(self) -> Generator[Review, Sequence[Draw]]:
+        """Draft to the end: yield what review is needed next, and be sent what it gave."""
+        while (room := self._token_count - len(self.text)) > 0:
+            start = len(self.text)
             yield from self._draft_for(0, room)
-            if len(self._text) == start:
+            if len(self.text) == start:
                 # Max-Gram alone was asked, and found nothing.
                 yield from self._step(0, room)
-            self._settled_count = len(self._text)
+            self.settled_count = len(self.text)
 
     def _draft_for(self, row: int, room: int) -> Generator[Review, Sequence[Draw]]:
         """Append drafts for a row's reviewer, at most so many: the horizontal cascade."""
-        start, limit = len(self._text), 0
+        start, limit = len(self.text), 0
         for stage in range(row, len(self._matrix)):
             limit += self._matrix[row][stage]
-            while (drafted := len(self._text) - start) < min(limit, room):
+            while (drafted := len(self.text) - start) < min(limit, room):
                 yield from self._step(stage, room - drafted, at_once=self._matrix[row][stage])
                 if row == 0:
-                    self._settled_count = len(self._text)
-                if len(self._text) - start == drafted:
+                    self.settled_count = len(self.text)
+                if len(self.text) - start == drafted:
                     break
 
     def _step(
@@ -157,15 +175,15 @@ class CascadeDraft:
     ) -> Generator[Review, Sequence[Draw]]:
         """Append what one stage makes of the drafts for it: the vertical cascade."""
         if self._propose is not None and stage == len(self._matrix) - 1:
-            self._text += self._propose(self._text, min(at_once, room))
+            self.text += self._propose(self.text, min(at_once, room))
             return
-        start = len(self._text)
+        start = len(self.text)
         if stage + 1 < len(self._matrix):
             # A review gives one token more than it is given.
             yield from self._draft_for(stage + 1, room - 1)
-        tail = tuple(self._text[start:])
-        del self._text[start:]
-        self._text += yield Review(stage, tuple(self._text), tail)
+        tail = tuple(self.text[start:])
+        del self.text[start:]
+        self.text += yield Review(stage, tuple(self.text), tail)
 
 
 def parse_matrix(text: str, *, stage_count: int) -> Matrix:

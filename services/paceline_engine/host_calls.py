@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -167,21 +168,22 @@ class HostCalls:
         with self._live.until_left(session, live):
             unheld, length = call.token_ids, live.prefix_length
             steps: list[Step[Outcome]] = []
-            parcels = live.outlet.parcels(interval_seconds=options.interval_seconds)
-            async for parcel in parcels:
-                steps += parcel
-                found = [each for step in steps if (each := step.outcome.judgement) is not None]
-                if not found:
-                    continue  # so far a part of a long prefix
-                token_ids = tuple(judgement.next_token for judgement in found)
-                session.hold(unheld)
-                session.hold(token_ids)
-                logprobs = tuple(each for judgement in found for each in judgement.logprobs)
-                likeliest = tuple(each for judgement in found for each in judgement.top_logprobs)
-                most_rows = length + len(found) - 1
-                timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
-                yield Decoded(length, token_ids, logprobs, timing, likeliest)
-                unheld, length, steps = (), length + len(token_ids), []
+            seconds = options.interval_seconds
+            async with aclosing(live.outlet.parcels(interval_seconds=seconds)) as parcels:
+                async for parcel in parcels:
+                    steps += parcel
+                    found = [each for step in steps if (each := step.outcome.judgement) is not None]
+                    if not found:
+                        continue  # so far a part of a long prefix
+                    token_ids = tuple(judgement.next_token for judgement in found)
+                    session.hold(unheld)
+                    session.hold(token_ids)
+                    logprobs = tuple(each for judgement in found for each in judgement.logprobs)
+                    likeliest = tuple(each for it in found for each in it.top_logprobs)
+                    most_rows = length + len(found) - 1
+                    timing = _timing(steps, most_rows=most_rows, reusable=session.take_reused())
+                    yield Decoded(length, token_ids, logprobs, timing, likeliest)
+                    unheld, length, steps = (), length + len(token_ids), []
 
     async def draft(self, call: PrefixCall, options: DraftOptions) -> AsyncGenerator[Drafted]:
         """Draft the tokens that follow a prefix: Draft in drafter_service.proto.

@@ -254,8 +254,11 @@ class ModelWorker:
             answers = self._run(batch)
         except DeviceLostError as error:
             self._give_up(batch.jobs, error)
+        except ForwardInterrupted as interrupted:
+            self.interrupted_count += 1
+            # Its traceback has all that the forward had, and so the jobs that are told of it.
+            self._finish(batch, [interrupted.with_traceback(None)] * len(batch.jobs))
         except BaseException as error:  # noqa: BLE001 - the callers', and raised there
-            self.interrupted_count += isinstance(error, ForwardInterrupted)
             self._finish(batch, [error] * len(batch.jobs))
         else:
             self._finish(batch, answers)

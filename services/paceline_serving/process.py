@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline_serving.server_settings import RunSettings
 
-__all__ = ["Process", "announce", "connection_limit", "run_process"]
+__all__ = ["Process", "announce", "connection_limit", "leave_to_no_collector", "run_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +84,7 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
         print(f"failed to start: {reason}", file=sys.stderr)
         # Loading may go on in a thread that cannot be stopped.
         _exit_at_once(1)
-    # What was loaded stays. No collection has to look at it again, which takes longer than a token.
-    gc.collect()
-    gc.freeze()
+    leave_to_no_collector()
     _on_signals(loop, process.stop_soon)
     failure = await process.stopping()
     _on_signals(loop, lambda: _exit_at_once(1))
@@ -94,6 +92,17 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
         _log.error("this server cannot go on: %s", failure)
     await process.finish(drain=failure is None)
     return 0 if failure is None else 1
+
+
+def leave_to_no_collector() -> None:
+    """Keep what is there for good: no collection looks at it, which takes longer than a token.
+
+    And let collections come in time for what requests leave: a full one waits until a quarter of
+    what the last one found is new, so the last one has to find nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()
 
 
 def connection_limit() -> int:

@@ -195,13 +195,15 @@ class _Pool:
         """Return what to replay, and where its result will lie."""
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
-            # What the first calls do on the side, such as choosing kernels, cannot be recorded.
-            for _ in range(_WARM_UPS):
-                run()
-        recorded = self._capture(run)
-        before.wait_stream(self._stream)
-        return recorded
+        try:
+            with torch.cuda.stream(self._stream):
+                # What the first calls do on the side, such as choosing kernels, cannot be recorded.
+                for _ in range(_WARM_UPS):
+                    run()
+            return self._capture(run)
+        finally:
+            # Also if it was given up half way: what it has begun writes to the text's next row.
+            before.wait_stream(self._stream)
 
     def _capture(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
         graph = torch.cuda.CUDAGraph()

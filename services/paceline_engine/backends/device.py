@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["hardware_of", "on_device", "usable_device", "wait_for"]
 
+# As torch, CUDA and its libraries say it; a device is well after it.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 # Linux says the same in all containers of a machine, and another at each boot.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def usable_device(name: str) -> torch.device:
-    """Check that a device is there.
+    """Check that a device is there, and leave out its kernels that are made for fixed lengths.
 
     Raises:
         ModelLoadError: it is not.
@@ -34,6 +36,8 @@ def usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        # It plans for each length of a text, and keeps all plans (pytorch pull request 190388).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     except (AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
@@ -52,10 +56,10 @@ def on_device() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise OverloadedError("the device has no memory left", retry_after_seconds=1) from error
     except RuntimeError as error:
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise OverloadedError("there is no memory left", retry_after_seconds=1) from error
         if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
             raise DeviceLostError(str(error)) from error
-        if "can't allocate memory" in str(error):
-            raise OverloadedError("there is no memory left", retry_after_seconds=1) from error
         raise
 
 

@@ -73,9 +73,12 @@ class OwnGuesses:
         upper = UpperRows(self.drafter, feeds, rows, vocabulary_size=size, together=together)
         rows.read_at = self.drafter.read_at
         rows.change = upper if self.drafter.changes_rows else None
-        logits = decoder(rows)
-        self._read.update(zip([feed.cache for feed in feeds], upper.read(), strict=True))
-        return logits
+        try:
+            logits = decoder(rows)
+            self._read.update(zip([feed.cache for feed in feeds], upper.read(), strict=True))
+            return logits
+        finally:
+            rows.change = None  # they know each other, and with them all keys and values
 
     def add_to(self, answers: list[Outcome | Exception], items: Sequence[Item]) -> None:
         """Add what is guessed to the judgements that were asked for it."""

@@ -24,12 +24,68 @@ _MOST_INDEXED = 1024
 """Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""
 
 
+class LastStage:
+    """Max-Gram below a stack's models: an index of a session's text, and what follows in it.
+
+    It does not know the session's text in the models: so a draft, which knows it, does not either.
+    """
+
+    def __init__(self, max_gram: MaxGram, *, stage: int) -> None:
+        """Build it.
+
+        Args:
+            max_gram: An index of nothing.
+            stage: How many models there are above it.
+        """
+        self._max_gram = max_gram
+        self._stage = stage
+        self._base: array[int] | None = None
+        self._is_exact = True
+        self._is_indexed = False
+
+    def begin(self, base: array[int], *, is_exact: bool, is_asked: bool) -> None:
+        """Begin a draft on a text.
+
+        Args:
+            base: The text.
+            is_exact: Whether tokens need no distributions.
+            is_asked: Whether anybody will ask; else the index would be work for nothing.
+        """
+        self._base, self._is_exact, self._is_indexed = base, is_exact, not is_asked
+        self.index_some()
+
+    def index_some(self) -> None:
+        """Take more of a long text into the index; until all is in, nothing is found."""
+        if self._is_indexed:
+            return
+        assert self._base is not None
+        known = self._max_gram.common_length(self._base)
+        self._max_gram.truncate(known)
+        self._max_gram.extend(self._base[known : known + _MOST_INDEXED])
+        self._is_indexed = len(self._max_gram) == len(self._base)
+
+    def propose(self, text: Sequence[Draw], count: int) -> list[Draw]:
+        """Return what follows the text and these tokens, so many or fewer."""
+        assert self._base is not None
+        if not self._is_indexed:
+            return []
+        self._max_gram.follow([draw.token_id for draw in text], start=len(self._base))
+        return [
+            Draw(
+                token,
+                stage=self._stage,
+                distribution=None if self._is_exact else SparseDistribution((token,), (1.0,)),
+            )
+            for token in self._max_gram.propose(count)
+        ]
+
+
 class StackText(ModelCache):
     """A session's text in all models of a stack, and how far a draft on it is.
 
     Attributes:
         texts: In each model.
-        max_gram: The last stage, if that is no model.
+        draft: The one that has begun.
     """
 
     def __init__(
@@ -41,11 +97,12 @@ class StackText(ModelCache):
     ) -> None:
         super().__init__()
         self.texts = texts
-        self.max_gram = max_gram
         self._matrix = matrix
-        self._item: Item | None = None
+        self._last = None if max_gram is None else LastStage(max_gram, stage=len(texts))
+        # Of the item that it has begun, which is known by it: an item knows its text, so a text
+        # that knew its item would stay until a collector comes.
+        self._prefix: array[int] | None = None
         self._base: array[int] | None = None
-        self._is_indexed = False
         self.draft: CascadeDraft | None = None
 
     def reserve(self, length: int) -> None:
@@ -89,26 +146,28 @@ class StackText(ModelCache):
         """
         if not isinstance(item.task, Draft):
             return 0
-        draft = self.draft if self._item is item else self._drafting(item.task, lambda *_: ())
+        if self._prefix is item.prefix:
+            draft = self.draft
+        else:
+            draft = self._drafting(item.task, None if self._last is None else lambda *_: ())
         return draft.wanted.stage if draft and draft.wanted else 0
 
     def begin(self, item: Item) -> None:
         """Begin a draft, unless it has begun."""
-        if self._item is item:
+        if self._prefix is item.prefix:
             return
         assert isinstance(item.task, Draft)
-        self._item, self._base = item, item.prefix[:]
-        # Where no row asks Max-Gram, its index would be work for nothing.
-        self._is_indexed = not any(row[-1] for row in self._matrix())
-        self._index_some()
-        self.draft = self._drafting(item.task, self._propose)
+        self._prefix, self._base = item.prefix, item.prefix[:]
+        if self._last is not None:
+            self._last.begin(
+                self._base,
+                is_exact=item.spec.rule is VerificationRule.EXACT,
+                is_asked=any(row[-1] for row in self._matrix()),
+            )
+        self.draft = self._drafting(item.task, None if self._last is None else self._last.propose)
 
-    def _drafting(self, task: Draft, propose: Propose) -> CascadeDraft:
-        return CascadeDraft(
-            self._matrix(),
-            propose=None if self.max_gram is None else propose,
-            token_count=task.max_tokens,
-        )
+    def _drafting(self, task: Draft, propose: Propose | None) -> CascadeDraft:
+        return CascadeDraft(self._matrix(), propose=propose, token_count=task.max_tokens)
 
     @property
     def is_done(self) -> bool:
@@ -120,48 +179,21 @@ class StackText(ModelCache):
         assert self.draft is not None
         wanted = self.draft.wanted
         assert wanted is not None, "then the draft is done"
-        self._index_some()
+        if self._last is not None:
+            self._last.index_some()
         distributions = tuple(draw.distribution for draw in wanted.tail if draw.distribution)
         tail = Proposal(tuple(draw.token_id for draw in wanted.tail), (), distributions)
         task = ReviewTask(tail, draws=wanted.tail, stage=wanted.stage, leniency=leniency)
         return Item(self.texts[wanted.stage], item.spec, self._text(wanted), task)
 
-    def _index_some(self) -> None:
-        """Take more of a long prefix into Max-Gram's index; until all is in, it finds nothing."""
-        if self.max_gram is None or self._is_indexed:
-            return
-        assert self._base is not None
-        known = self.max_gram.common_length(self._base)
-        self.max_gram.truncate(known)
-        self.max_gram.extend(self._base[known : known + _MOST_INDEXED])
-        self._is_indexed = len(self.max_gram) == len(self._base)
-
     def _wanted_at(self, prefix: array[int]) -> Review | None:
-        is_this = self._item is not None and self._item.prefix is prefix
-        return self.draft.wanted if is_this and self.draft else None
+        return self.draft.wanted if self._prefix is prefix and self.draft else None
 
     def _text(self, wanted: Review) -> array[int]:
         assert self._base is not None
         text = self._base[:]
         text.extend(draw.token_id for draw in wanted.text)
         return text
-
-    def _propose(self, text: Sequence[Draw], count: int) -> list[Draw]:
-        assert self.max_gram is not None
-        assert self._base is not None
-        if not self._is_indexed:
-            return []
-        assert self._item is not None
-        self.max_gram.follow([draw.token_id for draw in text], start=len(self._base))
-        stage, is_exact = len(self.texts), self._item.spec.rule is VerificationRule.EXACT
-        return [
-            Draw(
-                token,
-                stage=stage,
-                distribution=None if is_exact else SparseDistribution((token,), (1.0,)),
-            )
-            for token in self.max_gram.propose(count)
-        ]
 
     def _crop(self, length: int) -> None:
         """Its models' texts look after themselves."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from paceline_engine.backends.base import ForwardInterrupted
 from paceline_engine.backends.captured import CapturedStep, CapturedSteps, Recorder
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
@@ -224,13 +225,17 @@ class FakeCuda:
     """What a recording needs of torch.cuda: it notes the pool, the stream and the graph of each."""
 
     def __init__(self) -> None:
-        self.current = self.before = SimpleNamespace(wait_stream=lambda _: None)
+        self.current = self.before = SimpleNamespace(wait_stream=self._join)
+        self.joined = []
         self.pool_count = self.run_count = 0
         self.captures = []
         self.CUDAGraph = lambda: SimpleNamespace(replay=lambda: None)
         self.device = lambda _: nullcontext()
         self.current_stream = lambda: self.current
         self.Stream = lambda: SimpleNamespace(wait_stream=lambda _: None)
+
+    def _join(self, stream):
+        self.joined.append(stream)
 
     def graph_pool_handle(self):
         self.pool_count += 1
@@ -291,6 +296,25 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(cuda):
         recorder.record(run)
     assert cuda.current is cuda.before
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("fails_at", [1, 3, 4])
+@pytest.mark.parametrize("error", [ForwardInterrupted, torch.OutOfMemoryError])
+def test_what_a_recording_began_is_over_before_the_next_forward_begins(cuda, error, fails_at):
+    """What it writes to the text's next row would else come after what is decided there."""
+    recorder, calls = Recorder(torch.device("cuda")), []
+
+    def run():
+        calls.append(cuda.current)
+        if len(calls) == fails_at:
+            raise error
+        return torch.zeros(1)
+
+    with pytest.raises(error):
+        recorder.record(run)
+    assert cuda.joined == [calls[0]]
+    recorder.record(lambda: torch.zeros(1))
+    assert cuda.joined == [calls[0]] * 2
 
 
 def test_nothing_is_captured_on_a_cpu(tiny_pair, caplog):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from array import array
 from collections import Counter
 from contextlib import aclosing
@@ -210,6 +212,27 @@ def test_under_exact_no_token_comes_with_a_distribution_not_even_max_grams(targe
     assert distributions == []
 
 
+@pytest.mark.parametrize("max_gram", [MaxGram, None])
+def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, drafter, max_gram):
+    """It has keys and values in every model, and a collector may come late."""
+    matrix = ((9, 4, 4), (0, 3, 4), (0, 0, 4)) if max_gram else ((9, 4), (0, 3))
+    stack, spec = stack_of(target, drafter, matrix=matrix, max_gram=max_gram), spec_for()
+    text = stack.new_cache(spec)
+    item = draft_item(stack, text, spec, PROMPT, 9)
+    gc.collect()
+    gc.disable()
+    try:
+        stack.run([item], NEVER)
+        assert text.draft.wanted is not None, "the draft goes on"
+        gone = [weakref.ref(each) for each in (text, *text.texts)]
+        index = weakref.ref(text._last) if max_gram else lambda: None
+        del item, text
+        stack.run([draft_item(stack, stack.new_cache(spec), spec, PROMPT, 1)], NEVER)
+        assert [each() for each in (*gone, index)] == [None] * 4
+    finally:
+        gc.enable()
+
+
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):
     other = TransformersBackend.__new__(TransformersBackend)
     other.description = replace(drafter.description, tokenizer_fingerprint="x", name="other")
@@ -298,7 +321,7 @@ def test_nothing_is_indexed_where_no_row_asks_max_gram(target, drafter):
     stack = stack_of(target, drafter, matrix=((1, 0, 0), (0, 3, 0), (0, 0, 0)))
     cache = stack.new_cache(SessionSpec(4096))
     cache.begin(Item(cache, spec_for(), array("I", PROMPT), Draft(4)))
-    assert len(cache.max_gram) == 0
+    assert len(cache._last._max_gram) == 0
 
 
 async def test_a_host_drafts_with_a_stack_as_with_any_model(target, drafter):

@@ -28,7 +28,7 @@ from paceline_engine.backends.base import (
     ModelLoadError,
 )
 from paceline_engine.backends.captured import CapturedSteps
-from paceline_engine.backends.device import hardware_of
+from paceline_engine.backends.device import hardware_of, on_device
 from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.library import LibraryDecoder
 from paceline_engine.backends.llama import FusedLlama
@@ -274,6 +274,26 @@ def test_a_device_that_fails_late_is_lost_all_the_same(target, monkeypatch, wher
     drafting = partial(model.draft, PROMPT)
     with pytest.raises(DeviceLostError):
         (judging if where == "accept_exact" else drafting)()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        "CUDA out of memory. Tried to allocate 20.00 MiB.",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_device_without_memory_is_not_lost(words):
+    with pytest.raises(OverloadedError), on_device():
+        raise RuntimeError(words)
+
+
+def test_kernels_that_are_planned_for_each_length_are_left_out(tiny_pair):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    TransformersBackend(str(tiny_pair.target))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_what_the_cache_still_has_is_computed_once(either):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from array import array
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -193,6 +195,30 @@ async def test_a_running_job_is_interrupted_and_the_next_one_runs():
         worker.withdraw(blocker.job)
         assert await worker.run(lambda _: 7) == 7
         assert worker.interrupted_count == 1
+
+
+async def test_of_a_forward_that_was_given_up_nothing_stays_until_a_collector_comes():
+    entered = threading.Event()
+
+    def step(interrupt):
+        entered.set()
+        while not interrupt.is_set():
+            time.sleep(0.0005)
+        raise ForwardInterrupted
+
+    async with working() as worker:
+        job = worker.submit(item(step), outlet=Outlet())
+        await until(entered.is_set)
+        text = weakref.ref(job.work.cache)
+        gc.disable()
+        try:
+            worker.withdraw(job)
+            del job
+            await until(lambda: worker.interrupted_count == 1)
+            await worker.run(lambda _: None)
+            assert text() is None
+        finally:
+            gc.enable()
 
 
 async def test_a_withdrawn_job_of_many_steps_does_not_come_back():

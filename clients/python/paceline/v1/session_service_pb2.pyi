@@ -261,7 +261,7 @@ Global___SessionGrant: _TypeAlias = SessionGrant  # noqa: Y015
 
 @_typing.final
 class SessionCall(_message.Message):
-    """The part that Draft and Verify share: which session, and what it shall hold before the work.
+    """The part that Draft, Verify and Decode share: which session, and what it shall hold before the work.
 
     The one rule: keep the first base_length tokens you hold, forget the rest, append token_ids. It is
     prefill (base_length 0), catching up on tokens that another server verified, rollback after a
@@ -272,7 +272,7 @@ class SessionCall(_message.Message):
     the session; the superseded ones end with ABORTED / SUPERSEDED.
 
     After a call that was cancelled, superseded or failed the session holds the first
-    min(what it held, base_length) tokens; a Draft call also keeps the tokens it had streamed.
+    min(what it held, base_length) tokens; Draft and Decode calls also keep what they had streamed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
