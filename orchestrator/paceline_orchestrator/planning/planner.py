@@ -158,19 +158,8 @@ class Planner:
         wish: Wish = _NO_WISH,
     ) -> Plan:
         """Plan a request by what is known, and what it wishes."""
-        available = min(wish.target_count or measurements.part, measurements.target_count)
-        may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
-        methods = {
-            strategy: method
-            for strategy, method in METHODS.items()
-            if _has_what_it_needs(method, measurements)
-        }
-        if wish.strategy is None:  # else it has what it asks for, whoever shares hardware for it
-            available = max(1, min(available, measurements.side_by_side))
-            if not measurements.side_by_side:
-                methods = {it: method for it, method in methods.items() if not method.overlaps}
-        case = Case(measurements, wish.lookahead, available, self._rehearsals, may_draft_ahead)
-        options = [FORECASTS[strategy](case) for strategy in methods]
+        case = self._case(measurements, wish)
+        options = [FORECASTS[strategy](case) for strategy in _candidates(measurements, wish)]
         has_target = not measurements.is_crowded
         if wish.strategy is None and has_target:
             asked = None if wish.leaves_trees_open else wish.shape or CHAIN
@@ -183,16 +172,16 @@ class Planner:
                 wish.lookahead or 1,
                 1,
                 measurements.verification_ns,
-                drafts_ahead=may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
+                drafts_ahead=case.may_draft_ahead and wish.strategy is Strategy.SPECULATIVE,
             )
             return self._plan(option, measurements, others=())
         best = _fastest(wanted)
         may_overlap = any(option.method.overlaps for option in options)
         if best.method.drafts and has_target and may_overlap:
-            self._rehearsals.ask_for(measurements, available)
+            self._rehearsals.ask_for(measurements, case.target_count)
         others = [each for each in options if each is not best]
         if wish.drafter is DrafterKind.SERVER_AND_MAX_GRAM and best.method.overlaps:
-            best = _with_room_for_text(best, wish, measurements, available)
+            best = _with_room_for_text(best, wish, measurements, case.target_count)
         return self._plan(best, measurements, others=others)
 
     def choose_for_text(
@@ -258,6 +247,17 @@ class Planner:
         self._starts.simulate_missing(after_event)
         self._forms.simulate_missing(after_event)
 
+    def _case(self, measurements: Measurements, wish: Wish) -> Case:
+        """Say what forecasts are for.
+
+        AUTO counts targets that compute side by side. Who names a method has what that asks for.
+        """
+        available = min(wish.target_count or measurements.part, measurements.target_count)
+        if wish.strategy is None:
+            available = max(1, min(available, measurements.side_by_side))
+        may_draft_ahead = wish.may_draft_ahead and measurements.side_by_side > 0
+        return Case(measurements, wish.lookahead, available, self._rehearsals, may_draft_ahead)
+
     def _plan(
         self, option: Option, measurements: Measurements, *, others: Sequence[Option]
     ) -> Plan:
@@ -315,6 +315,16 @@ def _fastest(options: Sequence[Option]) -> Option:
         if option.keeps_up and option.token_ns * _WORTHWHILE_GAIN < best.token_ns:
             best = option
     return best
+
+
+def _candidates(measurements: Measurements, wish: Wish) -> list[Strategy]:
+    """Return the methods that can run; for AUTO without those that overlap, where nothing does."""
+    may_overlap = wish.strategy is not None or measurements.side_by_side > 0
+    return [
+        strategy
+        for strategy, method in METHODS.items()
+        if _has_what_it_needs(method, measurements) and (may_overlap or not method.overlaps)
+    ]
 
 
 def _has_what_it_needs(method: Method, measurements: Measurements) -> bool:
