@@ -6,7 +6,7 @@ from paceline_orchestrator.planning.equation import needed_target_count
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from support.helm import RefusedError
-from support.manifests import install
+from support.manifests import install, values_of
 
 # Where floating point is one too many: 0.9 / (3 * 0.3), 2.1 / 0.3, and steps around whole numbers.
 LATENCIES_US = [
@@ -149,6 +149,22 @@ def test_keda_is_given_the_certificates_that_the_orchestrators_demand():
         (trigger,) = release.one("ScaledObject", "-default")["spec"]["triggers"]
         assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
         assert trigger["metadata"]["enableTLS"] == "true"
+
+
+def test_in_the_example_of_mutual_tls_keda_has_a_role_that_the_scaler_answers():
+    release = install({**values_of("tls.yaml"), "autoscaling": {"mode": "keda"}})
+    (authentication,) = release.of("TriggerAuthentication")
+    (secret,) = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
+    (uri,) = next(
+        each["spec"]["uris"]
+        for each in release.of("Certificate")
+        if each["spec"]["secretName"] == secret
+    )
+    flags = release.pod("-orchestrator").flags
+    settings = parse(OrchestratorSettings, flags, program="test", environment={})
+    assert settings.role_of_peer[uri] == "operator"  # and a client is refused
+    for role in ("target", "drafter"):
+        assert uri not in str(release.pod(f"-{role}-default").flags)
 
 
 def test_a_rollout_of_a_full_gpu_pool_takes_a_pod_away_before_it_adds_one():
