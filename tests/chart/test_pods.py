@@ -204,10 +204,19 @@ def test_a_gateway_has_probes_of_its_own_port_and_waits_for_no_orchestrator(valu
     assert all((it["port"], it["scheme"]) == ("http", scheme) for it in probes.values())
 
 
-def test_a_gateway_calls_the_orchestrators_service_and_is_behind_one_of_its_own():
-    release = install({"gateway": {"enabled": True, "service": {"port": 81}}}, release="a")
+def test_a_gateway_calls_all_orchestrators_and_is_behind_a_service_of_its_own():
+    values = {"orchestrator": {"service": {"port": 80}}}
+    gateway = {"gateway": {"enabled": True, "service": {"port": 81}}}
+    release = install({**values, **gateway}, release="a")
     pod = release.pod("-gateway")
-    assert pod.flag("orchestrators") == "a-orchestrator.serving.svc.cluster.local:50050"
+    # A name that is each pod's, and not a balancer's that gives it one of them.
+    assert pod.flag("orchestrators") == "a-orchestrator-pods.serving.svc.cluster.local:50050"
+    spread = release.one("Service", "-orchestrator-pods")["spec"]
+    assert (spread["clusterIP"], spread["publishNotReadyAddresses"]) == ("None", False)
+    assert [port["port"] for port in spread["ports"]] == [50050]
+    public = release.one("Service", "-orchestrator")["spec"]
+    assert "clusterIP" not in public
+    assert public["selector"] == spread["selector"]
     assert pod.spec["automountServiceAccountToken"] is False
     service = release.one("Service", "-gateway")["spec"]
     assert service["selector"].items() <= pod.labels.items()
@@ -289,6 +298,12 @@ def test_an_ingress_is_there_if_it_has_a_name():
     assert install({"gateway": {"enabled": True}}).of("Ingress") == []
 
 
+def test_an_orchestrator_that_leaves_serves_until_dns_tells_of_it_no_more():
+    pods = {pod.role: pod for pod in install({"gateway": {"enabled": True}}).pods}
+    assert pods["orchestrator"].server["lifecycle"]["preStop"]["sleep"]["seconds"] > 30
+    assert pods["target"].server["lifecycle"]["preStop"]["sleep"]["seconds"] == 5
+
+
 def test_a_model_server_has_its_start_up_time_and_an_orchestrator_waits_for_no_target():
     release = install({"target": {"startupSeconds": 3_601}})
     startup = release.pod("-target-default").server["startupProbe"]
@@ -303,6 +318,7 @@ def test_a_pod_is_killed_only_after_its_preparation_and_its_drain(sleep, drain):
     values = {
         "common": {"preStopSleepSeconds": sleep},
         **{role: {"drainSeconds": drain} for role in SETTINGS},
+        "orchestrator": {"drainSeconds": drain, "preStopSleepSeconds": sleep},
     }
     for pod in install(values).pods:
         if pod.role == "test":
@@ -511,7 +527,7 @@ def test_every_selector_finds_the_pods_of_its_own_deployment_and_no_others():
                 name = each["metadata"]["name"]
                 if name.endswith("-metrics"):
                     assert found == {pod.name for pod in release.pods if pod.role != "test"}
-                elif name.endswith("-scaler"):
+                elif name.endswith(("-scaler", "-orchestrator-pods")):
                     assert {by_name[each].role for each in found} == {"orchestrator"}
                 else:
                     assert found == {name}
@@ -586,6 +602,8 @@ def test_a_gateway_shows_orchestrators_its_own_certificate_where_they_demand_one
     assert str(settings.tls_certificate) == "/tls/tls.crt"
     assert str(settings.orchestrator_tls.ca_file) == "/tls/ca.crt"
     assert str(settings.orchestrator_tls.certificate_file) == "/tls/tls.crt"
+    # The name that the certificate is for.
+    assert settings.orchestrator_tls.server_name == "demo-orchestrator.serving.svc.cluster.local"
     (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "tls")
     assert volume["secret"]["secretName"] == "paceline-gateway-tls"
     del tls["secrets"]["gateway"]
