@@ -462,14 +462,16 @@ def test_volumes_and_mounts_belong_together_and_a_model_is_only_read():
 
 def test_a_gpu_is_a_text_in_requests_and_limits_and_the_model_is_put_on_it():
     release = install(values_of("gpu.yaml"))
-    target, drafter = release.pod("-target-h100"), release.pod("-drafter-default")
+    target, drafter = release.pod("-target-default"), release.pod("-drafter-default")
     for pod, resource in ((target, "nvidia.com/gpu"), (drafter, "nvidia.com/mig-1g.10gb")):
         for quantities in pod.server["resources"].values():
             assert quantities[resource] == "1"
         assert settings_of(pod).device == "cuda"
-    assert target.spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+        assert settings_of(pod).dtype == "bfloat16"
+        assert pod.spec["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert target.spec["priorityClassName"] == "serving"
-    assert "nvidia" not in str(release.pod("-orchestrator").server)
+    # Nothing lets it onto a node with GPUs.
+    assert "nvidia" not in str(release.pod("-orchestrator").spec)
 
 
 def test_a_digest_wins_over_a_tag_and_a_global_registry_over_every_other():

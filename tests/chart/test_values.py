@@ -304,6 +304,15 @@ def test_the_notes_name_the_namespaces_that_are_let_in_where_that_matters():
     assert "get namespace" not in install({**keda, "networkPolicy": {"enabled": False}}).notes
 
 
+def test_the_notes_warn_of_gpus_that_compute_in_float32_because_nobody_said_otherwise():
+    gpu = {"gpu": {"count": 1}}
+    pools = {"said": {"settings": {"dtype": "float32"}}, "silent": {}}
+    notes = install({"target": {**gpu, "pools": pools}, "drafter": gpu}).notes
+    assert "in float32, the default: target-silent, drafter-default.\n" in notes
+    assert "in float32" not in install().notes
+    assert "in float32" not in install(values_of("gpu.yaml")).notes
+
+
 def test_the_notes_name_the_pool_that_can_be_scaled():
     assert (
         "--set target.pools.h100.replicas=4" in install({"target": {"pools": {"h100": {}}}}).notes
