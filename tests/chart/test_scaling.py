@@ -184,6 +184,30 @@ def test_a_rollout_that_needs_a_spare_gpu_is_warned_about():
     assert "waits for ever" in with_gpu.notes
 
 
+@pytest.mark.parametrize(
+    ("target", "warned"),
+    [
+        ({}, False),
+        ({"replicas": 1}, True),
+        ({"replicas": 1, "rollout": {"maxSurge": 1}}, False),
+        ({"replicas": 1, "rollout": {"maxSurge": "50%"}}, False),
+        ({"replicas": 3, "rollout": {"maxUnavailable": 3}}, True),
+        ({"replicas": 3, "rollout": {"maxUnavailable": "50%"}}, False),
+        ({"replicas": 1, "rollout": {"maxUnavailable": "50%"}}, True),
+        ({"pools": {"a": {"replicas": 1}, "b": {"replicas": 1}}}, True),
+        ({"pools": {"a": {"replicas": 1}, "b": {"replicas": 2}}}, False),
+    ],
+)
+def test_a_rollout_that_leaves_no_target_is_warned_about(target, warned):
+    notes = install({"target": target}).notes
+    assert ("a rollout leaves no target" in notes) == warned
+
+
+def test_a_scaled_pool_is_warned_about_by_its_smallest_number():
+    assert "a rollout leaves no target" in scaled("keda").notes
+    assert "a rollout leaves no target" not in scaled("keda", minReplicas=2).notes
+
+
 @pytest.mark.parametrize("limit", [0, 2, "25%"])
 def test_an_eviction_budget_is_as_it_is_given_also_if_it_is_nothing(limit):
     release = install({"common": {"podDisruptionBudget": {"maxUnavailable": limit}}})
