@@ -34,7 +34,7 @@ OWN_SETTINGS = frozenset(
         *("scaler_listen", "peer_service", "verifier_lookahead"),
         *("fixed_verifiers", "least_verifiers", "most_verifiers"),
         *("api_keys", "orchestrator_key_file", "orchestrators", "orchestrator_tls_authority"),
-        *("orchestrator_tls_certificate", "orchestrator_tls_key"),
+        *("orchestrator_tls_certificate", "orchestrator_tls_key", "orchestrator_tls_server_name"),
     }
 )
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)

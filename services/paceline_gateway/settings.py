@@ -31,6 +31,10 @@ class OrchestratorAddressSettings(Settings):
         None, description="PEM file with the certificate that is shown to orchestrators (mTLS)"
     )
     orchestrator_tls_key: Path | None = Field(None, description="PEM file with its private key")
+    orchestrator_tls_server_name: str = Field(
+        "",
+        description="name in the orchestrators' certificate, where it is not the address's",
+    )
     orchestrator_key_file: Path | None = Field(
         None,
         description="file with the API key that is shown to orchestrators, read again when it"
@@ -46,6 +50,7 @@ class OrchestratorAddressSettings(Settings):
             ca_file=self.orchestrator_tls_authority,
             certificate_file=self.orchestrator_tls_certificate,
             key_file=self.orchestrator_tls_key,
+            server_name=self.orchestrator_tls_server_name or None,
         )
 
     @model_validator(mode="after")
@@ -56,6 +61,8 @@ class OrchestratorAddressSettings(Settings):
             raise ValueError("orchestrator_tls_certificate and orchestrator_tls_key go together")
         if self.orchestrator_tls_certificate is not None and not self.orchestrator_tls_authority:
             raise ValueError("orchestrator_tls_certificate needs orchestrator_tls_authority")
+        if self.orchestrator_tls_server_name and not self.orchestrator_tls_authority:
+            raise ValueError("orchestrator_tls_server_name needs orchestrator_tls_authority")
         return self
 
 

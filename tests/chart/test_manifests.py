@@ -162,6 +162,7 @@ def test_a_default_installation_is_as_reviewed():
         ("Service", "demo-drafter-default"),
         ("Service", "demo-metrics"),
         ("Service", "demo-orchestrator"),
+        ("Service", "demo-orchestrator-pods"),
         ("Service", "demo-target-default"),
         ("ServiceAccount", "demo-drafter"),
         ("ServiceAccount", "demo-orchestrator"),

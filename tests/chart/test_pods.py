@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from paceline_cli.generate import GenerateSettings
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.model_files import find_model_files
 from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
@@ -147,6 +149,9 @@ def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest(
         "example/large",
         "--revision=0123456789abcdef",
         "--local-dir=/models",
+        "--include=*.json",
+        "--include=*.safetensors",
+        "--include=*.jinja",
     ]
     assert {"name": "HF_TOKEN_PATH", "value": "/hub/token"} in download["env"]
     assert "/hub" in {mount["mountPath"] for mount in download["volumeMounts"]}
@@ -154,6 +159,22 @@ def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest(
     volumes = {each["name"]: each for each in pod.spec["volumes"]}
     assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "40Gi"}}
     assert volumes["hub"]["secret"]["secretName"] == "hub"
+
+
+def test_a_download_fetches_what_the_server_would_and_nothing_that_it_refuses(monkeypatch):
+    asked = []
+
+    def snapshot_download(*_, allow_patterns, **__):
+        asked.extend(allow_patterns)
+        raise OSError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(ModelLoadError):
+        find_model_files("example/large")
+    pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
+    (download,) = pod.spec["initContainers"]
+    included = [arg.partition("=")[2] for arg in download["args"] if arg.startswith("--include=")]
+    assert included == asked
 
 
 # --- life -----------------------------------------------------------------------------------------
@@ -183,10 +204,19 @@ def test_a_gateway_has_probes_of_its_own_port_and_waits_for_no_orchestrator(valu
     assert all((it["port"], it["scheme"]) == ("http", scheme) for it in probes.values())
 
 
-def test_a_gateway_calls_the_orchestrators_service_and_is_behind_one_of_its_own():
-    release = install({"gateway": {"enabled": True, "service": {"port": 81}}}, release="a")
+def test_a_gateway_calls_all_orchestrators_and_is_behind_a_service_of_its_own():
+    values = {"orchestrator": {"service": {"port": 80}}}
+    gateway = {"gateway": {"enabled": True, "service": {"port": 81}}}
+    release = install({**values, **gateway}, release="a")
     pod = release.pod("-gateway")
-    assert pod.flag("orchestrators") == "a-orchestrator.serving.svc.cluster.local:50050"
+    # A name that is each pod's, and not a balancer's that gives it one of them.
+    assert pod.flag("orchestrators") == "a-orchestrator-pods.serving.svc.cluster.local:50050"
+    spread = release.one("Service", "-orchestrator-pods")["spec"]
+    assert (spread["clusterIP"], spread["publishNotReadyAddresses"]) == ("None", False)
+    assert [port["port"] for port in spread["ports"]] == [50050]
+    public = release.one("Service", "-orchestrator")["spec"]
+    assert "clusterIP" not in public
+    assert public["selector"] == spread["selector"]
     assert pod.spec["automountServiceAccountToken"] is False
     service = release.one("Service", "-gateway")["spec"]
     assert service["selector"].items() <= pod.labels.items()
@@ -268,6 +298,12 @@ def test_an_ingress_is_there_if_it_has_a_name():
     assert install({"gateway": {"enabled": True}}).of("Ingress") == []
 
 
+def test_an_orchestrator_that_leaves_serves_until_dns_tells_of_it_no_more():
+    pods = {pod.role: pod for pod in install({"gateway": {"enabled": True}}).pods}
+    assert pods["orchestrator"].server["lifecycle"]["preStop"]["sleep"]["seconds"] > 30
+    assert pods["target"].server["lifecycle"]["preStop"]["sleep"]["seconds"] == 5
+
+
 def test_a_model_server_has_its_start_up_time_and_an_orchestrator_waits_for_no_target():
     release = install({"target": {"startupSeconds": 3_601}})
     startup = release.pod("-target-default").server["startupProbe"]
@@ -282,6 +318,7 @@ def test_a_pod_is_killed_only_after_its_preparation_and_its_drain(sleep, drain):
     values = {
         "common": {"preStopSleepSeconds": sleep},
         **{role: {"drainSeconds": drain} for role in SETTINGS},
+        "orchestrator": {"drainSeconds": drain, "preStopSleepSeconds": sleep},
     }
     for pod in install(values).pods:
         if pod.role == "test":
@@ -425,14 +462,16 @@ def test_volumes_and_mounts_belong_together_and_a_model_is_only_read():
 
 def test_a_gpu_is_a_text_in_requests_and_limits_and_the_model_is_put_on_it():
     release = install(values_of("gpu.yaml"))
-    target, drafter = release.pod("-target-h100"), release.pod("-drafter-default")
+    target, drafter = release.pod("-target-default"), release.pod("-drafter-default")
     for pod, resource in ((target, "nvidia.com/gpu"), (drafter, "nvidia.com/mig-1g.10gb")):
         for quantities in pod.server["resources"].values():
             assert quantities[resource] == "1"
         assert settings_of(pod).device == "cuda"
-    assert target.spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+        assert settings_of(pod).dtype == "bfloat16"
+        assert pod.spec["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert target.spec["priorityClassName"] == "serving"
-    assert "nvidia" not in str(release.pod("-orchestrator").server)
+    # Nothing lets it onto a node with GPUs.
+    assert "nvidia" not in str(release.pod("-orchestrator").spec)
 
 
 def test_a_digest_wins_over_a_tag_and_a_global_registry_over_every_other():
@@ -490,7 +529,7 @@ def test_every_selector_finds_the_pods_of_its_own_deployment_and_no_others():
                 name = each["metadata"]["name"]
                 if name.endswith("-metrics"):
                     assert found == {pod.name for pod in release.pods if pod.role != "test"}
-                elif name.endswith("-scaler"):
+                elif name.endswith(("-scaler", "-orchestrator-pods")):
                     assert {by_name[each].role for each in found} == {"orchestrator"}
                 else:
                     assert found == {name}
@@ -565,6 +604,8 @@ def test_a_gateway_shows_orchestrators_its_own_certificate_where_they_demand_one
     assert str(settings.tls_certificate) == "/tls/tls.crt"
     assert str(settings.orchestrator_tls.ca_file) == "/tls/ca.crt"
     assert str(settings.orchestrator_tls.certificate_file) == "/tls/tls.crt"
+    # The name that the certificate is for.
+    assert settings.orchestrator_tls.server_name == "demo-orchestrator.serving.svc.cluster.local"
     (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "tls")
     assert volume["secret"]["secretName"] == "paceline-gateway-tls"
     del tls["secrets"]["gateway"]

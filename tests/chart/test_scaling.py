@@ -6,7 +6,7 @@ from paceline_orchestrator.planning.equation import needed_target_count
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from support.helm import RefusedError
-from support.manifests import install
+from support.manifests import install, values_of
 
 # Where floating point is one too many: 0.9 / (3 * 0.3), 2.1 / 0.3, and steps around whole numbers.
 LATENCIES_US = [
@@ -151,6 +151,22 @@ def test_keda_is_given_the_certificates_that_the_orchestrators_demand():
         assert trigger["metadata"]["enableTLS"] == "true"
 
 
+def test_in_the_example_of_mutual_tls_keda_has_a_role_that_the_scaler_answers():
+    release = install({**values_of("tls.yaml"), "autoscaling": {"mode": "keda"}})
+    (authentication,) = release.of("TriggerAuthentication")
+    (secret,) = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
+    (uri,) = next(
+        each["spec"]["uris"]
+        for each in release.of("Certificate")
+        if each["spec"]["secretName"] == secret
+    )
+    flags = release.pod("-orchestrator").flags
+    settings = parse(OrchestratorSettings, flags, program="test", environment={})
+    assert settings.role_of_peer[uri] == "operator"  # and a client is refused
+    for role in ("target", "drafter"):
+        assert uri not in str(release.pod(f"-{role}-default").flags)
+
+
 def test_a_rollout_of_a_full_gpu_pool_takes_a_pod_away_before_it_adds_one():
     gpu = {"gpu": {"count": 1}}
     release = install({"target": gpu, "drafter": gpu})
@@ -166,6 +182,30 @@ def test_a_rollout_that_needs_a_spare_gpu_is_warned_about():
     assert "waits for ever" not in install({"target": {"rollout": rollout}}).notes
     with_gpu = install({"target": {"rollout": rollout, "gpu": {"count": 1}}})
     assert "waits for ever" in with_gpu.notes
+
+
+@pytest.mark.parametrize(
+    ("target", "warned"),
+    [
+        ({}, False),
+        ({"replicas": 1}, True),
+        ({"replicas": 1, "rollout": {"maxSurge": 1}}, False),
+        ({"replicas": 1, "rollout": {"maxSurge": "50%"}}, False),
+        ({"replicas": 3, "rollout": {"maxUnavailable": 3}}, True),
+        ({"replicas": 3, "rollout": {"maxUnavailable": "50%"}}, False),
+        ({"replicas": 1, "rollout": {"maxUnavailable": "50%"}}, True),
+        ({"pools": {"a": {"replicas": 1}, "b": {"replicas": 1}}}, True),
+        ({"pools": {"a": {"replicas": 1}, "b": {"replicas": 2}}}, False),
+    ],
+)
+def test_a_rollout_that_leaves_no_target_is_warned_about(target, warned):
+    notes = install({"target": target}).notes
+    assert ("a rollout leaves no target" in notes) == warned
+
+
+def test_a_scaled_pool_is_warned_about_by_its_smallest_number():
+    assert "a rollout leaves no target" in scaled("keda").notes
+    assert "a rollout leaves no target" not in scaled("keda", minReplicas=2).notes
 
 
 @pytest.mark.parametrize("limit", [0, 2, "25%"])

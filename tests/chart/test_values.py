@@ -67,6 +67,14 @@ def test_the_values_can_be_read_in_one_sitting():
     assert len(VALUES.splitlines()) < 400
 
 
+def test_recipes_of_the_readme_scale_the_chart_that_is_installed_and_no_newer_one():
+    recipes = re.findall(r"^helm upgrade .*", README, re.MULTILINE)
+    assert recipes
+    for recipe in recipes:
+        assert "k8s/paceline" not in recipe
+        assert ("--reuse-values" in recipe) == ('"$chart"' in recipe)
+
+
 def test_every_value_that_the_readme_or_the_notes_speak_of_exists():
     known = set(schema_keys(SCHEMA))
     roots = "|".join(load_yaml(VALUES)[0])
@@ -253,7 +261,8 @@ def test_the_notes_tell_the_next_commands():
     notes = install().notes
     assert "helm -n serving test demo\n" in notes
     assert "port-forward service/demo-orchestrator 50050:50050" in notes
-    assert "--set target.replicas=4" in notes
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    assert f"CHART --version {version} --reuse-values --set target.replicas=4" in notes
     assert "plaintext" in notes
     assert "small bundled model" in notes
 
@@ -302,6 +311,15 @@ def test_the_notes_name_the_namespaces_that_are_let_in_where_that_matters():
     notes = install({**keda, "networkPolicy": {"keda": [there]}}).notes
     assert "kubectl get namespace autoscaling\n" in notes
     assert "get namespace" not in install({**keda, "networkPolicy": {"enabled": False}}).notes
+
+
+def test_the_notes_warn_of_gpus_that_compute_in_float32_because_nobody_said_otherwise():
+    gpu = {"gpu": {"count": 1}}
+    pools = {"said": {"settings": {"dtype": "float32"}}, "silent": {}}
+    notes = install({"target": {**gpu, "pools": pools}, "drafter": gpu}).notes
+    assert "in float32, the default: target-silent, drafter-default.\n" in notes
+    assert "in float32" not in install().notes
+    assert "in float32" not in install(values_of("gpu.yaml")).notes
 
 
 def test_the_notes_name_the_pool_that_can_be_scaled():

@@ -38,8 +38,13 @@ _OPTIONS: _Options = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LOOPBACK_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
-# All that a name leads to are connected to, and take turns.
-_SPREAD_OPTIONS: _Options = (("grpc.lb_policy_name", "round_robin"),)
+# All that a name leads to are connected to, and take turns. DNS is asked again when a connection
+# ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
+# not be found.
+_SPREAD_OPTIONS: _Options = (
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,10 @@
     - {{ $download.repository | quote }}
     - {{ printf "--revision=%s" $download.revision | quote }}
     - --local-dir=/models
+    {{- /* What the server reads, as in its own downloads: pickles it would refuse, and the rest is for others. */}}
+    {{- range list "*.json" "*.safetensors" "*.jinja" }}
+    - {{ printf "--include=%s" . | quote }}
+    {{- end }}
   env:
     - name: HF_HOME
       value: /tmp/huggingface

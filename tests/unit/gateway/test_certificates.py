@@ -14,6 +14,7 @@ from paceline.connection import AsyncConnection
 from paceline.errors import ConnectionLostError
 from paceline_gateway import watch
 from paceline_gateway.orchestrators import Orchestrators
+from paceline_gateway.settings import GatewaySettings
 from support.certificates import CLIENT, Certificates
 from support.fake_orchestrator import FakeOrchestrator, serving
 from support.gateway import gateway_over
@@ -111,3 +112,15 @@ async def test_a_blocking_client_goes_on_with_renewed_certificates(authorities):
             with pytest.raises(ConnectionLostError):
                 await asyncio.to_thread(client.info)
             assert (await asyncio.to_thread(client.info)).model_name == "fake"
+
+
+def test_the_name_in_the_orchestrators_certificate_can_be_another_than_the_addresss(tmp_path):
+    name = {
+        "orchestrators": "pods.example:50050",
+        "orchestrator_tls_server_name": "orchestrator.example",
+    }
+    authority = {"orchestrator_tls_authority": tmp_path / "ca.crt"}
+    tls = GatewaySettings(**name, **authority).orchestrator_tls
+    assert tls.server_name == "orchestrator.example"
+    with pytest.raises(ValueError, match="needs orchestrator_tls_authority"):
+        GatewaySettings(**name, insecure=True)
