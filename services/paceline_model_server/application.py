@@ -65,6 +65,7 @@ class ModelApplication:
     Args:
         role: Drafter or target.
         process: Whose health follows the model, and whose requests it looks at.
+        hang_limit_seconds: How long a forward may hang before the process ends; 0: for ever.
         debug_calls: Whether to show the last calls on the metrics port.
         look_seconds: How often to look whether the model hangs.
     """
@@ -79,6 +80,7 @@ class ModelApplication:
         *,
         process: ServerProcess,
         registry: CollectorRegistry,
+        hang_limit_seconds: float,
         debug_calls: bool = False,
         look_seconds: float = 1.0,
     ) -> None:
@@ -88,6 +90,7 @@ class ModelApplication:
         self._sessions = SessionServicer(host)
         self._process = process
         process.inspect = self._inspect
+        self._hang_limit_seconds = hang_limit_seconds
         self._debug_calls = debug_calls
         self._look_seconds = look_seconds
         self._tasks = asyncio.TaskGroup()
@@ -131,19 +134,28 @@ class ModelApplication:
         check_large_request(raw, host=self._host, caller=caller)
 
     async def _watch(self) -> None:
-        """Let health say no while a forward hangs: nothing else would, since the loop goes on."""
-        hangs = False
+        """Let health say no while a forward hangs, and end the process if that takes too long.
+
+        Nothing else would, since the loop goes on. What hangs at two looks in a row is one forward:
+        another one would be given seconds first.
+        """
+        noticed_seconds = 0.0  # how long the forward had taken when it was found to hang
         while True:
             await asyncio.sleep(self._look_seconds)
             overdue_seconds = self._host.overdue_seconds()
-            if hangs == bool(overdue_seconds):
-                continue
-            hangs = not hangs
-            if hangs:
-                _log.error("a forward has taken %.0f s: the model hangs", overdue_seconds)
-            else:
+            hung_seconds = overdue_seconds - noticed_seconds
+            if not overdue_seconds and noticed_seconds:
                 _log.warning("the model answers again")
-            await self._process.set_serving(not hangs)
+                await self._process.set_serving(True)
+                noticed_seconds = 0.0
+            elif overdue_seconds and not noticed_seconds:
+                _log.error("a forward has taken %.0f s: the model hangs", overdue_seconds)
+                await self._process.set_serving(False)
+                noticed_seconds = overdue_seconds
+            elif noticed_seconds and 0 < self._hang_limit_seconds <= hung_seconds:
+                # A thread cannot be ended, so only a new process can use the device again.
+                self._process.stop_soon(f"a forward has hung for {hung_seconds:.0f} s")
+                return
 
     def pages(self) -> Mapping[str, Callable[[], Any]]:
         """Show the last calls, where that was asked for."""
@@ -163,6 +175,7 @@ def serve(role: ModelRole, arguments: Sequence[str], *, program: str) -> int:
             host,
             process=process,
             registry=registry,
+            hang_limit_seconds=settings.hang_limit_seconds,
             debug_calls=settings.debug_calls,
         )
 

@@ -124,6 +124,13 @@ class LimitSettings(Settings):
         description="how long what was computed of an ended session's text is kept, in memory that"
         " no session reserves, for the same client's next text that begins alike; 0: not at all",
     )
+    hang_limit_seconds: float = Field(
+        120,
+        ge=0,
+        le=86_400,
+        description="how long a forward may hang before the process ends, so that whoever started"
+        " it starts it anew; counted from when health says NOT_SERVING for it; 0: for ever",
+    )
 
 
 class SimulatedSettings(Settings):

@@ -91,7 +91,10 @@ async def _serve(new_process: Callable[[], Process], settings: RunSettings) -> i
     if failure is not None:
         _log.error("this server cannot go on: %s", failure)
     await process.finish(drain=failure is None)
-    return 0 if failure is None else 1
+    if failure is not None:
+        # A thread may hang in its device, and libraries wait for that when the interpreter ends.
+        _exit_at_once(1)
+    return 0
 
 
 def leave_to_no_collector() -> None:

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.errors import TryAgainError
 from support.model_servers import TARGET, ModelClient
 
 if TYPE_CHECKING:
@@ -28,12 +29,35 @@ GRPC_LOG = re.compile(r"[EIW]\d{4} ")  # what gRPC's core prints by itself
 QUICK = ("--backend=simulated", "--simulated-ttft-seconds=0", "--simulated-tpot-seconds=0")
 
 
+# A target that never comes back from this token, and whose libraries would wait for it at the end.
+STICKY_TOKEN = 2000
+STICKY_TARGET = f"""
+import atexit, sys, time
+from paceline_engine import latencies, worker
+from paceline_engine.backends.simulated import SimulatedBackend
+from paceline_target.__main__ import main
+
+latencies._LEAST_PATIENCE_NS = worker._STOP_SECONDS = 0.1
+forward = SimulatedBackend._forward
+
+def stick(self, feeds, interrupt):
+    if any({STICKY_TOKEN} in feed.token_ids for feed in feeds):
+        atexit.register(time.sleep, 600)
+        time.sleep(600)
+    return forward(self, feeds, interrupt)
+
+SimulatedBackend._forward = stick
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 class Server:
     """A process, and the lines it printed."""
 
-    def __init__(self, role: str, *flags: str) -> None:
+    def __init__(self, role: str, *flags: str, script: str = "") -> None:
+        program = ["-c", script] if script else ["-m", f"paceline_{role}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"paceline_{role}", "--listen=127.0.0.1:0", *QUICK, *flags],
+            [sys.executable, *program, "--listen=127.0.0.1:0", *QUICK, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,8 +85,8 @@ def page(address: str, path: str) -> str:
 
 
 @contextmanager
-def running(role: str, *flags: str) -> Iterator[Server]:
-    server = Server(role, *flags)
+def running(role: str, *flags: str, script: str = "") -> Iterator[Server]:
+    server = Server(role, *flags, script=script)
     try:
         yield server
     finally:
@@ -111,6 +135,20 @@ async def test_an_open_session_does_not_hold_up_the_end_for_longer_than_the_drai
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         await target.channel.close()
+
+
+async def test_a_target_whose_model_hangs_for_long_ends_by_itself_and_waits_for_nothing():
+    with running("target", "--hang-limit-seconds=0.1", script=STICKY_TARGET) as server:
+        target = await ModelClient(TARGET, server.event("ready")["address"]).learn()
+        session = await target.open()
+        await target.verify(target.call(session, 1, new=(1, 2, 3)))
+        stuck = target.verify(target.call(session, 2, held=(1, 2, 3), new=(STICKY_TOKEN,)))
+        assert isinstance(await target.error_of(stuck), TryAgainError)
+        await target.channel.close()
+        assert server.wait() == 1
+        assert server.process.stderr is not None
+        log = server.process.stderr.read()
+    assert "this server cannot go on: a forward has hung for " in log
 
 
 async def test_a_second_signal_ends_it_at_once():

@@ -42,7 +42,12 @@ _TIMEOUT_SECONDS = 60.0
 
 @asynccontextmanager
 async def serving(
-    role: Any, host: Host, *, begin: bool = True, **settings: Any
+    role: Any,
+    host: Host,
+    *,
+    begin: bool = True,
+    hang_limit_seconds: float = 0,
+    **settings: Any,
 ) -> AsyncIterator[ServerProcess]:
     """Run a model server in this process; with `begin=False` the caller begins it."""
     registry = new_registry()
@@ -52,6 +57,7 @@ async def serving(
             host,
             process=process,
             registry=registry,
+            hang_limit_seconds=hang_limit_seconds,
             debug_calls=True,
             look_seconds=0.01,
         ),

@@ -12,6 +12,13 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   annotations:
     summary: No target is ready, so nothing can be decoded
     description: Look at the target pods (pending, loading, failing), then at their logs. Orchestrators refuse requests until one is ready.
+- alert: PacelineForwardHangs
+  expr: max by (pod) (paceline_forward_overdue_seconds{{ "{" }}{{ $scope }}}) > 0
+  for: 1m
+  labels: {severity: warning}
+  annotations:
+    summary: '{{ "{{ $labels.pod }}" }} has a forward that does not end'
+    description: It gets no work, and is started anew after hang_limit_seconds. Look at its device (the node's log, nvidia-smi); if it comes again, take the node out.
 - alert: PacelineErrors
   expr: |-
     sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code=~"INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE", {{ $scope }}}[5m]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from functools import partial
+from itertools import chain, repeat
 
 import grpc
 import pytest
@@ -150,6 +151,39 @@ async def test_health_says_no_while_the_model_hangs(caplog):
     assert alive.status == yes
     assert "a forward has taken 12 s" in caplog.text
     assert "answers again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("looks", "hung"),
+    [
+        ([12, 131, 132], "120 s"),
+        ([400, 519, 520], "120 s"),  # patience is not part of it, however long it was
+        ([12, 131, 0, 50, 169, 171], "121 s"),  # each forward is given all of it
+    ],
+)
+async def test_a_model_that_hangs_for_long_ends_the_process(looks, hung):
+    host = FakeHost()
+    overdue = chain(looks, repeat(looks[-1] + 1000))
+    async with serving(TARGET, host, hang_limit_seconds=120) as process:
+        host.overdue_seconds = lambda: float(next(overdue))
+        assert await process.stopping() == f"a forward has hung for {hung}"
+
+
+async def test_without_a_limit_a_model_may_hang_for_ever():
+    host = FakeHost()
+    overdue = chain([12.0, 1e9], repeat(0.0))
+    async with serving(TARGET, host, hang_limit_seconds=0) as process:
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(), timeout=60
+            )
+            states = [(await watch.read()).status]
+            host.overdue_seconds = lambda: next(overdue)
+            states += [(await watch.read()).status for _ in range(2)]
+            watch.cancel()
+        process.stop_soon("it was asked to")
+        assert await process.stopping() == "it was asked to", "and nobody had before"
+    assert states == [SERVING, NOT_SERVING, SERVING]
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
