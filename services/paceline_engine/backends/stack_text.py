@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline_engine.cascade import Matrix, Propose, Review
     from paceline_protocol.max_gram import MaxGram
 
-__all__ = ["StackText"]
+__all__ = ["LastStage", "StackText"]
 
 _MOST_INDEXED = 1024
 """Tokens of a prefix that a step may take into that index: milliseconds, which others wait for."""
