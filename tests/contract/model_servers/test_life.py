@@ -166,7 +166,8 @@ async def test_a_model_that_hangs_for_long_ends_the_process(looks, hung):
     overdue = chain(looks, repeat(looks[-1] + 1000))
     async with serving(TARGET, host, hang_limit_seconds=120) as process:
         host.overdue_seconds = lambda: float(next(overdue))
-        assert await process.stopping() == f"a forward has hung for {hung}"
+        async with asyncio.timeout(30):
+            assert await process.stopping() == f"a forward has hung for {hung}"
 
 
 async def test_without_a_limit_a_model_may_hang_for_ever():
@@ -179,7 +180,8 @@ async def test_without_a_limit_a_model_may_hang_for_ever():
             )
             states = [(await watch.read()).status]
             host.overdue_seconds = lambda: next(overdue)
-            states += [(await watch.read()).status for _ in range(2)]
+            async with asyncio.timeout(30):
+                states += [(await watch.read()).status for _ in range(2)]
             watch.cancel()
         process.stop_soon("it was asked to")
         assert await process.stopping() == "it was asked to", "and nobody had before"
