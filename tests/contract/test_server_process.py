@@ -51,6 +51,17 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+# A target that says at its end how many objects no collection looks at.
+COUNTING_TARGET = """
+import gc, sys
+from paceline_target.__main__ import main
+
+code = main(sys.argv[1:])
+print(f"frozen: {gc.get_freeze_count()}", file=sys.stderr)
+sys.exit(code)
+"""
+
+
 class Server:
     """A process, and the lines it printed."""
 
@@ -149,6 +160,16 @@ async def test_a_target_whose_model_hangs_for_long_ends_by_itself_and_waits_for_
         assert server.process.stderr is not None
         log = server.process.stderr.read()
     assert "this server cannot go on: a forward has hung for " in log
+
+
+def test_no_collection_looks_at_what_a_server_has_loaded():
+    with running("target", script=COUNTING_TARGET) as server:
+        server.event("ready")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.process.stderr is not None
+        _, _, count = server.process.stderr.read().rpartition("frozen: ")
+    assert int(count) > 10_000
 
 
 async def test_a_second_signal_ends_it_at_once():

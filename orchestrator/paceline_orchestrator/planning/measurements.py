@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline_orchestrator.fleet.row_prices import RowPrices
 
-__all__ = ["EQUAL_ROWS", "MOST_TREE_TOKENS", "NOTHING_SHARED", "Measurements"]
+__all__ = ["EQUAL_ROWS", "MOST_TREE_TOKENS", "Measurements"]
 
 MOST_TREE_TOKENS = 64
 """The most tokens of a tree: what accelerators compute in about the time of one row."""
@@ -15,8 +15,8 @@ MOST_TREE_TOKENS = 64
 EQUAL_ROWS = RowPrices()
 """Of servers that have not said what rows cost."""
 
-NOTHING_SHARED = sys.maxsize
-"""All targets compute side by side, however many there are."""
+# All targets compute side by side, however many there are.
+_NOTHING_SHARED = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Measurements:
     rank_decays: tuple[float, ...] = ()
     tree_tokens: int = 0
     tree_depth: int = 0
-    side_by_side: int = NOTHING_SHARED
+    side_by_side: int = _NOTHING_SHARED
 
     @property
     def verification_ns(self) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline_engine.backends.decoders import agree
+from paceline_engine.backends.device import lacks_memory
 from paceline_engine.backends.shared_rows import ForwardRows
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class CapturedStep(ForwardRows):
 
         Raises:
             RuntimeError: It cannot be recorded here; or there is no memory for it
-                (`Recorder.lacks_memory`).
+                (`device.lacks_memory`).
         """
         # Held, because a recording holds addresses only.
         self._keys, self._values = text.keys, text.values
@@ -131,7 +132,7 @@ class CapturedSteps:
                 return True
             reason = "they are off"
         except RuntimeError as error:
-            if Recorder.lacks_memory(error):
+            if lacks_memory(error):
                 self._unrecorded_left = _STEPS_WITHOUT_MEMORY
                 return False
             reason = str(error)
@@ -172,11 +173,6 @@ class Recorder:
             return logits
 
         return replay
-
-    @staticmethod
-    def lacks_memory(error: RuntimeError) -> bool:
-        """Whether a recording failed for want of memory, as torch says it or as CUDA does."""
-        return "out of memory" in str(error)
 
 
 class _Pool:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-__all__ = ["hardware_of", "on_device", "usable_device", "wait_for"]
+__all__ = ["hardware_of", "lacks_memory", "on_device", "usable_device", "wait_for"]
 
-# As torch, CUDA and its libraries say it; a device is well after it.
+# As torch, CUDA and its libraries say it.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 # Linux says the same in all containers of a machine, and another at each boot.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -56,11 +56,16 @@ def on_device() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise OverloadedError("the device has no memory left", retry_after_seconds=1) from error
     except RuntimeError as error:
-        if any(words in str(error) for words in _NO_MEMORY):
+        if lacks_memory(error):
             raise OverloadedError("there is no memory left", retry_after_seconds=1) from error
         if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
             raise DeviceLostError(str(error)) from error
         raise
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether something failed for want of memory: the device is well after it."""
+    return any(words in str(error) for words in _NO_MEMORY)
 
 
 def wait_for(device: torch.device) -> None:

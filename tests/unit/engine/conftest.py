@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from array import array
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -33,6 +34,15 @@ torch.set_num_threads(1)
 
 NEVER = Interrupt()
 QUICK = HostLimits(warm_up_rounds=0)
+
+
+@pytest.fixture
+def no_collector():
+    """A server's comes late, so what has ended must go without it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -186,7 +186,11 @@ def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(captur
 
 @pytest.mark.parametrize(
     "shortage",
-    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory")],
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
 )
 def test_for_want_of_memory_a_step_is_computed_and_later_ones_are_captured(
     tiny_pair, target, monkeypatch, shortage

@@ -54,6 +54,24 @@ async def test_nothing_is_computed_after_an_end_token():
         assert host.statistics().forwards == count
 
 
+async def test_a_caller_that_leaves_leaves_no_generator_to_a_collector(monkeypatch):
+    parcels, ended = Outlet.parcels, []
+
+    async def watched(outlet, **options):
+        try:
+            async for each in parcels(outlet, **options):
+                yield each
+        finally:
+            ended.append(outlet)
+
+    monkeypatch.setattr(Outlet, "parcels", watched)
+    async with running(instant()) as host:
+        decoding = host.decode(first_call(host.open_session(SPEC).session_id), DecodeOptions(20))
+        await anext(decoding)
+        await decoding.aclose()
+        assert len(ended) == 1
+
+
 async def test_a_caller_that_leaves_ends_it():
     gate = Gate()
     async with running(gate) as host:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -88,15 +87,6 @@ async def a_round(host: ModelHost, clock: Clock, *, length: int) -> None:
     statistics = host.statistics()
     assert (statistics.sessions_open, statistics.tokens_reserved) == (0, 0)
     assert (statistics.calls_live, statistics.queue_length) == (0, 0)
-
-
-@pytest.fixture
-def no_collector():
-    """A server's comes late, so what has ended must go without it."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def check_nothing_grows(backend, patch, *, length: int, rounds: int) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from array import array
 from collections import Counter
@@ -213,24 +212,20 @@ def test_under_exact_no_token_comes_with_a_distribution_not_even_max_grams(targe
 
 
 @pytest.mark.parametrize("max_gram", [MaxGram, None])
+@pytest.mark.usefixtures("no_collector")
 def test_a_text_whose_draft_was_broken_off_is_gone_without_a_collector(target, drafter, max_gram):
     """It has keys and values in every model, and a collector may come late."""
     matrix = ((9, 4, 4), (0, 3, 4), (0, 0, 4)) if max_gram else ((9, 4), (0, 3))
     stack, spec = stack_of(target, drafter, matrix=matrix, max_gram=max_gram), spec_for()
     text = stack.new_cache(spec)
     item = draft_item(stack, text, spec, PROMPT, 9)
-    gc.collect()
-    gc.disable()
-    try:
-        stack.run([item], NEVER)
-        assert text.draft.wanted is not None, "the draft goes on"
-        gone = [weakref.ref(each) for each in (text, *text.texts)]
-        index = weakref.ref(text._last) if max_gram else lambda: None
-        del item, text
-        stack.run([draft_item(stack, stack.new_cache(spec), spec, PROMPT, 1)], NEVER)
-        assert [each() for each in (*gone, index)] == [None] * 4
-    finally:
-        gc.enable()
+    stack.run([item], NEVER)
+    assert text.draft.wanted is not None, "the draft goes on"
+    gone = [weakref.ref(each) for each in (text, *text.texts)]
+    index = weakref.ref(text._last) if max_gram else lambda: None
+    del item, text
+    stack.run([draft_item(stack, stack.new_cache(spec), spec, PROMPT, 1)], NEVER)
+    assert [each() for each in (*gone, index)] == [None] * 4
 
 
 def test_models_with_different_tokenizers_make_no_stack(target, drafter):

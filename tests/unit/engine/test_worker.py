@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
@@ -197,6 +196,7 @@ async def test_a_running_job_is_interrupted_and_the_next_one_runs():
         assert worker.interrupted_count == 1
 
 
+@pytest.mark.usefixtures("no_collector")
 async def test_of_a_forward_that_was_given_up_nothing_stays_until_a_collector_comes():
     entered = threading.Event()
 
@@ -210,15 +210,11 @@ async def test_of_a_forward_that_was_given_up_nothing_stays_until_a_collector_co
         job = worker.submit(item(step), outlet=Outlet())
         await until(entered.is_set)
         text = weakref.ref(job.work.cache)
-        gc.disable()
-        try:
-            worker.withdraw(job)
-            del job
-            await until(lambda: worker.interrupted_count == 1)
-            await worker.run(lambda _: None)
-            assert text() is None
-        finally:
-            gc.enable()
+        worker.withdraw(job)
+        del job
+        await until(lambda: worker.interrupted_count == 1)
+        await worker.run(lambda _: None)
+        assert text() is None
 
 
 async def test_a_withdrawn_job_of_many_steps_does_not_come_back():
