@@ -17,6 +17,7 @@ import grpc
 
 from paceline.errors import PacelineError
 from paceline.status import DETAILS_KEY, encode
+from support.ports import free_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -84,8 +85,8 @@ class CallRelay:
         self._channel = grpc.aio.insecure_channel(self.upstream, _OPTIONS)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_EveryMethod(self._relay),))
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        self.address = free_address()
+        self._server.add_insecure_port(self.address)
         await self._server.start()
         return self
 

@@ -8,6 +8,8 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
+from support.ports import free_address
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,8 +51,9 @@ class ConnectionRelay:
         self._flowing = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._answering = asyncio.Event()
         self._pass_everything_on()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.address = free_address()
+        host, port = self.address.split(":")
+        self._server = await asyncio.start_server(self._accept, host, int(port))
         return self
 
     async def __aexit__(self, *exception: object) -> None:

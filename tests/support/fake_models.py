@@ -49,6 +49,7 @@ from support.fake_text import (
     logprob_of,
     next_token,
 )
+from support.ports import free_address
 from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
@@ -174,8 +175,8 @@ class FakeModelServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.register(self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        self.address = self.address or free_address()
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     def register(self, server: Any) -> None:

@@ -15,6 +15,7 @@ from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import orchestrator_service_pb2_grpc as pb_grpc
 from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
+from support.ports import free_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -131,11 +132,11 @@ async def serving(
     states = health.aio.HealthServicer()
     await states.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(states, server)
+    fake.address = fake.address or free_address()
     if credentials is None:
-        port = server.add_insecure_port(fake.address or "127.0.0.1:0")
+        server.add_insecure_port(fake.address)
     else:
-        port = server.add_secure_port(fake.address or "127.0.0.1:0", credentials)
-    fake.address = f"127.0.0.1:{port}"
+        server.add_secure_port(fake.address, credentials)
     await server.start()
     try:
         yield fake

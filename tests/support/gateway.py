@@ -14,6 +14,7 @@ from paceline.v1.model_service_pb2 import ChatTemplate
 from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
 from support.fake_orchestrator import FakeOrchestrator, serving
+from support.ports import free_address
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ async def gateway_over(
             await stack.enter_async_context(serving(fake))
         values = GatewaySettings(
             **{
-                "listen": "127.0.0.1:0",
+                "listen": free_address(),
                 "orchestrators": tuple(fake.address for fake in used),
                 "drain_seconds": 2,
                 **settings,

@@ -13,6 +13,7 @@ from paceline_orchestrator.application import OrchestratorApplication
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.lifecycle import ServerProcess
 from support.model_servers import DRAFTER, TARGET, serving
+from support.ports import free_address
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def in_process_system(
             )
 
         settings = OrchestratorSettings(
-            listen="127.0.0.1:0",
+            listen=free_address(),
             health_listen="",
             drafters=await start(DRAFTER, drafters),
             targets=await start(TARGET, targets),

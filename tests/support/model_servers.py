@@ -28,6 +28,7 @@ from paceline_serving.server_settings import ServerSettings
 from paceline_serving.telemetry import new_registry
 from paceline_serving.transport import POD_CHANNEL_OPTIONS
 from paceline_target.servicer import ROLE as TARGET
+from support.ports import free_address
 from support.prefix_digest import prefix_digest
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def serving(
             debug_calls=True,
             look_seconds=0.01,
         ),
-        ServerSettings.model_validate({"listen": "127.0.0.1:0", **settings}),
+        ServerSettings.model_validate({"listen": free_address(), **settings}),
         registry=registry,
     )
     if begin:

@@ -19,6 +19,7 @@ from paceline_protocol.methods import METHODS
 from paceline_serving.lifecycle import ServerProcess
 from support.fake_models import FakeModelServer, serving
 from support.fake_text import byte_tokenizer
+from support.ports import free_address
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ async def orchestrating(
     drafters: list[FakeModelServer] | None = None,
     targets: list[FakeModelServer],
     discovery: Discovery | None = None,
-    listen: str = "127.0.0.1:0",
+    listen: str = "",
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Run fake models and an orchestrator; in the end nothing of a request may be left.
@@ -173,13 +174,13 @@ async def orchestrating(
         drafters: All there are.
         targets: All there are.
         discovery: Which of them the orchestrator knows; None is all.
-        listen: Where the orchestrator listens.
+        listen: Where the orchestrator listens; by default where nobody of another test looks.
         settings: The orchestrator's.
     """
     drafters = drafters or []
     async with serving(*drafters, *targets):
         values = OrchestratorSettings(
-            listen=listen,
+            listen=listen or free_address(),
             health_listen="",
             drafters=tuple(it.address for it in drafters),
             targets=tuple(it.address for it in targets),

@@ -1,4 +1,8 @@
-"""Ports for servers that are told where to listen, or listen there again."""
+"""Addresses for the servers of tests, at which nobody of another test looks for a server.
+
+An orchestrator of one test goes on asking for a server that was killed. Had the system given that
+server's port to a server of another test, in another process, this one would get strange sessions.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from support.ports import free_address
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -34,8 +36,9 @@ class Relay:
     async def start(self, address: str) -> None:
         """Listen on a free port for connections to this address."""
         self.lead_to(address)
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.address = free_address()
+        host, port = self.address.split(":")
+        self._server = await asyncio.start_server(self._connect, host, int(port))
 
     def lead_to(self, address: str) -> None:
         """Pass new connections on to this address; those that there are stay."""
