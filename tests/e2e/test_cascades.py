@@ -77,7 +77,12 @@ def test_with_a_stack_as_drafter_the_tokens_are_those_of_plain_decoding(
                 assert list(ran) in ([], [*models])
                 assert sum(ran.values()) == drafted.drafter_forward_count
             if matrix == VERTICAL:
-                assert not drafted.rejected_token_count, "it drafts what its largest model says"
+                of_text = (
+                    drafted.max_gram_drafted_token_count - drafted.max_gram_accepted_token_count
+                )
+                assert drafted.rejected_token_count <= of_text, (
+                    "it drafts what its largest model says"
+                )
 
 
 def test_each_model_of_the_stack_ran(cascade):
