@@ -107,9 +107,9 @@ type Started struct {
 // An Event is a Chunk or a TimelineEvent.
 type Event interface{ isEvent() }
 
-// A Chunk is final tokens and their text. Origins have one for each token and, if asked for, Logprobs and
-// TopLogprobs: what was likeliest at its place, the likeliest first. The slices are the stream's own: do
-// not change them.
+// A Chunk is final tokens and their text. Origins and TextLengths (the characters of Text that it adds)
+// have one for each token and, if asked for, Logprobs and TopLogprobs: what was likeliest at its place,
+// the likeliest first. The slices are the stream's own: do not change them.
 type Chunk struct {
 	Position    int
 	TokenIDs    []uint32
@@ -117,6 +117,7 @@ type Chunk struct {
 	Logprobs    []float64
 	TopLogprobs [][]TokenLogprob
 	Origins     []TokenOrigin
+	TextLengths []uint32
 }
 
 // A TokenLogprob is a token, and the natural logarithm of its probability.

@@ -38,6 +38,7 @@ func readChunk(message *pb.GenerationChunk) Chunk {
 		Logprobs:    message.GetLogprobs(),
 		TopLogprobs: readLikeliest(message.GetTopLogprobs()),
 		Origins:     origins,
+		TextLengths: message.GetTextLengths(),
 	}
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from paceline import FinishReason
@@ -286,13 +287,19 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
         names = [_BY_NUMBER.format(it) for it in chunk.token_ids]
         tokens["tokens"] += names
         tokens["token_logprobs"] += chunk.logprobs
-        tokens["text_offset"] += [offset] * len(chunk.token_ids)
+        tokens["text_offset"] += _offsets(chunk, offset)
         for name, logprob, likeliest in zip(
             names, chunk.logprobs, chunk.top_logprobs, strict=False
         ):
             told = {_BY_NUMBER.format(it.token_id): it.logprob for it in likeliest}
             others.append({name: logprob} | told)
     return {**tokens, "top_logprobs": others or None}
+
+
+def _offsets(chunk: Chunk, start: int) -> list[int]:
+    """Say where in a choice's text each token of a chunk begins."""
+    lengths = chunk.text_lengths or (0,) * len(chunk.token_ids)
+    return list(accumulate(lengths[:-1], initial=start))
 
 
 def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:

@@ -79,6 +79,23 @@ def test_the_text_is_the_one_that_grpc_clients_get(chatting, client, sampling):
     assert whole.usage.completion_tokens == 48
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
+def test_each_token_says_where_its_text_begins(client, strategy, stream):
+    asked = {"model": "chatting", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
+    answer = client.completions.create(
+        **asked, logprobs=1, stream=stream, extra_body={"paceline": {"strategy": strategy}}
+    )
+    parts = list(answer) if stream else [answer]
+    told = [it.choices[0].logprobs for it in parts if it.choices and it.choices[0].logprobs]
+    offsets = [offset for it in told for offset in it.text_offset]
+    text = "".join(it.choices[0].text for it in parts if it.choices)
+    # The text is plain ASCII, so each token has some of it.
+    assert len(set(offsets)) == 32
+    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets[-1] < len(text)) == (0, True)
+
+
 @pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
 def test_a_chat_is_the_templates_prompt_continued_with_every_strategy(chatting, client, strategy):
     written = "# user: a function that adds\n<|endoftext|>def "

@@ -169,6 +169,7 @@ def _chunk(position: int, leg: Leg) -> pb.GenerationChunk:
         position=position + leg.shift,
         token_ids=[position],
         text=f"{position} ",
+        text_lengths=[len(f"{position} ")],
         origins=[
             pb.TOKEN_ORIGIN_TARGET if position in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
         ],

@@ -124,6 +124,7 @@ Chunk read_chunk(const v1::GenerationChunk& message) {
     chunk.top_logprobs.push_back(read_likeliest(place));
   }
   for (const int origin : message.origins()) chunk.origins.push_back(word<TokenOrigin>(origin));
+  chunk.text_lengths.assign(message.text_lengths().begin(), message.text_lengths().end());
   return chunk;
 }
 

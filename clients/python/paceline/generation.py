@@ -154,8 +154,8 @@ class TokenLogprob:
 class Chunk:
     """Final tokens and their text.
 
-    `origins` have one for each and, if asked for, `logprobs` and `top_logprobs`: what was likeliest
-    at its place, the likeliest first.
+    `origins` and `text_lengths` (the characters of `text` that it adds) have one for each and, if
+    asked for, `logprobs` and `top_logprobs`: what was likeliest at its place, the likeliest first.
     """
 
     position: int
@@ -164,6 +164,7 @@ class Chunk:
     logprobs: tuple[float, ...]
     origins: tuple[TokenOrigin, ...]
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    text_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ def read_chunk(message: orchestrator_pb.GenerationChunk) -> Chunk:
         top_logprobs=tuple(
             tuple(map(TokenLogprob, each.token_ids, each.logprobs)) for each in message.top_logprobs
         ),
+        text_lengths=tuple(message.text_lengths),
     )
 
 

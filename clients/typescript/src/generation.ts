@@ -71,8 +71,9 @@ export interface TokenLogprob {
 }
 
 /**
- * Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
- * `topLogprobs`: what was likeliest at its place, the likeliest first.
+ * Final tokens and their text. `origins` and `textLengths` (the characters of `text`, as Unicode code
+ * points, that it adds) have one for each and, if asked for, `logprobs` and `topLogprobs`: what was
+ * likeliest at its place, the likeliest first.
  */
 export interface Chunk {
   readonly type: "chunk";
@@ -82,6 +83,7 @@ export interface Chunk {
   readonly logprobs: readonly number[];
   readonly topLogprobs: readonly (readonly TokenLogprob[])[];
   readonly origins: readonly OrUnknown<TokenOrigin>[];
+  readonly textLengths: readonly number[];
 }
 
 /** A draft, a verification, or what became of them, in ns since the request arrived. */

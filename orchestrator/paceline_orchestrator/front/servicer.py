@@ -266,7 +266,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         prompt = await self._tokenise(request, codec, share=share)
         check_tokens(request, model, prompt=prompt)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
-        text = StreamedText(codec, request.stop_strings)
+        text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
         options = read_options(request)
         await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)

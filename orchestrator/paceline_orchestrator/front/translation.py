@@ -126,6 +126,7 @@ def chunk_message(piece: Piece, *, position: int) -> ClientMessage:
             for it in piece.tokens
         ],
         top_logprobs=[_likeliest(it.likeliest) for it in piece.tokens if it.likeliest],
+        text_lengths=piece.lengths,
     )
     return pb.GenerateResponse(chunk=chunk)
 

@@ -42,6 +42,7 @@ async def test_completions_tell_what_else_was_likely_and_the_chosen_token_among_
         told = (await create(**asked, logprobs=2)).choices[0].logprobs
         assert told.tokens == [token for token, _, _ in TOLD]
         assert told.token_logprobs == [logprob for _, logprob, _ in TOLD]
+        assert told.text_offset == [0, len("3 ")]
         assert told.top_logprobs == [{name: own, **dict(more)} for name, own, more in TOLD]
         streamed = []
         async for chunk in await create(**asked, logprobs=2, stream=True):

@@ -37,8 +37,9 @@ struct TokenLogprob {
   double logprob = 0;
 };
 
-/// Final tokens and their text. `origins` have one for each and, if asked for, `logprobs` and
-/// `top_logprobs`: what was likeliest at its place, the likeliest first.
+/// Final tokens and their text. `origins` and `text_lengths` (the characters of `text` that it adds)
+/// have one for each and, if asked for, `logprobs` and `top_logprobs`: what was likeliest at its
+/// place, the likeliest first.
 struct Chunk {
   std::int64_t position = 0;
   std::vector<std::int64_t> token_ids;
@@ -46,6 +47,7 @@ struct Chunk {
   std::vector<double> logprobs;
   std::vector<std::vector<TokenLogprob>> top_logprobs;
   std::vector<TokenOrigin> origins;
+  std::vector<std::int64_t> text_lengths;
 };
 
 /// A draft, a verification, or what became of them, in ns since the request arrived.

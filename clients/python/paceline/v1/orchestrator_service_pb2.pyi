@@ -600,16 +600,19 @@ class GenerationChunk(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Absolute position of the first of token_ids, the prompt counted."""
     text: _builtins.str
-    """Their text. All chunks' texts concatenated are the decoded tokens, except that the last is cut
-    before a stop string.
+    """Their text. All chunks' texts concatenated are what the tokenizer makes of prompt and tokens, less
+    what it makes of the prompt; except that the last is cut before a stop string, and that bytes
+    which are no UTF-8 are one U+FFFD for each part that could have begun a character.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens. They are held back together with their text while it ends in an incomplete UTF-8
-        character, or where a stop string could begin.
+        character, or where a stop string could begin. A stop string may name special tokens, which have
+        no text: it is complete with the token.
         """
 
     @_builtins.property
@@ -624,6 +627,13 @@ class GenerationChunk(_message.Message):
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.LikeliestTokens]:
         """If asked for: one for each token."""
 
+    @_builtins.property
+    def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One for each token: how many characters (Unicode code points) of text it adds, 0 to all of them;
+        together as many as text has. A character that several tokens make is its last token's.
+        Orchestrators before 0.2 leave this out.
+        """
+
     def __init__(
         self,
         *,
@@ -633,10 +643,11 @@ class GenerationChunk(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         top_logprobs: _abc.Iterable[_sampling_pb2.LikeliestTokens] | None = ...,
+        text_lengths: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origins", b"origins", "position", b"position", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -313,12 +313,14 @@ export interface GenerationChunk {
   position: number;
   /**
    * The tokens. They are held back together with their text while it ends in an incomplete UTF-8
-   * character, or where a stop string could begin.
+   * character, or where a stop string could begin. A stop string may name special tokens, which have
+   * no text: it is complete with the token.
    */
   tokenIds: number[];
   /**
-   * Their text. All chunks' texts concatenated are the decoded tokens, except that the last is cut
-   * before a stop string.
+   * Their text. All chunks' texts concatenated are what the tokenizer makes of prompt and tokens, less
+   * what it makes of the prompt; except that the last is cut before a stop string, and that bytes
+   * which are no UTF-8 are one U+FFFD for each part that could have begun a character.
    */
   text: string;
   /** If asked for: one for each token. */
@@ -327,6 +329,12 @@ export interface GenerationChunk {
   origins: TokenOrigin[];
   /** If asked for: one for each token. */
   topLogprobs: LikeliestTokens[];
+  /**
+   * One for each token: how many characters (Unicode code points) of text it adds, 0 to all of them;
+   * together as many as text has. A character that several tokens make is its last token's.
+   * Orchestrators before 0.2 leave this out.
+   */
+  textLengths: number[];
 }
 
 /** The end of a generation. */
@@ -1279,7 +1287,7 @@ export const GenerationStarted: MessageFns<GenerationStarted> = {
 };
 
 function createBaseGenerationChunk(): GenerationChunk {
-  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [], topLogprobs: [] };
+  return { position: 0, tokenIds: [], text: "", logprobs: [], origins: [], topLogprobs: [], textLengths: [] };
 }
 
 export const GenerationChunk: MessageFns<GenerationChunk> = {
@@ -1313,6 +1321,13 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     }
     for (const v of message.topLogprobs) {
       LikeliestTokens.encode(v!, writer.uint32(50).fork()).join();
+    }
+    if (message.textLengths.length !== 0) {
+      writer.uint32(58).fork();
+      for (const v of message.textLengths) {
+        writer.uint32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -1408,6 +1423,24 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
             message.topLogprobs.push(LikeliestTokens.decode(reader, reader.uint32()));
             continue;
           }
+          case 7: {
+            if (tag === 56) {
+              message.textLengths.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 58) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.textLengths.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1431,6 +1464,7 @@ export const GenerationChunk: MessageFns<GenerationChunk> = {
     message.logprobs = object.logprobs?.map((e) => e) || [];
     message.origins = object.origins?.map((e) => e) || [];
     message.topLogprobs = object.topLogprobs?.map((e) => LikeliestTokens.fromPartial(e)) || [];
+    message.textLengths = object.textLengths?.map((e) => e) || [];
     return message;
   },
 };

@@ -1,0 +1,245 @@
+"""Token ids become text, one token at a time.
+
+Theory of operation
+    The text of an answer is what the tokenizer makes of prompt and answer, less what it makes of
+    the prompt. A detokenizer finds this text token by token. After each token it knows two things:
+
+        certain text   characters that no later token can change
+        open tokens    the last tokens, while their bytes belong to an incomplete character
+
+    Both follow from the token ids alone. How the ids arrived (one by one, in blocks, or at once
+    when a stream is resumed) makes no difference, so a resumed stream continues exactly where the
+    broken one ended.
+
+    Three things make a token's text depend on its neighbours:
+
+    - A character has up to four bytes, and tokens can cut it anywhere. An incremental UTF-8 decoder
+      keeps the bytes of the last, incomplete character: three at most. Bytes that cannot become a
+      character any more are one U+FFFD for each part that could have begun one, as in Python and
+      Rust. (The library's byte fallback makes U+FFFD of every byte of a run in which one byte is
+      wrong. It decides when the run is over, and a stream cannot wait for that.)
+    - Decoders treat the first token of a text in another way: they strip its space, or add none.
+      So a token is decoded behind the tokens before it, and what that adds is the token's text. At
+      the start of an answer the tokens before it are the prompt's last ones. (A decoder that
+      replaces text across tokens is not followed back: what was sent stays.)
+    - Special tokens have no text. They do not end a character, and the token after a leading
+      special token is the first token of the text.
+
+    One class is for byte-level tokenizers, whose text is the bytes of all tokens put together. The
+    other class is for every other decoder of the library.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline_orchestrator.front.tokenizer import Codec
+
+__all__ = ["Detokenizer", "make_detokenizer"]
+
+# What is decoded together: a token, or the bytes of whole characters, as the decoder takes them.
+_Unit: TypeAlias = tuple[str, ...]
+
+_INCOMPLETE_BYTES = 3  # the most that a character can lack its last byte with
+# So many units before a token decide what the token looks like. One is enough for every decoder of
+# the library except those that replace text across tokens.
+_CONTEXT_UNITS = 8
+# So many tokens are decoded at once: about a millisecond, in which no other thread runs.
+_TOKENS_AT_ONCE = 512
+
+
+class Detokenizer(Protocol):
+    """The text of one answer, token by token."""
+
+    @property
+    def open_count(self) -> int:
+        """How many of the last tokens have text that is not certain."""
+
+    def push(self, token_id: int) -> str:
+        """Add a token; return the text that is certain now, and was not before."""
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; return all text that has become certain. Faster than one by one."""
+
+    def finish(self) -> str:
+        """End the text; return what was not certain. An incomplete character is U+FFFD."""
+
+
+def make_detokenizer(codec: Codec, prompt: Sequence[int] = ()) -> Detokenizer:
+    """Begin the text that follows a prompt.
+
+    Cost: only the prompt's last tokens are looked at.
+    """
+    if codec.is_byte_level:
+        return _ByteDetokenizer(codec, prompt)
+    return _ChainDetokenizer(codec, prompt)
+
+
+class _OpenTokens:
+    """Counts the last tokens that have bytes of the incomplete character.
+
+    tokens   [ a ][ b ][ special ][ c ]
+    bytes      2    1       0       1      two bytes are incomplete: b, special and c are open
+    """
+
+    def __init__(self) -> None:
+        self._byte_counts: deque[int] = deque()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return len(self._byte_counts)
+
+    def add(self, byte_count: int, *, incomplete: int) -> None:
+        """Add a token with its bytes; so many of the last bytes are incomplete."""
+        self._byte_counts.append(byte_count)
+        self._total += byte_count
+        while self._byte_counts and self._total - self._byte_counts[0] >= incomplete:
+            self._total -= self._byte_counts.popleft()
+
+
+class _ByteDetokenizer:
+    """Text that is the bytes of all tokens put together, as UTF-8."""
+
+    def __init__(self, codec: Codec, prompt: Sequence[int]) -> None:
+        self._codec = codec
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open = _OpenTokens()
+        ending: list[bytes] = []
+        for token_id in reversed(prompt):
+            ending.insert(0, codec.bytes_of(token_id))
+            if sum(map(len, ending)) >= _INCOMPLETE_BYTES:
+                break
+        self._utf8.decode(b"".join(ending))
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def push(self, token_id: int) -> str:
+        content = self._codec.bytes_of(token_id)
+        text = self._utf8.decode(content)
+        self._open.add(len(content), incomplete=len(self._utf8.getstate()[0]))
+        return text
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _ChainDetokenizer:
+    """Text that a decoder of the library makes of token strings.
+
+        [ ... context )[ bytes )
+              certain    are an incomplete
+              text       character
+
+    The context consists of units, so the library never sees half a character.
+    """
+
+    def __init__(self, codec: Codec, prompt: Sequence[int]) -> None:
+        self._codec = codec
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._context: deque[_Unit] = deque(maxlen=_CONTEXT_UNITS)
+        self._context_text = ""
+        self._bytes = b""
+        self._follows_invalid_bytes = False
+        self._open = _OpenTokens()
+        for token_id in prompt[self._window_start(prompt) :]:
+            self.push(token_id)
+        self._open = _OpenTokens()
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def push(self, token_id: int) -> str:
+        content = self._codec.bytes_in_chain(token_id)
+        token = self._codec.token_of(token_id)
+        if content is not None:
+            text = self._push_bytes(content)
+        elif token is not None:
+            text = self._give_up_bytes() + self._add((token,))
+        else:
+            text = ""
+        self._open.add(len(content or ""), incomplete=len(self._bytes))
+        return text
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        start = self._window_start(token_ids)
+        pieces = list(self._pieces(token_ids[:start]))
+        return "".join((*pieces, *map(self.push, token_ids[start:])))
+
+    def finish(self) -> str:
+        return self._give_up_bytes()
+
+    def _window_start(self, token_ids: Sequence[int]) -> int:
+        """Return from where on tokens decide what follows them."""
+        count, start = 0, len(token_ids)
+        while start > 0 and count < _CONTEXT_UNITS + _INCOMPLETE_BYTES:
+            start -= 1
+            count += self._codec.token_of(token_ids[start]) is not None
+        return start
+
+    def _pieces(self, token_ids: Sequence[int]) -> Iterator[str]:
+        """Add tokens, as many at once as the library may see; yield their text."""
+        batch: list[_Unit] = []
+        for token_id in token_ids:
+            is_whole = self._codec.bytes_in_chain(token_id) is None and not self._bytes
+            token = self._codec.token_of(token_id)
+            if is_whole and token is not None:
+                batch.append((token,))
+            if batch and (not is_whole or len(batch) == _TOKENS_AT_ONCE):
+                yield self._add(*batch)
+                batch.clear()
+            if not is_whole:
+                yield self.push(token_id)
+        if batch:
+            yield self._add(*batch)
+
+    def _push_bytes(self, content: bytes) -> str:
+        codec = self._codec
+        self._bytes += content
+        characters = self._utf8.decode(content)
+        decided_count = len(self._bytes) - len(self._utf8.getstate()[0])
+        decided, self._bytes = self._bytes[:decided_count], self._bytes[decided_count:]
+        if not decided:
+            return ""
+        is_valid = characters.encode() == decided
+        if codec.is_lossy_by_character or (is_valid and not self._follows_invalid_bytes):
+            return self._add(codec.strings_of(decided))
+        # The library would take valid bytes beside invalid ones for one invalid run.
+        self._start_context(codec.strings_of(decided), is_valid=is_valid)
+        return characters
+
+    def _give_up_bytes(self) -> str:
+        """Return what an incomplete character is that nothing completes any more."""
+        if self._bytes:
+            self._start_context(self._codec.strings_of(self._bytes), is_valid=False)
+            self._bytes = b""
+        return self._utf8.decode(b"", final=True)
+
+    def _add(self, *units: _Unit) -> str:
+        """Make units part of the context; return what they add to its text."""
+        text = self._decode(units)[len(self._context_text) :]
+        self._context += units
+        self._context_text = self._decode()
+        self._follows_invalid_bytes = False
+        return text
+
+    def _start_context(self, unit: _Unit, *, is_valid: bool) -> None:
+        self._context.clear()
+        self._context.append(unit)
+        self._context_text = self._decode()
+        self._follows_invalid_bytes = not is_valid
+
+    def _decode(self, added: Sequence[_Unit] = ()) -> str:
+        """Decode the context with what is added to it."""
+        units = (*self._context, *added)
+        return self._codec.decode_strings([string for unit in units for string in unit])

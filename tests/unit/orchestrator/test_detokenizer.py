@@ -1,0 +1,303 @@
+"""A text is what the tokenizer makes of prompt and answer, less what it makes of the prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_orchestrator.front.detokenizer import make_detokenizer
+from paceline_orchestrator.front.text import FinalToken, StreamedText
+from paceline_orchestrator.front.tokenizer import Codec
+from support.tiny_tokenizers import TINY_TOKENIZERS
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+ALL = pytest.mark.parametrize("name", TINY_TOKENIZERS)
+FALLBACK = "byte fallback, as of Llama 2 and Phi-3"
+BYTES = "byte level, as of GPT-2, Llama 3 and Qwen"
+
+
+@cache
+def tokenizer_of(name):
+    return TINY_TOKENIZERS[name]()
+
+
+@cache
+def codec_of(name):
+    return Codec(tokenizer_of(name).to_str().encode())
+
+
+def decoded(name, token_ids):
+    """Return what the library makes of tokens, but each wrong part of a run of bytes is U+FFFD.
+
+    The library's own byte fallback spoils the whole run.
+    """
+    tokenizer = tokenizer_of(name)
+    tokens = [tokenizer.id_to_token(it) for it in token_ids]
+    special = {it.content for it in tokenizer.get_added_tokens_decoder().values() if it.special}
+    tokens = [it for it in tokens if it not in special]
+    if "ByteFallback" in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        tokens = list(with_runs_decoded(tokens))
+    decoder = tokenizer.decoder
+    return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+
+
+def with_runs_decoded(tokens):
+    run = b""
+    for token in [*tokens, None]:
+        found = token and re.fullmatch("<0x(..)>", token)
+        if found:
+            run += bytes.fromhex(found[1])
+            continue
+        if run:
+            yield run.decode(errors="replace")
+            run = b""
+        if token is not None:
+            yield token
+
+
+def likely_ids(name, max_size=30):
+    """Draw tokens: many words, spaces and special tokens, and bytes that are characters or not."""
+    tokenizer = tokenizer_of(name)
+    size = tokenizer.get_vocab_size()
+    of_bytes = [b"\xf0", b"\x9f", b"\x98", b"\x81", b"\xe4", b"\xbd", b"\xa0", b"\xff", b" ", b"a"]
+    of_bytes += ["é".encode(), "你".encode(), "😁".encode()]
+    pieces = [[token_id] for token_id in range(max(0, size - 60), size)]
+    for content in of_bytes:
+        ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in content]
+        if None not in ids:
+            pieces.append(ids)
+    if "byte level" in name:
+        alphabet = tokenizer.get_vocab(with_added_tokens=False)
+        codec = codec_of(name)
+        of_byte = {codec.bytes_of(it): it for it in alphabet.values()}
+        pieces += [[of_byte[bytes((byte,))] for byte in content] for content in of_bytes]
+    drawn = st.lists(st.sampled_from(pieces), max_size=max_size)
+    return drawn.map(lambda found: [token_id for piece in found for token_id in piece])
+
+
+def ends_inside_a_character(name, token_ids):
+    detokenizer = make_detokenizer(codec_of(name))
+    detokenizer.push_many(token_ids)
+    return bool(detokenizer.open_count)
+
+
+def expected(name, prompt, token_ids):
+    before, whole = decoded(name, prompt), decoded(name, [*prompt, *token_ids])
+    assert whole.startswith(before)
+    return whole[len(before) :]
+
+
+@ALL
+@settings(max_examples=60)
+@given(data=st.data())
+def test_all_text_together_is_what_the_tokenizer_makes_of_prompt_and_answer(name, data):
+    prompt = data.draw(
+        likely_ids(name, max_size=12).filter(lambda it: not ends_inside_a_character(name, it))
+    )
+    token_ids = data.draw(likely_ids(name))
+    detokenizer = make_detokenizer(codec_of(name), prompt)
+    text = "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+    assert text == expected(name, prompt, token_ids)
+
+
+@ALL
+@settings(max_examples=40)
+@given(data=st.data())
+def test_many_tokens_at_once_are_the_same_as_one_by_one(name, data):
+    token_ids = data.draw(likely_ids(name, max_size=60))
+    cut = data.draw(st.integers(0, len(token_ids)))
+    one_by_one, at_once = make_detokenizer(codec_of(name)), make_detokenizer(codec_of(name))
+    first = "".join(map(one_by_one.push, token_ids[:cut]))
+    assert at_once.push_many(token_ids[:cut]) == first
+    assert at_once.open_count == one_by_one.open_count
+    rest = "".join(map(one_by_one.push, token_ids[cut:])) + one_by_one.finish()
+    assert "".join(map(at_once.push, token_ids[cut:])) + at_once.finish() == rest
+
+
+@ALL
+@settings(max_examples=40)
+@given(data=st.data())
+def test_only_an_incomplete_character_is_held_back(name, data):
+    token_ids = data.draw(likely_ids(name))
+    detokenizer, text = make_detokenizer(codec_of(name)), ""
+    for count, token_id in enumerate(token_ids, start=1):
+        text += detokenizer.push(token_id)
+        whole = decoded(name, token_ids[:count])
+        assert whole.startswith(text)
+        waiting = whole[len(text) :]
+        assert waiting in ("", REPLACEMENT)
+        assert bool(waiting) == bool(detokenizer.open_count)
+
+
+@ALL
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_stream_that_is_resumed_at_any_chunk_goes_on_as_if_it_had_not_broken(name, data):
+    codec = codec_of(name)
+    prompt = data.draw(likely_ids(name, max_size=6))
+    token_ids = data.draw(likely_ids(name, max_size=40))
+    text = decoded(name, token_ids)
+    start = data.draw(st.integers(0, max(0, len(text) - 1)))
+    of_text = [text[start : start + data.draw(st.integers(1, 4))]] if text else []
+    stops = data.draw(st.lists(st.sampled_from(["hello", "<|tool|>", *of_text]), max_size=2))
+    sent = list(pieces(StreamedText(codec, stops, prompt=prompt), token_ids))
+    cut = data.draw(st.integers(0, len(sent)))
+    received = [token.token_id for piece in sent[:cut] for token in piece.tokens]
+    resumed = StreamedText(codec, stops, prompt=prompt)
+    resumed.resume(received)
+    assert resumed.token_count == len(received)
+    is_over = cut == len(sent)
+    rest = list(pieces(resumed, [] if is_over else token_ids[len(received) :]))
+    assert "".join(it.text for it in rest) == "".join(it.text for it in sent[cut:])
+    assert [it.lengths for it in rest if it.tokens] == [it.lengths for it in sent[cut:]]
+
+
+def pieces(text, token_ids):
+    """Yield what goes out, to the end of the text."""
+    for token_id in token_ids:
+        is_over = bool(text.stop_string) or text.push(FinalToken(token_id, accepted=False))
+        piece = text.take()
+        if piece is not None:
+            assert sum(piece.lengths) == len(piece.text)
+            assert len(piece.lengths) == len(piece.tokens)
+            yield piece
+        if is_over:
+            return
+    text.flush()
+    piece = text.take()
+    if piece is not None:
+        yield piece
+
+
+def ids(name, *tokens):
+    return [tokenizer_of(name).token_to_id(it) for it in tokens]
+
+
+def byte_ids(content):
+    return ids(FALLBACK, *(f"<0x{byte:02X}>" for byte in content.encode()))
+
+
+def test_characters_of_byte_tokens_are_sent_as_they_are_complete():
+    text = StreamedText(codec_of(FALLBACK))
+    found = []
+    for token_id in byte_ids("😁你") * 20:
+        text.push(FinalToken(token_id, accepted=False))
+        piece = text.take()
+        found.append(piece.text if piece else "")
+    assert found == ["", "", "", "😁", "", "", "你"] * 20
+
+
+def test_a_run_of_byte_tokens_that_ends_in_a_character_loses_that_character_alone():
+    text = StreamedText(codec_of(FALLBACK))
+    sent = "".join(it.text for it in pieces(text, (byte_ids("😁你水") * 4)[:39]))
+    assert sent == "😁你水😁你水😁你水😁你" + REPLACEMENT
+
+
+def test_a_stop_string_is_found_within_a_run_of_byte_tokens():
+    text = StreamedText(codec_of(FALLBACK), ["水"])
+    sent = list(pieces(text, byte_ids("😁你水") * 20))
+    assert "".join(it.text for it in sent) == "😁你"
+    assert sum(len(it.tokens) for it in sent) == 10
+
+
+def test_bytes_that_are_no_text_are_sent_again_by_no_resumption():
+    alphabet = {codec_of(BYTES).bytes_of(it): it for it in range(256)}
+    token_ids = [alphabet[b"\xff"], alphabet[b"\xfe"]] * 2000
+    resumed = StreamedText(codec_of(BYTES))
+    resumed.resume(token_ids[:21])
+    assert "".join(it.text for it in pieces(resumed, token_ids[21:])) == REPLACEMENT * 3979
+
+
+def test_a_first_token_keeps_the_space_that_separates_it_from_the_prompt():
+    hello, world = ids(FALLBACK, "▁hello"), ids(FALLBACK, "▁world", ".")
+    text = StreamedText(codec_of(FALLBACK), prompt=ids(FALLBACK, "<s>") + hello)
+    assert "".join(it.text for it in pieces(text, world)) == " world."
+    stopped = StreamedText(codec_of(FALLBACK), [" world"], prompt=hello)
+    assert not "".join(it.text for it in pieces(stopped, world))
+    assert stopped.stop_string == " world"
+
+
+def test_a_prompt_may_end_inside_a_character():
+    first, *rest = [*tokenizer_of(BYTES).encode("ß").ids]
+    text = StreamedText(codec_of(BYTES), prompt=[first])
+    assert "".join(it.text for it in pieces(text, rest)) == "ß"
+
+
+@pytest.mark.parametrize("name", [BYTES, FALLBACK])
+def test_a_special_token_is_a_stop_string_though_it_has_no_text(name):
+    a, tool, end = ids(name, "a", "<|tool|>", "</s>")
+    text = StreamedText(codec_of(name), ["<|tool|>"])
+    sent = list(pieces(text, [a, end, a, tool, a]))
+    assert "".join(it.text for it in sent) == "aa"
+    assert text.stop_string == "<|tool|>"
+    assert text.token_count == 4
+
+
+def test_a_stop_string_may_be_a_special_token_and_text():
+    a, b, tool = ids(BYTES, "a", "b", "<|tool|>")
+    text = StreamedText(codec_of(BYTES), ["<|tool|>b"])
+    sent = list(pieces(text, [a, tool, a, tool, b, a]))
+    assert "".join(it.text for it in sent) == "aa"
+    assert (text.stop_string, text.token_count) == ("<|tool|>b", 5)
+
+
+def test_a_piece_of_a_special_tokens_name_is_no_stop_string():
+    a, tool = ids(BYTES, "a", "<|tool|>")
+    text = StreamedText(codec_of(BYTES), ["|", "tool"])
+    assert "".join(it.text for it in pieces(text, [a, tool, a])) == "aa"
+    assert not text.stop_string
+
+
+def test_each_token_says_how_much_text_it_adds():
+    (ab,) = ids(BYTES, "ab")
+    token_ids = [ab, *tokenizer_of(BYTES).encode("🚴").ids, ab]
+    text = StreamedText(codec_of(BYTES))
+    sent = list(pieces(text, token_ids))
+    lengths = [length for it in sent for length in it.lengths]
+    assert lengths == [2, *(0 for _ in token_ids[2:-1]), 1, 2]
+
+
+@ALL
+def test_a_tokens_text_costs_the_same_however_long_the_text_is(name):
+    codec, most = codec_of(name), 0
+
+    class Watching:
+        def __getattr__(self, attribute):
+            return getattr(codec, attribute)
+
+        def decode_strings(self, tokens):
+            nonlocal most
+            most = max(most, len(tokens))
+            return codec.decode_strings(tokens)
+
+    detokenizer = make_detokenizer(Watching(), prompt=ids(name, "a") * 1000)
+    for token_id in ids(name, "a", "b") * 1000:
+        detokenizer.push(token_id)
+    assert most <= 9
+    detokenizer.push_many(ids(name, "a", "b") * 1000)
+    assert most < 1000, "other threads have their turns meanwhile"
+    if "byte level" not in name:
+        assert most > 100, "many at once"
+
+
+def test_what_an_end_of_text_token_cuts_short_belongs_to_the_token_before_it():
+    first, *_ = byte_ids("你")
+    text = StreamedText(codec_of(FALLBACK))
+    text.push(FinalToken(first, accepted=False))
+    text.push_without_text(FinalToken(*ids(FALLBACK, "</s>"), accepted=False))
+    piece = text.take()
+    assert (piece.text, piece.lengths) == (REPLACEMENT, (1, 0))
+
+
+def test_a_stop_string_that_spans_a_resumption_ends_the_text_and_takes_nothing_back():
+    a, b = ids(FALLBACK, "a", "b")
+    text = StreamedText(codec_of(FALLBACK), ["ab"])
+    text.resume([a])
+    assert text.push(FinalToken(b, accepted=False))
+    piece = text.take()
+    assert (text.stop_string, piece.text, piece.lengths) == ("ab", "", (0,))
