@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rich.console import Console
 
 from paceline.errors import InvalidFieldError
+from paceline.plain_files import read_plain_file
 from paceline_cli.options import read_options
 from paceline_serving.settings import OneOrMore, Settings, option
 
@@ -28,6 +29,7 @@ paceline train streams --model ~/big --data a.txt --validation held-out.txt --ou
 paceline train streams --model ~/big --data more.txt --go-on-from ~/big-streams --out better
 paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
 """
+_MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
 # Of a text without a validation text of its own: the end, from which nothing is learnt.
 _VALIDATION_SHARE = 20
@@ -243,7 +245,7 @@ def _joint(settings: TrainSettings) -> Joint | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_plain_file(path, most_bytes=_MOST_DATA_BYTES, allow_pipe=True).decode()
     except UnicodeDecodeError as error:
         raise InvalidFieldError.of("data", f"{path} is no UTF-8 text ({error.reason})") from error
 
