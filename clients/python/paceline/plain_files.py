@@ -13,9 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import io
     from pathlib import Path
 
 __all__ = ["UnusableFileError", "open_plain_file", "read_plain_file"]
@@ -31,7 +32,7 @@ class UnusableFileError(OSError):
 
 def open_plain_file(
     path: Path | str, *, most_bytes: int | None = None, allow_pipe: bool = False
-) -> BinaryIO:
+) -> io.BufferedReader:
     """Open a regular file for reading, without waiting for anybody.
 
     Args:
