@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from paceline import Strategy
+from paceline.plain_files import open_plain_file
 from paceline_bench.gpus import gpu_count
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from paceline_bench.report import Row
 
 __all__ = ["Way", "compete", "parameter_count", "row_of"]
+
+_MOST_HEADER_BYTES = 8 << 20  # names a file's tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +136,11 @@ def parameter_count(weights: Path) -> int:
         OSError: It cannot be read.
         ValueError: It is no such file.
     """
-    with weights.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    with open_plain_file(weights) as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _MOST_HEADER_BYTES:
+            raise ValueError(f"{weights}: its header has {header_bytes} bytes")
+        header = json.loads(file.read(header_bytes))
     return sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str], *, program: str = "python -m paceline_orchestrator") -> int:
     """Parse settings, serve, and return the exit code."""
     settings = parse(OrchestratorSettings, arguments, program=program)
+    # The tokenizers library would work in threads of its own, as many as there are cores. A text
+    # that it takes long over would hold up all others there.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     registry = telemetry.new_registry()
 
     def application(process: ServerProcess) -> OrchestratorApplication:

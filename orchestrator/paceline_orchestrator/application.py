@@ -18,6 +18,7 @@ from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
 from paceline_orchestrator.fleet.pool import ServerPool, count_ready_servers
+from paceline_orchestrator.fleet.wire import TokenizerRefusedError
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
 from paceline_orchestrator.planning.experience import Planning
@@ -213,9 +214,14 @@ class OrchestratorApplication:
         while True:
             try:
                 model = self._pool.model()
-                await self._codecs.fetch(self._pool.targets(model)[0])
+                server = self._codecs.choose(self._pool.targets(model))
+                if server is None:
+                    return None  # until a server changes: what was refused stays refused
+                await self._codecs.fetch(server)
             except NoTargetError:
                 return None
+            except TokenizerRefusedError as error:
+                _log.error("not fetched again from this server: %s", error.message)
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
                 await asyncio.sleep(_RETRY_SECONDS)

@@ -8,7 +8,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.errors import InvalidFieldError
-from paceline.limits import MOST_LOOKAHEAD
+from paceline.limits import MOST_BIGRAM_BYTES, MOST_LOOKAHEAD
+from paceline.plain_files import read_plain_file
 from paceline_orchestrator.fleet.discovery import (
     DEFAULT_PORT,
     Endpoint,
@@ -186,8 +187,10 @@ class TextSettings(Settings):
             BigramError: It is no table.
         """
         path = self.max_gram_bigrams
-        bigrams = parse_bigrams(path.read_text(encoding="utf-8")) if path is not None else ()
-        return MaxGramRules(Tie(self.max_gram_tie), bigrams)
+        if path is None:
+            return MaxGramRules(Tie(self.max_gram_tie), ())
+        text = read_plain_file(path, most_bytes=MOST_BIGRAM_BYTES).decode()
+        return MaxGramRules(Tie(self.max_gram_tie), parse_bigrams(text))
 
     @model_validator(mode="after")
     def _has_a_table(self) -> Self:

@@ -135,7 +135,7 @@ def parse_bigrams(text: str, *, vocabulary_size: int | None = None) -> tuple[int
     """
     try:
         table = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BigramError(f"is no JSON: {error}") from None
     if not isinstance(table, dict) or table.get("format") != _FORMAT:
         raise BigramError(f"has no format {_FORMAT!r}")

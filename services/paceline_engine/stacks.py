@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_BIGRAM_BYTES
+from paceline.plain_files import read_plain_file
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.stack import StackBackend
 from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
@@ -80,7 +81,7 @@ def _max_gram(stack: StackOptions, model: Backend) -> partial[MaxGram]:
     bigrams: Sequence[int | None] = ()
     if stack.bigrams:
         try:
-            text = Path(stack.bigrams).read_text()
+            text = read_plain_file(stack.bigrams, most_bytes=MOST_BIGRAM_BYTES).decode()
             bigrams = parse_bigrams(text, vocabulary_size=model.description.vocabulary_size)
         except (OSError, UnicodeDecodeError, BigramError) as error:
             raise ModelLoadError(f"--max-gram-bigrams {stack.bigrams}: {error}") from None

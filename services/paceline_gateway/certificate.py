@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.followed_files import FollowedFiles
+from paceline.limits import MOST_PEM_BYTES
+from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +37,9 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 def _loaded(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
+        for path in (certificate, key):
+            # Python's ssl opens paths itself, and would wait for a FIFO's writer.
+            read_plain_file(path, most_bytes=MOST_PEM_BYTES)
         # A password, so that an encrypted key does not ask the terminal for one.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # of which ssl's are

@@ -1,21 +1,18 @@
-"""A conversation written as a prompt, by the model's own template, in a sandbox."""
+"""A conversation written as a prompt by the model's own template, in a process apart."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING
 
 from paceline_gateway.errors import RequestError
+from paceline_gateway.template_processes import (
+    BeyondLimitsError,
+    NoProcessError,
+    TemplateProcesses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from jinja2 import Template
 
     from paceline import ChatTemplate, GenerateOptions
     from paceline_gateway.bodies import Message
@@ -25,12 +22,22 @@ __all__ = ["WRITTEN", "ChatTemplates"]
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a prompt is read that a template wrote: its special tokens are there."""
 
+_NAME_DIGITS = 12
+
 
 class ChatTemplates:
-    """Renders conversations; keeps the last template compiled."""
+    """Renders conversations. `close` it in the end: there are processes to end."""
 
     def __init__(self) -> None:
-        self._compiled: tuple[str, Template] | None = None
+        self._processes = TemplateProcesses()
+
+    async def prepare(self) -> None:
+        """Make ready for the first conversation; without it, that one takes longer."""
+        await self._processes.prepare()
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._processes.close()
 
     async def render(
         self,
@@ -50,53 +57,50 @@ class ChatTemplates:
             first: Which one the first of them is, if that is another.
 
         Raises:
-            RequestError: The template refuses the conversation, or a message could forge one.
+            RequestError: The template refuses the conversation, or needs more time, memory or
+                space than a template may have; a message could forge a special token; or no process
+                renders now.
         """
-        for index, message in enumerate(messages):
-            place = f"{param}[{index - bool(first)}].content" if index or not first else first
-            for special in template.special_tokens:
-                if special in message.content:
-                    raise RequestError(
-                        f"{place}: has {special!r} in it, which is a special token"
-                        " of the model: what is said cannot hold one",
-                        param=place,
-                    )
+        _refuse_special_tokens(template, messages, param=param, first=first)
+        asked = {
+            "source": template.source,
+            "named_tokens": dict(template.named_tokens),
+            "messages": [{"role": it.role, "content": it.content} for it in messages],
+        }
         try:
-            return await asyncio.to_thread(self._render, template, messages)
-        except Exception as error:
-            reason = str(error) if isinstance(error, TemplateError) else type(error).__name__
+            answer = await self._processes.render(asked, fingerprint=template.fingerprint)
+        except BeyondLimitsError as error:
+            name = template.fingerprint[:_NAME_DIGITS]
             raise RequestError(
-                f"{param}: the model's chat template refuses it: {reason}", param=param
-            ) from error
-
-    def _render(self, template: ChatTemplate, messages: Sequence[Message]) -> str:
-        compiled = self._compiled  # another thread may put another one there
-        if compiled is None or compiled[0] != template.fingerprint:
-            compiled = (template.fingerprint, _environment().from_string(template.source))
-            self._compiled = compiled
-        return compiled[1].render(
-            messages=[{"role": it.role, "content": it.content} for it in messages],
-            add_generation_prompt=True,
-            tools=None,
-            documents=None,
-            **template.named_tokens,
-        )
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Make what templates beside models expect: whitespace, loop controls, four names more."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return environment
+                f"{param}: the model's chat template ({name}) needs more for this than {error}",
+                param=param,
+                code="chat_template_limit",
+            ) from None
+        except NoProcessError as error:
+            raise RequestError(
+                f"conversations cannot be written just now: {error}",
+                status=503,
+                kind="server_error",
+                code="overloaded",
+                retry_after_seconds=1,
+            ) from None
+        if "text" not in answer:
+            raise RequestError(
+                f"{param}: the model's chat template refuses it: {answer['refusal']}", param=param
+            )
+        text: str = answer["text"]
+        return text
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _refuse_special_tokens(
+    template: ChatTemplate, messages: Sequence[Message], *, param: str, first: str
+) -> None:
+    for index, message in enumerate(messages):
+        place = f"{param}[{index - bool(first)}].content" if index or not first else first
+        for special in template.special_tokens:
+            if special in message.content:
+                raise RequestError(
+                    f"{place}: has {special!r} in it, which is a special token"
+                    " of the model: what is said cannot hold one",
+                    param=place,
+                )

@@ -17,6 +17,7 @@ from paceline.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from paceline.panics import taking_panics
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
@@ -283,7 +284,8 @@ class Endpoint:
 
     async def _answer(self, connection: Connection, content: bytes, request_id: str) -> None:
         try:
-            await self._handle(self._gateway, connection, content, request_id)
+            with taking_panics():
+                await self._handle(self._gateway, connection, content, request_id)
         except (RequestError, ClientCancelledError):
             raise
         except PacelineError as error:

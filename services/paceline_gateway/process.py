@@ -97,6 +97,8 @@ class HttpProcess:
         self._serving = self._tasks.create_task(
             self._server.serve(sockets=[listener]), name="serve HTTP"
         )
+        self._exit.push_async_callback(self.gateway.templates.close)
+        self._tasks.create_task(self.gateway.templates.prepare(), name="start a template's process")
         if settings.metrics_listen:
             metrics = MetricsEndpoint(settings.metrics_listen, registry=self._registry, pages={})
             self._exit.callback(metrics.close)

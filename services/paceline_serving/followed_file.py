@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from paceline.followed_files import FollowedFiles
+from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,17 +23,19 @@ class FollowedFile(FollowedFiles[_T], Generic[_T]):
     Args:
         parse: Reads its text. What it raises a ValueError with is logged: nothing secret.
 
+        most_bytes: What it may hold.
+
     Raises:
         ValueError: It cannot be read; names the file.
     """
 
-    def __init__(self, path: Path, parse: Callable[[str], _T]) -> None:
-        super().__init__([path], partial(_parsed, path, parse))
+    def __init__(self, path: Path, parse: Callable[[str], _T], *, most_bytes: int) -> None:
+        super().__init__([path], partial(_parsed, path, parse, most_bytes))
 
 
-def _parsed(path: Path, parse: Callable[[str], _T]) -> _T:
+def _parsed(path: Path, parse: Callable[[str], _T], most_bytes: int) -> _T:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain_file(path, most_bytes=most_bytes).decode()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError:

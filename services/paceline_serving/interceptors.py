@@ -28,6 +28,7 @@ from paceline.errors import (
     PacelineError,
     SlowConsumerError,
 )
+from paceline.panics import taking_panics
 from paceline_serving import tracing
 from paceline_serving.client_calls import StreamCall, UnaryCall
 from paceline_serving.keys import authorization_of
@@ -183,7 +184,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         call = tracing.enter(method, context.invocation_metadata() or (), spans=spans)
         with self._metrics.rpc(method) as outcome, call.recorded(lambda: outcome.code):
             try:
-                return await self._bounded(method, context, work)
+                with taking_panics():
+                    return await self._bounded(method, context, work)
             except grpc.aio.BaseError:  # the handler aborted by itself, or its peer is gone
                 outcome.code = _name(context.code()) or _end_code(context)
                 raise

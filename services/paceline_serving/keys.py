@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from paceline.errors import OverloadedError, UnauthenticatedError
 from paceline_serving.followed_file import FollowedFile
+from paceline_serving.plain_yaml import MOST_YAML_BYTES, parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +34,7 @@ __all__ = ["HEADER", "Caller", "Key", "Keys", "authorization_of", "current_calle
 HEADER = "authorization"
 
 _SCHEME = "Bearer"
+_MOST_KEY_BYTES = 64 * 1024  # of one key; HTTP servers take headers of less
 _WORD = re.compile(r"[!-~]+")
 _caller: ContextVar[Caller | None] = ContextVar("paceline_caller", default=None)
 
@@ -114,7 +115,7 @@ class Keys:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = FollowedFile(path, _parse)
+        self._file = FollowedFile(path, _parse, most_bytes=MOST_YAML_BYTES)
         self._entries: list[Key] = []
         self._callers: dict[str, Caller] = {}
         self._refresh()
@@ -174,18 +175,16 @@ def follow_key(path: Path) -> Callable[[], str]:
     Raises:
         ValueError: It cannot be read, or holds no key.
     """
-    return FollowedFile(path, _parse_key).content
+    return FollowedFile(path, _parse_key, most_bytes=_MOST_KEY_BYTES).content
 
 
 def _parse(text: str) -> list[Key]:
     try:
-        keys = TypeAdapter(list[Key]).validate_python(yaml.safe_load(text))
+        keys = TypeAdapter(list[Key]).validate_python(parse_yaml(text))
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise ValueError(f"{place}: {problem['msg']}") from None
-    except yaml.YAMLError:
-        raise ValueError("not readable as YAML") from None
     names = [key.name for key in keys]
     if len(set(names)) < len(names):
         raise ValueError("two keys have the same name")

@@ -10,6 +10,8 @@ import grpc
 from paceline.channel import is_loopback
 from paceline.credentials import Credentials, Tls
 from paceline.errors import InvalidFieldError, PermissionDeniedError
+from paceline.limits import MOST_PEM_BYTES
+from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -174,8 +176,8 @@ def _server_configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguratio
     assert files.key is not None, "ServerTlsSettings demands both"
     assert files.certificate is not None, "ServerTlsSettings demands both"
     return grpc.ssl_server_certificate_configuration(
-        [(files.key.read_bytes(), files.certificate.read_bytes())],
-        root_certificates=_read(files.authority),
+        [(_pem(files.key), _pem(files.certificate))],
+        root_certificates=_pem(files.authority) if files.authority is not None else None,
     )
 
 
@@ -187,5 +189,5 @@ def _stamp(files: TlsFiles) -> tuple[int, ...]:
     )
 
 
-def _read(path: Path | None) -> bytes | None:
-    return path.read_bytes() if path is not None else None
+def _pem(path: Path) -> bytes:
+    return read_plain_file(path, most_bytes=MOST_PEM_BYTES)

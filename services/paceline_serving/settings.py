@@ -16,7 +16,6 @@ import re
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -25,6 +24,9 @@ from pydantic import (
     Field,
     ValidationError,
 )
+
+from paceline.plain_files import read_plain_file
+from paceline_serving.plain_yaml import MOST_YAML_BYTES, parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -164,9 +166,11 @@ def _read_yaml(file: Path | None, *, known: Mapping[str, FieldInfo]) -> dict[str
     if file is None:
         return {}
     try:
-        content = yaml.safe_load(file.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError(f"{file}: {' '.join(str(error).split())}") from None
+        content = parse_yaml(read_plain_file(file, most_bytes=MOST_YAML_BYTES).decode())
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{file}: {error}") from None
     if not isinstance(content, dict | None):
         raise SettingsError(f"{file}: must be a mapping of keys to values")
     for key in content or {}:

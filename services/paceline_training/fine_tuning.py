@@ -135,6 +135,7 @@ def _write(files: ModelFiles, tuning: FineTuning, directory: Path) -> None:
             before = tensors[name]
             tensors[name] = (before + changes[name]).to(before.dtype)
         save_file(tensors, directory / path.name, metadata={"format": "pt"})
+    files.check_unchanged()
     for pattern in ("*.json", "*.jinja"):
         for path in files.directory.glob(pattern):
             shutil.copyfile(path, directory / path.name)

@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import InvalidFieldError
+from paceline.plain_files import read_plain_file
 from paceline_bench.pair.acceptance import common_run
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Prompt: TypeAlias = "Sequence[int]"
 Gap: TypeAlias = "Callable[[Prompt, tuple[int, int]], float]"
 """Tells how far the target's scores of two next tokens are apart."""
 
+_MOST_PROMPT_BYTES = 64 << 20  # of a file of them
 _WARM_UPS = 3  # The planner learns the acceptance rate from each request.
 
 
@@ -268,7 +270,8 @@ def read_prompts(path: Path) -> list[str]:
         InvalidFieldError: It has none, or a line is not what it looks like.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    text = read_plain_file(path, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True).decode()
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("{"):
             prompts.append(line)
             continue

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError
 from paceline.followed_files import FollowedFiles
+from paceline.limits import MOST_PEM_BYTES
+from paceline.plain_files import read_plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,6 +128,6 @@ def _content(name: str, *, path: Path | str | None, content: bytes | None) -> by
     if content is not None:
         raise InvalidFieldError.of(f"tls.{name}", f"is there, and {name}_file too: give one")
     try:
-        return Path(path).read_bytes()
+        return read_plain_file(path, most_bytes=MOST_PEM_BYTES)
     except OSError as error:
         raise InvalidFieldError.of(f"tls.{name}_file", f"{path}: {error.strerror}") from error

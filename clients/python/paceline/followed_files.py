@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
@@ -15,6 +16,10 @@ __all__ = ["FollowedFiles"]
 
 _log = logging.getLogger(__name__)
 
+# Of as many bytes reading and parsing take a few milliseconds. Larger files are read on a thread:
+# who asks is often an event loop.
+_SHORT_BYTES = 16 * 1024
+
 _T = TypeVar("_T")
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -23,7 +28,8 @@ class FollowedFiles(Generic[_T]):
     """What some files say together; if they break later, what they said before stays in use.
 
     Nothing watches them: they are looked at whenever somebody asks for their content. Files that
-    are broken are logged once, until they change again.
+    are broken are logged once, until they change again. Large ones are read on a thread of their
+    own, and what they said before counts until that is done.
 
     Args:
         paths: Whose changes count.
@@ -36,18 +42,31 @@ class FollowedFiles(Generic[_T]):
     def __init__(self, paths: Sequence[Path | str], read: Callable[[], _T]) -> None:
         self._paths = [Path(path) for path in paths]
         self._read = read
+        self._reading: threading.Thread | None = None
         self._stamps = self._look()
         self._content = read()
 
     def content(self) -> _T:
         """Return what they say: the same object until they change."""
+        if self._reading is not None and self._reading.is_alive():
+            return self._content  # changes since then are noticed after it
         if (stamps := self._look()) != self._stamps:
             self._stamps = stamps
-            try:
-                self._content = self._read()
-            except (InvalidFieldError, OSError, ValueError) as error:
-                _log.error("what was read before stays in use: %s", error)
+            if sum(each[1] for each in stamps if each is not None) <= _SHORT_BYTES:
+                self._take()
+            else:
+                self._reading = threading.Thread(
+                    target=self._take, name="paceline-files", daemon=True
+                )
+                self._reading.start()
         return self._content
+
+    def _take(self) -> None:
+        """Read them; what nobody can use leaves everything as it was."""
+        try:
+            self._content = self._read()
+        except (InvalidFieldError, OSError, ValueError) as error:
+            _log.error("what was read before stays in use: %s", error)
 
     def _look(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
+    "MOST_BIGRAM_BYTES",
     "MOST_BRANCHES",
     "MOST_CHUNK_TOKENS",
     "MOST_DRAFTERS",
     "MOST_LOOKAHEAD",
+    "MOST_PEM_BYTES",
     "MOST_TARGETS",
+    "MOST_TOKENIZER_BYTES",
     "MOST_TOP_LOGPROBS",
     "MOST_WIDTH",
 ]
@@ -32,3 +35,12 @@ MOST_TOP_LOGPROBS = 20
 
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""
+
+MOST_TOKENIZER_BYTES = 256 << 20
+"""GetTokenizerResponse.total_bytes: of a vocabulary of 262,144 tokens the file has 33 MB."""
+
+MOST_PEM_BYTES = 1 << 20
+"""A file with certificates or a key: all authorities that a system trusts take 220 KB."""
+
+MOST_BIGRAM_BYTES = 64 << 20
+"""A bigram table: one line for each token of a vocabulary, of which the largest takes 4 MB."""

@@ -17,6 +17,7 @@ from paceline import AsyncClient
 from paceline.channel import open_async_channel
 from paceline.errors import InvalidFieldError, LoadingError, UnsupportedError
 from paceline.limits import MOST_TARGETS
+from paceline.plain_files import read_plain_file
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
 from paceline.v1.model_service_pb2 import (
@@ -54,6 +55,7 @@ _PROMPTS = (
     'class Point:\n    """A point in the plane."""\n\n    def __init__(self, ',
     "The quick brown fox",
 )
+_MOST_PROMPT_BYTES = 64 << 20  # of a file of them
 _INFO_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0  # a server that was started just now does not listen yet
 
@@ -287,4 +289,5 @@ def _address(word: str) -> str | None:
 def _prompts(settings: CheckPairSettings) -> Sequence[str]:
     if settings.prompts is None:
         return _PROMPTS
-    return [line for line in settings.prompts.read_text().splitlines() if line]
+    content = read_plain_file(settings.prompts, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
+    return [line for line in content.decode().splitlines() if line]

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
+from paceline.plain_files import read_plain_file
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.options import CallerSettings, SvgFile, read_options
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STRATEGIES", "GenerateSettings", "main"]
 
+_MOST_BYTES = 1 << 20  # of a prompt, four times what an orchestrator takes
 # The papers' words are understood, too.
 STRATEGIES = {
     word: strategy
@@ -179,8 +181,16 @@ def _prompt(settings: GenerateSettings) -> str:
         raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
     try:
         if settings.file is not None:
-            return settings.file.read_text()
-        return sys.stdin.read() if settings.prompt == "-" else settings.prompt or ""
+            content = read_plain_file(settings.file, most_bytes=_MOST_BYTES, allow_pipe=True)
+            return content.decode()
+        if settings.prompt != "-":
+            return settings.prompt or ""
+        content = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InvalidFieldError.of(
+                "prompt", f"standard input has more than {_MOST_BYTES} bytes"
+            )
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
 

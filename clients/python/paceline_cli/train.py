@@ -10,12 +10,15 @@ from pydantic import Field, model_validator
 from rich.console import Console
 
 from paceline.errors import InvalidFieldError
+from paceline.panics import PanicError, taking_panics
+from paceline.plain_files import read_plain_file
 from paceline_cli.options import read_options
 from paceline_serving.settings import OneOrMore, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline_engine.backends.model_files import ModelFiles
     from paceline_training.run import AdapterSizes
     from paceline_training.training import Joint, TrainingPlan
 
@@ -28,6 +31,7 @@ paceline train streams --model ~/big --data a.txt --validation held-out.txt --ou
 paceline train streams --model ~/big --data more.txt --go-on-from ~/big-streams --out better
 paceline train streams --model ~/big --data texts.txt --fine-tune ~/tuned --out ~/tuned-streams
 """
+_MOST_DATA_BYTES = 4 << 30  # of a text: its tokens take several times that in memory
 _CHECKPOINT_FILE = "checkpoint.pt"
 # Of a text without a validation text of its own: the end, from which nothing is learnt.
 _VALIDATION_SHARE = 20
@@ -166,7 +170,7 @@ def _train(settings: TrainSettings) -> None:
         stream, validation = stream[:kept], stream[kept:]
     card = run_training(
         files,
-        sizes=_sizes(settings, files.directory),
+        sizes=_sizes(settings, files),
         text=TextPlan(
             streams=[stream],
             validation=validation,
@@ -185,7 +189,7 @@ def _train(settings: TrainSettings) -> None:
     console.print(f"{settings.out}: {card.kind} for {card.model}, reach {card.reach}")
 
 
-def _sizes(settings: TrainSettings, directory: Path) -> AdapterSizes:
+def _sizes(settings: TrainSettings, files: ModelFiles) -> AdapterSizes:
     from transformers import AutoConfig
 
     from paceline_training.run import AdapterSizes
@@ -193,7 +197,11 @@ def _sizes(settings: TrainSettings, directory: Path) -> AdapterSizes:
     assert settings.kind is not None
     layers = settings.layers
     if layers is None:
-        layers = max(1, AutoConfig.from_pretrained(directory).num_hidden_layers // 4)
+        with files.laid_out() as directory:
+            config = AutoConfig.from_pretrained(
+                directory, trust_remote_code=False, local_files_only=True
+            )
+        layers = max(1, config.num_hidden_layers // 4)
     is_streams = settings.kind == "streams"
     return AdapterSizes(
         kind=settings.kind,
@@ -243,7 +251,7 @@ def _joint(settings: TrainSettings) -> Joint | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_plain_file(path, most_bytes=_MOST_DATA_BYTES, allow_pipe=True).decode()
     except UnicodeDecodeError as error:
         raise InvalidFieldError.of("data", f"{path} is no UTF-8 text ({error.reason})") from error
 
@@ -253,5 +261,10 @@ def _encode(tokenizer: bytes, texts: Sequence[str]) -> Any:
     import torch
     from tokenizers import Tokenizer
 
-    encoded = Tokenizer.from_buffer(tokenizer).encode_batch(texts, add_special_tokens=False)
+    try:
+        with taking_panics():
+            encoded = Tokenizer.from_buffer(tokenizer).encode_batch(texts, add_special_tokens=False)
+    except PanicError as error:
+        problem = f"the model's tokenizer cannot take it ({error})"
+        raise InvalidFieldError.of("data", problem) from None
     return torch.tensor([id_ for each in encoded for id_ in each.ids], dtype=torch.int64)

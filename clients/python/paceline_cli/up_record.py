@@ -13,10 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.plain_files import read_plain_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = ["metrics_addresses", "record_metrics_addresses"]
+
+
+_MOST_BYTES = 1 << 20
 
 
 @contextmanager
@@ -48,7 +53,7 @@ def metrics_addresses(orchestrator: str) -> dict[str, str]:
     file = _file(orchestrator)
     try:
         _check_owner(file.parent)
-        content = json.loads(file.read_text())
+        content = json.loads(read_plain_file(file, most_bytes=_MOST_BYTES))
         os.kill(content["pid"], 0)  # raises if it was killed, and could not remove its file
     except (OSError, ValueError):
         return {}

@@ -17,6 +17,7 @@ from paceline.errors import (
     InvalidFieldError,
     OverloadedError,
 )
+from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
@@ -35,6 +36,7 @@ __all__ = [
     "ModelFacts",
     "StreamCall",
     "Timing",
+    "TokenizerRefusedError",
     "answer",
     "answers",
     "fetch_chat_template",
@@ -46,8 +48,6 @@ __all__ = [
 
 _INFO_SECONDS = 5.0
 _TOKENIZER_SECONDS = 60.0
-# Of a vocabulary of 262,144 tokens the file has 33 MB. A server that sends more is not believed.
-_MOST_TOKENIZER_BYTES = 256 << 20
 
 _ROLES = {
     model_service_pb2.MODEL_ROLE_DRAFTER: Role.DRAFTER,
@@ -56,6 +56,10 @@ _ROLES = {
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
+
+
+class TokenizerRefusedError(InternalError):
+    """A server has a tokenizer that cannot be used, and would have it when it is asked again."""
 
 
 class StreamCall(Protocol[_T_co]):
@@ -104,6 +108,7 @@ class ModelFacts:
         is_invariant: Whether its choices are the same bit by bit.
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
         hardware: What computes it; None if it did not say.
+        incarnation: Another one after each start of the server.
     """
 
     model_name: str
@@ -125,6 +130,7 @@ class ModelFacts:
     is_invariant: bool = False
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
+    incarnation: str = ""
 
     def knows(self, rule: VerificationRule) -> bool:
         """Whether the model can work under a rule."""
@@ -230,6 +236,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         is_invariant=info.is_invariant,
         stage_names=tuple(stage.model_name for stage in info.stages),
         hardware=_hardware(info.hardware),
+        incarnation=info.incarnation,
     )
 
 
@@ -244,7 +251,7 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
 
     Raises:
         UnsupportedError: Its model has none.
-        InternalError: It sends more than any tokenizer has.
+        TokenizerRefusedError: It is larger than any tokenizer.
         PacelineError: What else the server or the transport said.
     """
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
@@ -253,9 +260,10 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     async with aclosing(answers(stream)) as messages:
         async for message in messages:
             content += message.data
-            if len(content) > _MOST_TOKENIZER_BYTES:
-                raise InternalError(
-                    f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
+            # The first message says how much is to come. Nobody has to keep to it.
+            if max(len(content), message.total_bytes) > MOST_TOKENIZER_BYTES:
+                raise TokenizerRefusedError(
+                    f"{name} sends a tokenizer of more than {MOST_TOKENIZER_BYTES} bytes"
                 )
     return bytes(content)
 

@@ -269,7 +269,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
         resumed = tuple(request.resume_token_ids)
         options = read_options(request)
-        await self._texts.run(lambda: text.resume(resumed), size=len(resumed), share=share)
+        await self._texts.run(
+            lambda: text.resume(resumed), size=len(resumed), share=share, field="resume_token_ids"
+        )
         return Order(
             options=options,
             request_id=request_id,
@@ -318,10 +320,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     def _what_is_missing(self) -> str:
         try:
-            self._pool.model()
+            model = self._pool.model()
         except NoTargetError as error:
             return error.message
-        return "the tokenizer is being fetched"
+        reason = self._codecs.why_refused(model.tokenizer_fingerprint)
+        return reason or "the tokenizer is being fetched"
 
     def _allowed_seconds(self, context: Any) -> float:
         asked: float | None = context.time_remaining()

@@ -6,19 +6,32 @@ import asyncio
 import hashlib
 import json
 import re
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from paceline.errors import InternalError, LoadingError, UnsupportedError
+from paceline.errors import (
+    InternalError,
+    InvalidFieldError,
+    LoadingError,
+    NoTargetError,
+    UnsupportedError,
+)
+from paceline.panics import PanicError, taking_panics
 from paceline_orchestrator.fleet import shortage
-from paceline_orchestrator.fleet.wire import fetch_tokenizer
+from paceline_orchestrator.fleet.wire import TokenizerRefusedError, fetch_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["Codec", "Codecs"]
 
+# Of the thread's processor time: honest tokenizers take a millisecond for hundreds of tokens.
+_MOST_DECODE_SECONDS = 0.5
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 # Byte-level tokenizers write each byte as a letter: those of printable bytes of Latin-1 are the
 # bytes themselves, and the others follow from U+0100 on, in their order.
@@ -58,9 +71,18 @@ class Codec:
         """Tokenise a prompt; see GenerateRequest for the options.
 
         Concurrency: other threads run meanwhile. `Tokenizer.encode` would hold them up.
+
+        Raises:
+            InvalidFieldError: The tokenizer gives up on this text.
         """
         tokenizer = self._parsing if parse_special_tokens else self._plain
-        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        try:
+            with taking_panics():
+                (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        except PanicError as error:
+            raise InvalidFieldError.of(
+                "text", f"the model's tokenizer cannot take it ({error})"
+            ) from None
         return tuple(encoding.ids)
 
     def token_of(self, token_id: int) -> str | None:
@@ -94,9 +116,27 @@ class Codec:
         return tuple(f"<0x{byte:02X}>" for byte in content)
 
     def decode_strings(self, tokens: list[str]) -> str:
-        """Return the text of tokens, as their vocabulary has them."""
+        """Return the text of tokens, as their vocabulary has them.
+
+        Raises:
+            InternalError: The tokenizer gives up on these tokens, or takes so long that other
+                streams would notice.
+        """
         decoder = self._plain.decoder
-        text: str = decoder.decode(tokens) if decoder is not None else " ".join(tokens)
+        if decoder is None:
+            return " ".join(tokens)
+        began = time.thread_time()
+        try:
+            with taking_panics():
+                text: str = decoder.decode(tokens)
+        except PanicError as error:
+            raise InternalError(
+                f"the model's tokenizer cannot decode its tokens: {error}"
+            ) from None
+        if (seconds := time.thread_time() - began) > _MOST_DECODE_SECONDS:
+            raise InternalError(
+                f"the model's tokenizer takes {seconds:.1f} s to decode {len(tokens)} tokens"
+            )
         return text
 
 
@@ -109,11 +149,21 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[str]:
     return [step for inner in decoder["decoders"] for step in _decoder_steps(inner)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why the tokenizer of a server is not used, for as long as it is the same server."""
+
+    fingerprint: str
+    incarnation: str
+    reason: str
+
+
 class Codecs:
     """The tokenizers that were fetched, by fingerprint."""
 
     def __init__(self) -> None:
         self._codecs: dict[str, Codec | None] = {}
+        self._refusals: dict[str, _Refusal] = {}  # by the server's name
 
     def has(self, fingerprint: str) -> bool:
         """Whether it was fetched, or is known not to exist."""
@@ -124,19 +174,54 @@ class Codecs:
 
         Raises:
             LoadingError: It was not fetched yet.
+            NoTargetError: It was refused.
         """
         if fingerprint not in self._codecs:
+            if reason := self.why_refused(fingerprint):
+                raise NoTargetError(reason, retry_after_seconds=shortage.RETRY_SECONDS)
             raise LoadingError(
                 "the tokenizer is being fetched", retry_after_seconds=shortage.RETRY_SECONDS
             )
         return self._codecs[fingerprint]
 
+    def why_refused(self, fingerprint: str) -> str:
+        """Say why no tokenizer with this fingerprint is there; empty if none was refused."""
+        reasons = [it.reason for it in self._refusals.values() if it.fingerprint == fingerprint]
+        return reasons[0] if reasons else ""
+
+    def choose(self, servers: Sequence[ModelServer]) -> ModelServer | None:
+        """Return the first server to fetch a tokenizer from; None if all of theirs are refused."""
+        return next((it for it in servers if not self._is_refused(it)), None)
+
     async def fetch(self, server: ModelServer) -> None:
         """Fetch the tokenizer of a server's model, unless it is known.
 
+        One that is refused is remembered, so that `choose` leaves this server out until it says
+        that it is another, or has another tokenizer.
+
         Raises:
-            PacelineError: It could not be fetched or read, or came damaged.
+            TokenizerRefusedError: It is too large, came damaged, or cannot be read.
+            PacelineError: It could not be fetched.
         """
+        try:
+            await self._fetch(server)
+        except TokenizerRefusedError as error:
+            assert server.facts is not None
+            self._refusals[server.name] = _Refusal(
+                fingerprint=server.facts.tokenizer_fingerprint,
+                incarnation=server.facts.incarnation,
+                reason=error.message,
+            )
+            raise
+
+    def _is_refused(self, server: ModelServer) -> bool:
+        facts, refusal = server.facts, self._refusals.get(server.name)
+        if facts is None or refusal is None or facts.tokenizer_fingerprint in self._codecs:
+            return False
+        is_same = facts.tokenizer_fingerprint, facts.incarnation
+        return is_same == (refusal.fingerprint, refusal.incarnation)
+
+    async def _fetch(self, server: ModelServer) -> None:
         assert server.facts is not None
         fingerprint = server.facts.tokenizer_fingerprint
         if fingerprint in self._codecs:
@@ -147,8 +232,15 @@ class Codecs:
             self._codecs[fingerprint] = None
             return
         if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
-            raise InternalError(f"{server.name} sent a tokenizer that is not what it says")
+            raise TokenizerRefusedError(f"{server.name} sent a tokenizer that is not what it says")
         try:
-            self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
+            self._codecs[fingerprint] = await asyncio.to_thread(_new_codec, tokenizer_json)
         except Exception as error:  # of the library, which has no class of its own for it
-            raise InternalError(f"{server.name}'s tokenizer cannot be read: {error}") from error
+            raise TokenizerRefusedError(
+                f"{server.name}'s tokenizer cannot be read: {error}"
+            ) from error
+
+
+def _new_codec(tokenizer_json: bytes) -> Codec:
+    with taking_panics():
+        return Codec(tokenizer_json)

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from paceline.plain_files import read_plain_file
 from paceline_engine.adapters.rank_paths import check_tree
 from paceline_engine.backends.base import ModelLoadError
 
@@ -22,6 +23,7 @@ AdapterKind: TypeAlias = Literal["medusa", "streams"]
 CARD_FILE = "card.json"
 FORMAT_VERSION = 1
 
+_MOST_CARD_BYTES = 4 << 20  # with the figures of its training: those bundled have 20 KB
 # More would be a slip: each costs rows in every forward.
 _MOST_REACH = 16
 _MOST_LAYERS = 4096
@@ -88,8 +90,8 @@ class AdapterCard:
         """
         path = directory / CARD_FILE
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = json.loads(read_plain_file(path, most_bytes=_MOST_CARD_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(
                 f"adapter {str(directory)!r}: no readable card ({error})"
             ) from error

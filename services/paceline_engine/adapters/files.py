@@ -10,14 +10,17 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from paceline.plain_files import read_plain_file
 from paceline_engine.adapters.card import AdapterCard
 from paceline_engine.adapters.low_rank import low_rank_linears
 from paceline_engine.adapters.medusa import MedusaHeads
 from paceline_engine.adapters.streams import Streams
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.llama import can_fuse
+from paceline_engine.few_names import few_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["WEIGHTS_FILE", "LoadedAdapter", "build_adapter", "load_adapter", "pack_weights"]
 
 WEIGHTS_FILE = "adapter.safetensors"
+
+_MOST_NUMBER_BYTES = 8  # float64
+_MOST_HEADER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +97,33 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
             f"{name} is for a model {card.model!r} with fingerprint {card.fingerprint[:12]}, and"
             f" this one has {fingerprint[:12]}"
         )
+    # Without memory: a card may ask for more than there is.
+    with torch.device("meta"):
+        shapes = _build(card, model).state_dict()
+    most_bytes = _MOST_HEADER_BYTES + sum(
+        each.numel() * _MOST_NUMBER_BYTES for each in shapes.values()
+    )
     try:
-        packed = (directory / WEIGHTS_FILE).read_bytes()
+        packed = read_plain_file(directory / WEIGHTS_FILE, most_bytes=most_bytes)
     except OSError as error:
         raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is not readable ({error})") from error
     if hashlib.sha256(packed).hexdigest() != card.weights_sha256:
         raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is damaged: its card has another checksum")
-    module = build_adapter(
+    try:
+        state = load(packed)
+    except Exception as error:  # a file is a stranger's, and may break anything
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    _refuse_foreign(name, state, shapes)
+    module = _build(card, model)
+    module.load_state_dict(state)
+    _refuse_broken(name, state)
+    # lm_head's, because that is what the model's own forward ends in.
+    like = model.lm_head.weight
+    return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
+
+
+def _build(card: AdapterCard, model: Any) -> MedusaHeads | Streams:
+    return build_adapter(
         card.kind,
         model,
         reach=card.reach,
@@ -105,15 +131,18 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
         rank=card.rank,
         exit_rank=card.exit_rank,
     )
-    try:
-        state = load(packed)
-        module.load_state_dict(state)
-    except Exception as error:  # a file is a stranger's, and may break anything
-        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
-    _refuse_broken(name, state)
-    # lm_head's, because that is what the model's own forward ends in.
-    like = model.lm_head.weight
-    return LoadedAdapter(card, module.to(like.device, like.dtype).requires_grad_(False).eval())
+
+
+def _refuse_foreign(name: str, state: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another adapter in one line, however many there are."""
+    if missing := shapes.keys() - state.keys():
+        raise ModelLoadError(f"{name} cannot be loaded: it lacks {few_names(missing)}")
+    if foreign := state.keys() - shapes.keys():
+        raise ModelLoadError(f"{name} cannot be loaded: it has foreign {few_names(foreign)}")
+    if odd := [key for key, like in shapes.items() if state[key].shape != like.shape]:
+        raise ModelLoadError(
+            f"{name} cannot be loaded: of another shape than its card says: {few_names(odd)}"
+        )
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from paceline.plain_files import read_plain_file
 from paceline_engine.backends.base import ChatTemplate, ModelLoadError
 from paceline_engine.backends.model_files import read_json
 
@@ -29,7 +30,7 @@ def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None
         ModelLoadError: It cannot be read, or is larger than any template.
     """
     path = directory / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
+    config = read_json(path) if path.exists() else {}
     source = _own_file(directory / "chat_template.jinja") or _of_config(config.get("chat_template"))
     if not source:
         return None
@@ -48,9 +49,11 @@ def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None
 
 def _own_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        content = read_plain_file(path, most_bytes=_MOST_SOURCE_BYTES) if path.exists() else b""
+        return content.decode()
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: not readable as text ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelLoadError(f"{path}: not readable as text ({reason})") from error
 
 
 def _of_config(value: object) -> str:

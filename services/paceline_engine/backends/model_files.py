@@ -2,52 +2,130 @@
 
 Only data is read: safetensors, JSON. A directory with anything that could run is refused whole,
 because a stranger's checkpoint is a stranger's program otherwise.
+
+What is loaded is what was checked, and what the fingerprint is of. The directory is looked through
+once. Small files are kept as they were read; of weights it is noted which file they were, and when
+it last changed. `ModelFiles.laid_out` then shows a library those files and nothing else: not the
+adapters, parts or settings of other programs that may lie beside them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from paceline.limits import MOST_TOKENIZER_BYTES
+from paceline.plain_files import open_plain_file, read_plain_file
 from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.weight_files import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    check_weights,
+    part_names,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["ModelFiles", "find_model_files", "read_json"]
 
 _CODE_SUFFIXES = frozenset({".py", ".so"})
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-# A header names a file's tensors; a hundred thousand of them take so much.
-_MOST_HEADER_BYTES = 8 << 20
-_DECIDING_FILES = ("config.json", "generation_config.json", "tokenizer.json")
+_TOKENIZER = "tokenizer.json"
+_CONFIGURATIONS = ("config.json", "generation_config.json")
+# The largest, an index of a hundred thousand weights, has 10 MB; vocabularies in JSON have 5 MB.
+_MOST_JSON_BYTES = 64 << 20
+# Fields with which a configuration names files, or programs of a hub, that nobody has looked at.
+_REFUSED_FIELDS = {
+    "auto_map": "asks for the model's own code to be run",
+    "transformers_weights": "names other files of weights",
+}
+_KERNEL_FIELDS = frozenset(
+    f"{prefix}{kind}_implementation{suffix}"
+    for prefix in ("", "_")
+    for kind in ("attn", "experts")
+    for suffix in ("", "_internal")
+)
+
+# Of a file: device, inode, size, and when content and inode last changed.
+_Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A checked model directory."""
+    """A checked model directory.
+
+    Attributes:
+        directory: Where it is.
+        name: What the model is called.
+        revision: The hub's; empty for a directory.
+        weights: The files that hold its weights, and no others.
+        tokenizer: Its tokenizer.json.
+        configurations: Its other files that decide a token, as they were read, by name.
+        index: Which weight is in which of several files; None: there is one.
+        stamps: Which files the weights were in, when the directory was checked.
+    """
 
     directory: Path
     name: str
     revision: str
     weights: tuple[Path, ...]
     tokenizer: bytes
+    configurations: Mapping[str, bytes]
+    index: bytes | None
+    stamps: Mapping[Path, _Stamp]
 
     def fingerprint(self, dtype: str) -> str:
         """Hash what decides a token: weights, configuration, tokenizer, dtype.
 
         Cost: reads every weight once, about a second per gigabyte.
+
+        Raises:
+            ModelLoadError: Weights are not what they were when the directory was checked.
         """
         total = hashlib.sha256(f"dtype {dtype}\n".encode())
-        deciding = (self.directory / name for name in _DECIDING_FILES)
-        for path in (*self.weights, *(path for path in deciding if path.exists())):
-            with path.open("rb") as file:
+        for path in self.weights:
+            with open_plain_file(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(f"{path.name} {digest}\n".encode())
+        self.check_unchanged()
+        for name, content in (*self.configurations.items(), (_TOKENIZER, self.tokenizer)):
+            total.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
         return total.hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Check that weights are in the files they were in when the directory was checked.
+
+        Raises:
+            ModelLoadError: They are not: what is loaded, and what is hashed, may be different.
+        """
+        for path, stamp in self.stamps.items():
+            if _stamp(path) != stamp:
+                raise ModelLoadError(f"{path} was changed while the model was loaded")
+
+    @contextmanager
+    def laid_out(self) -> Iterator[Path]:
+        """Lend a directory with the checked files and nothing else, for a library to load from.
+
+        Raises:
+            ModelLoadError: Weights were changed since they were checked.
+        """
+        with TemporaryDirectory(prefix="paceline-model-") as folder:
+            directory = Path(folder)
+            for name, content in self.configurations.items():
+                (directory / name).write_bytes(content)
+            if self.index is not None:
+                (directory / INDEX_FILE).write_bytes(self.index)
+            for path in self.weights:
+                (directory / path.name).symlink_to(path.resolve())
+            yield directory
+        self.check_unchanged()
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text, the generation configuration's before the model's.
@@ -55,14 +133,16 @@ class ModelFiles:
         Raises:
             ModelLoadError: one is no token id.
         """
-        for name in ("generation_config.json", "config.json"):
-            path = self.directory / name
-            found = read_json(path).get("eos_token_id") if path.exists() else None
+        for name in reversed(_CONFIGURATIONS):
+            content = self.configurations.get(name)
+            found = _parsed(self.directory / name, content).get("eos_token_id") if content else None
             if found is not None:
                 ids = tuple(found) if isinstance(found, list) else (found,)
                 # A bool is an int, and no token.
                 if not all(type(each) is int and each in range(1 << 32) for each in ids):
-                    raise ModelLoadError(f"{path}: eos_token_id is {found!r}, not a token id")
+                    raise ModelLoadError(
+                        f"{self.directory / name}: eos_token_id is {found!r}, not a token id"
+                    )
                 return ids
         return ()
 
@@ -77,29 +157,45 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise ModelLoadError(f"model {model!r}: there is no config.json in {directory}")
-        _refuse_links_outside(directory)
         name, revision = directory.resolve().name, revision or ""
     elif directory.is_absolute() or model.startswith((".", "~")):
         raise ModelLoadError(f"model {model!r}: there is no such directory")
     else:
         directory = _download(model, revision)
         name, revision = model, directory.name
+    _refuse_links_outside(directory)
     _refuse_programs(directory)
-    weights = tuple(sorted(directory.glob("*.safetensors")))
-    if not weights:
-        raise ModelLoadError(f"model {model!r}: no .safetensors file in {directory}")
-    _refuse_endless_headers(weights)
-    tokenizer_path = directory / "tokenizer.json"
-    for path in (directory / "config.json", tokenizer_path):
-        if not path.is_file():
-            raise ModelLoadError(f"model {model!r}: {path.name} is missing in {directory}")
+    for file_name in ("config.json", _TOKENIZER):
+        if not (directory / file_name).is_file():
+            raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
+    index_path = directory / INDEX_FILE
+    index = read_json(index_path) if index_path.exists() else None
+    parts = part_names(directory, index)
+    weights = tuple(directory / part for part in parts)
+    check_weights(directory, parts)
+    configurations = {
+        each: _content(directory / each, most_bytes=_MOST_JSON_BYTES)
+        for each in _CONFIGURATIONS
+        if (directory / each).exists()
+    }
+    for each, content in configurations.items():
+        _refuse_foreign_parts(directory / each, _parsed(directory / each, content))
     return ModelFiles(
         directory,
         name=name,
         revision=revision,
         weights=weights,
-        tokenizer=tokenizer_path.read_bytes(),
+        tokenizer=_content(directory / _TOKENIZER, most_bytes=MOST_TOKENIZER_BYTES),
+        configurations=configurations,
+        index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
+        stamps={path: _stamp(path) for path in weights},
     )
+
+
+def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
+    """Write an index anew, with what was checked alone."""
+    placed = {weight: part for part, weights in parts.items() for weight in sorted(weights)}
+    return json.dumps({"metadata": {}, "weight_map": placed}).encode()
 
 
 def _download(model: str, revision: str | None) -> Path:
@@ -118,31 +214,43 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _refuse_links_outside(directory: Path) -> None:
+    """Refuse links that lead out of a model; in the Hugging Face cache a model has two folders."""
     root = directory.resolve()
+    inside = [root]
+    if root.parent.name == "snapshots":
+        inside.append(root.parent.parent / "blobs")
     for path in directory.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise ModelLoadError(f"{path} is a link that leaves the model's directory")
-
-
-def _refuse_endless_headers(weights: Sequence[Path]) -> None:
-    for path in weights:
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes > _MOST_HEADER_BYTES:
-            raise ModelLoadError(
-                f"{path}: its header has {header_bytes} bytes, more than {_MOST_HEADER_BYTES}"
-            )
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(each) for each in inside):
+                raise ModelLoadError(f"{path} is a link that leaves the model's directory")
 
 
 def _refuse_programs(directory: Path) -> None:
     for path in directory.rglob("*"):
-        if path.suffix in _CODE_SUFFIXES:
+        if path.suffix.lower() in _CODE_SUFFIXES:
             raise ModelLoadError(f"{path}: models that bring their own code are not run")
-        if path.suffix in _PICKLE_SUFFIXES:
+        if path.suffix.lower() in _PICKLE_SUFFIXES:
             raise ModelLoadError(f"{path}: pickled weights can run code; convert to safetensors")
     for path in directory.glob("*.json"):
-        if path.name != "tokenizer.json" and "auto_map" in read_json(path):
-            raise ModelLoadError(f"{path}: auto_map asks for the model's own code to be run")
+        if path.name != _TOKENIZER and "auto_map" in read_json(path):
+            raise ModelLoadError(f"{path}: auto_map {_REFUSED_FIELDS['auto_map']}")
+
+
+def _refuse_foreign_parts(path: Path, content: object) -> None:
+    """Refuse what a configuration may name besides the files beside it, however deep it stands."""
+    if isinstance(content, list):
+        for each in content:
+            _refuse_foreign_parts(path, each)
+    if not isinstance(content, dict):
+        return
+    for name, value in content.items():
+        if name in _REFUSED_FIELDS and value is not None:
+            raise ModelLoadError(f"{path}: {name} {_REFUSED_FIELDS[name]}")
+        # A name with a slash is a program in a hub; others are the library's own.
+        if name in _KERNEL_FIELDS and "/" in json.dumps(value):
+            raise ModelLoadError(f"{path}: {name} {value!r} asks for a program of a hub to be run")
+        _refuse_foreign_parts(path, value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -151,8 +259,27 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: the file cannot be read, or is no JSON.
     """
+    return _parsed(path, _content(path, most_bytes=_MOST_JSON_BYTES))
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable as JSON ({error})") from error
-    return content if isinstance(content, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _content(path: Path, *, most_bytes: int) -> bytes:
+    try:
+        return read_plain_file(path, most_bytes=most_bytes)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +18,22 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging as transformers_logging
 
+from paceline.panics import taking_panics
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.device import hardware_of
 from paceline_engine.backends.library import decoder_layers
 from paceline_engine.calls import ModelDescription, VerificationRule
+from paceline_engine.few_names import few_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from paceline_engine.backends.model_files import ModelFiles
 
 __all__ = ["count_tokens", "describe", "load_model"]
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -46,7 +55,8 @@ def count_tokens(files: ModelFiles) -> int:
         ModelLoadError: its tokenizer.json is broken.
     """
     try:
-        tokenizer = Tokenizer.from_str(files.tokenizer.decode())
+        with taking_panics():
+            tokenizer = Tokenizer.from_str(files.tokenizer.decode())
     except Exception as error:  # the library says it with no class of its own
         raise ModelLoadError(
             f"model {files.name!r}: tokenizer.json cannot be used ({error})"
@@ -68,19 +78,8 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
         raise ModelLoadError(f"dtype {dtype!r} is none of {', '.join(sorted(_DTYPES))}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
-        _refuse_nonsense(files.name, config)
-        _refuse_other_kinds(files.name, config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            files.directory,
-            config=config,
-            dtype=_DTYPES[dtype],
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-        )
+        with files.laid_out() as directory, _quiet_library():
+            loaded = _load(files.name, directory, dtype=_DTYPES[dtype])
     except ModelLoadError:
         raise
     except Exception as error:  # a configuration is a stranger's, and may break anything
@@ -90,6 +89,33 @@ def load_model(files: ModelFiles, *, dtype: str) -> Any:
     _refuse_broken_weights(files.name, model)
     _refuse_uncroppable(files.name, model)
     return model.eval()
+
+
+def _load(name: str, directory: Path, *, dtype: torch.dtype) -> Any:
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    _refuse_nonsense(name, config)
+    _refuse_other_kinds(name, config)
+    return AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+    )
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Keep the library from a line for each weight that is not the model's: ours has a count."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _refuse_nonsense(name: str, config: Any) -> None:
@@ -125,10 +151,19 @@ def _refuse_missing_weights(name: str, found: Any) -> None:
     Args:
         found: What the library says of the files that it has read.
     """
-    for weights in sorted(found["missing_keys"]):
-        raise ModelLoadError(f"model {name!r}: its files lack {weights}")
-    for weights, *_ in sorted(found["mismatched_keys"]):
-        raise ModelLoadError(f"model {name!r}: {weights} has another shape than config.json says")
+    if missing := found["missing_keys"]:
+        raise ModelLoadError(f"model {name!r}: its files lack {few_names(missing)}")
+    if mismatched := [weights for weights, *_ in found["mismatched_keys"]]:
+        raise ModelLoadError(
+            f"model {name!r}: {few_names(mismatched)}: of another shape than config.json says"
+        )
+    if unexpected := found["unexpected_keys"]:
+        _log.warning(
+            "model %r: %d weights in its files are none of the model's, and left out: %s",
+            name,
+            len(unexpected),
+            few_names(unexpected),
+        )
 
 
 def _refuse_broken_weights(name: str, model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 
 import pytest
 import torch
@@ -180,3 +181,30 @@ def test_a_model_of_another_family_is_refused():
     )
     with pytest.raises(ModelLoadError, match="GPTNeoXForCausalLM is not of the families"):
         build_adapter("medusa", GPTNeoXForCausalLM(config), reach=2, layers=0, rank=0, exit_rank=0)
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "card.json"])
+@pytest.mark.parametrize("made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused_at_once(tmp_path, model, name, made):
+    write(tmp_path, random_adapter("streams", model))
+    (tmp_path / name).unlink()
+    made(tmp_path / name)
+    assert f"{name}: is not a regular file" in refusal(tmp_path, model)
+
+
+def test_more_weights_than_the_card_says_are_refused_unread(tmp_path, model):
+    write(tmp_path, random_adapter("streams", model))
+    with (tmp_path / "adapter.safetensors").open("ab") as file:
+        file.truncate(1 << 40)
+    assert "adapter.safetensors: has more than" in refusal(tmp_path, model)
+
+
+def test_weights_under_foreign_names_take_one_line_with_a_count(tmp_path, model):
+    adapter = random_adapter("streams", model)
+    state = adapter.state_dict() | {f"z.{each:04}": torch.zeros(0) for each in range(2000)}
+    write(tmp_path, adapter, packed=save(state))
+    message = refusal(tmp_path, model)
+    assert "it has foreign z.0000, z.0001, z.0002 and 1997 more" in message
+    assert "\n" not in message
+    write(tmp_path, adapter, packed=save({"z": torch.zeros(1)}))
+    assert "it lacks " in refusal(tmp_path, model)

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.model_loading import load_model
+from paceline_engine.backends.weight_files import INDEX_FILE
 
 
 @pytest.fixture
@@ -101,3 +109,193 @@ def test_weights_in_more_parts_than_any_model_has_are_refused_unread(directory):
     (directory / "model.safetensors").write_bytes((9 << 20).to_bytes(8, "little"))
     with pytest.raises(ModelLoadError, match="its header has 9437184 bytes"):
         find_model_files(str(directory))
+
+
+def shard(directory):
+    """Split a model's weights in two parts with an index; return their names."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    halves = ["model-1.safetensors", "model-2.safetensors"]
+    names = sorted(tensors)
+    placed = {name: halves[number % 2] for number, name in enumerate(names)}
+    for half in halves:
+        part = {name: tensors[name] for name in names if placed[name] == half}
+        save_file(part, directory / half, metadata={"format": "pt"})
+    write_index(directory, placed)
+    return placed
+
+
+def write_index(directory, placed):
+    (directory / INDEX_FILE).write_text(json.dumps({"weight_map": placed}))
+
+
+def move_outside(directory, placed, name):
+    """Move the first part to another place, which the index names."""
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / "model-1.safetensors").rename(directory / name)
+    write_index(directory, {k: v.replace("model-1.safetensors", name) for k, v in placed.items()})
+
+
+def test_a_model_in_parts_is_loaded_and_every_part_is_in_the_fingerprint(directory):
+    whole = load_model(find_model_files(str(directory)), dtype="float32").state_dict()
+    shard(directory)
+    files = find_model_files(str(directory))
+    assert [it.name for it in files.weights] == ["model-1.safetensors", "model-2.safetensors"]
+    parts = load_model(files, dtype="float32").state_dict()
+    assert all(parts[name].equal(tensor) for name, tensor in whole.items())
+    before = files.fingerprint("float32")
+    for path in files.weights:
+        path.write_bytes(path.read_bytes() + b" ")
+        now = find_model_files(str(directory)).fingerprint("float32")
+        assert now != before
+        before = now
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "sub/w.safetensors", "model-1.bin"])
+def test_an_index_that_names_what_lies_elsewhere_is_refused(directory, name):
+    move_outside(directory, shard(directory), name)
+    with pytest.raises(ModelLoadError, match=r"no name of a \.safetensors file beside it|pickled"):
+        find_model_files(str(directory))
+
+
+def test_a_part_that_lacks_a_weight_is_refused_with_few_of_the_names(directory):
+    placed = shard(directory)
+    write_index(
+        directory, {**placed, **{f"z.{each:06}": "model-1.safetensors" for each in range(99)}}
+    )
+    with pytest.raises(ModelLoadError, match=r"model-1\.safetensors lacks z\.000000, .* 96 more"):
+        find_model_files(str(directory))
+
+
+def test_a_weight_that_two_parts_have_is_refused(directory):
+    placed = shard(directory)
+    both = {
+        name: tensor
+        for half in ("model-1.safetensors", "model-2.safetensors")
+        for name, tensor in load_file(directory / half).items()
+    }
+    save_file(both, directory / "model-2.safetensors")
+    write_index(directory, placed)
+    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors holds .* does not say"):
+        find_model_files(str(directory))
+
+
+def test_a_part_that_is_missing_is_named(directory):
+    shard(directory)
+    (directory / "model-2.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors: No such file"):
+        find_model_files(str(directory))
+
+
+def test_one_file_of_weights_beside_an_index_of_others_is_refused(directory):
+    content = (directory / "model.safetensors").read_bytes()
+    shard(directory)
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match="remove the one that is not the model"):
+        find_model_files(str(directory))
+
+
+def test_weights_that_are_no_part_are_neither_loaded_nor_in_the_fingerprint(directory, caplog):
+    before = find_model_files(str(directory)).fingerprint("float32")
+    shutil.copy(directory / "model.safetensors", directory / "consolidated.safetensors")
+    files = find_model_files(str(directory))
+    assert "not loaded, as they are no part: consolidated.safetensors" in caplog.text
+    assert files.fingerprint("float32") == before
+
+
+def test_weights_that_change_after_they_were_checked_are_not_loaded(directory, tmp_path):
+    files = find_model_files(str(directory))
+    other = Path(shutil.copy(directory / "model.safetensors", tmp_path / "other"))
+    other.replace(directory / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors was changed while"):
+        load_model(files, dtype="float32")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors was changed while"):
+        files.fingerprint("float32")
+
+
+def test_a_configuration_that_changes_after_it_was_checked_is_loaded_as_it_was(directory):
+    files = find_model_files(str(directory))
+    before = files.fingerprint("float32")
+    (directory / "config.json").write_text("{}")
+    load_model(files, dtype="float32")
+    assert files.fingerprint("float32") == before
+
+
+def test_what_other_programs_would_load_from_the_directory_is_left_alone(directory):
+    """An adapter beside a model, as the library takes it up by itself, would make another model."""
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "somebody/else"}
+    (directory / "adapter_config.json").write_text(json.dumps(adapter))
+    load_model(find_model_files(str(directory)), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"transformers_weights": "../outside.safetensors"}, "names other files of weights"),
+        ({"text_config": {"auto_map": {"AutoModel": "x"}}}, "own code"),
+        ({"attn_implementation": "somebody/kernels"}, "a program of a hub"),
+        ({"parts": [{"_experts_implementation": {"": "somebody/kernels"}}]}, "a program of a hub"),
+    ],
+)
+def test_a_configuration_that_names_what_nobody_has_checked_is_refused(directory, fields, reason):
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ModelLoadError, match=reason):
+        find_model_files(str(directory))
+
+
+def test_a_model_in_the_hugging_face_cache_is_found_and_a_link_beyond_it_is_not(
+    directory, tmp_path
+):
+    hub = tmp_path / "models--somebody--model"
+    snapshot, blobs = hub / "snapshots" / "abc", hub / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in directory.iterdir():
+        path.rename(blobs / f"of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/of-{path.name}")
+    load_model(find_model_files(str(snapshot)), dtype="float32")
+    (tmp_path / "secret.json").write_text("{}")
+    (snapshot / "extra.json").symlink_to("../../../secret.json")
+    with pytest.raises(ModelLoadError, match="link"):
+        find_model_files(str(snapshot))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json", "extra.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting(directory, name):
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    with pytest.raises(ModelLoadError, match=f"{re.escape(name)}: is not a regular file"):
+        find_model_files(str(directory))
+
+
+def test_a_tokenizer_that_orchestrators_would_refuse_is_refused_by_its_size(directory):
+    with (directory / "tokenizer.json").open("ab") as file:
+        file.truncate(MOST_TOKENIZER_BYTES + 1)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: has more than 268435456 bytes"):
+        find_model_files(str(directory))
+
+
+def test_a_deeply_nested_configuration_is_refused(directory):
+    (directory / "generation_config.json").write_text("[" * 200_000)
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json: not readable as JSON"):
+        find_model_files(str(directory))
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_many_foreign_weights_take_one_line_with_a_count(directory, is_missing, caplog, capfd):
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    if is_missing:
+        tensors = {next(iter(sorted(tensors))): next(iter(tensors.values()))}
+    foreign = {f"foreign.{each:04}": torch.zeros(1) for each in range(2000)}
+    save_file({**tensors, **foreign}, path, metadata={"format": "pt"})
+    files = find_model_files(str(directory))
+    if is_missing:
+        with pytest.raises(ModelLoadError, match=r"its files lack .* more") as refused:
+            load_model(files, dtype="float32")
+        assert len(str(refused.value)) < 500
+    else:
+        load_model(files, dtype="float32")
+        assert "2000 weights in its files are none of the model's" in caplog.text
+    assert "foreign.1999" not in caplog.text + "".join(capfd.readouterr())

@@ -493,7 +493,7 @@ def test_weights_that_are_no_numbers_are_refused(tiny_pair, tmp_path):
     ("change", "message"),
     [
         (lambda tensors, name: tensors.pop(name), "its files lack "),
-        (lambda tensors, name: tensors.update({name: tensors[name][:-1]}), "another shape"),
+        (lambda tensors, name: tensors.update({name: tensors[name][:-1]}), "of another shape"),
     ],
     ids=["missing", "of another shape"],
 )

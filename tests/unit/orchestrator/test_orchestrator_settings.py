@@ -55,7 +55,10 @@ def test_the_other_orchestrators_are_a_service_with_a_port():
         (["--discovery=dns", "--target-service=t"], "--insecure allows plaintext"),
         (["--discovery=konsul"], "--discovery"),
         (["--targets=127.0.0.1:1", "--peer-service=me"], "as NAME:PORT"),
-        (["--targets=127.0.0.1:1", "--max-gram-bigrams=/dev/null"], "/dev/null: is no JSON"),
+        (
+            ["--targets=127.0.0.1:1", "--max-gram-bigrams=/dev/null"],
+            "/dev/null: is not a regular file",
+        ),
         (["--targets=127.0.0.1:1", "--max-gram-bigrams=/nowhere/it"], "No such file"),
         (["--targets=127.0.0.1:1", "--max-gram-tie=first"], "--max-gram-tie"),
         (["--targets=127.0.0.1:1", "--peer-service=me:1"], "--scaler-listen"),

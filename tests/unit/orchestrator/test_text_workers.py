@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
+import pytest
+
+from paceline.errors import InvalidFieldError, OverloadedError
 from paceline_orchestrator.front.text_workers import TextWorkers
+from support.waiting import until
 
 LONG = 100_000
 
@@ -67,3 +72,51 @@ async def test_what_the_work_raises_is_raised():
         except LookupError:
             continue
         raise AssertionError("it was lost")
+
+
+async def test_work_that_takes_too_long_is_given_up_and_others_get_its_turn(monkeypatch):
+    monkeypatch.setattr("paceline_orchestrator.front.text_workers._MOST_LOST", 3)
+    workers, release = TextWorkers(most_seconds=1), threading.Event()
+    stuck = [f"stuck {index}" for index in range(3)]
+    for share in stuck:
+        with pytest.raises(InvalidFieldError, match=r"prompt: .* has taken 1 s"):
+            await workers.run(lambda: release.wait(30), size=LONG, share=share, field="prompt")
+        with pytest.raises(OverloadedError, match="still works"):
+            await workers.run(lambda: None, size=LONG, share=share)
+        if share != stuck[-1]:
+            assert await workers.run(lambda: "done", size=LONG, share="honest") == "done"
+    with pytest.raises(OverloadedError, match="still works"):
+        await workers.run(lambda: None, size=LONG, share="honest")
+    assert await workers.run(lambda: "done", size=1, share="honest") == "done"
+    release.set()
+    await until(lambda: not workers._lost_shares, what="the threads have come to their end")
+    for share in (*stuck, "honest"):
+        assert await workers.run(lambda: "done", size=LONG, share=share) == "done"
+
+
+async def test_after_a_short_text_took_long_none_is_worked_on_in_the_loop(monkeypatch):
+    times = iter([0.0, 1.0])
+    monkeypatch.setattr(
+        "paceline_orchestrator.front.text_workers.time",
+        SimpleNamespace(perf_counter=lambda: next(times)),
+    )
+    workers, here = TextWorkers(), threading.current_thread()
+    assert await workers.run(threading.current_thread, size=1, share="a") is here
+    assert await workers.run(threading.current_thread, size=1, share="a") is not here
+
+
+async def test_a_thread_outlives_a_panic():
+    """What a library in Rust raises when it gives up is no Exception."""
+
+    def panic():
+        raise PanicException("it gave up")
+
+    workers = TextWorkers()
+    for _ in range(3):
+        with pytest.raises(PanicException):
+            await workers.run(panic, size=LONG, share="a")
+    assert await workers.run(lambda: "done", size=LONG, share="a") == "done"
+
+
+class PanicException(BaseException):
+    pass

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import InternalError
+from paceline.errors import InternalError, LoadingError, NoTargetError
+from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_orchestrator.fleet import wire
 from paceline_orchestrator.front.tokenizer import Codecs
@@ -19,31 +20,32 @@ TOKENIZER = byte_tokenizer().to_str().encode()
 class Stream:
     """A server's answer, and how much of it was read."""
 
-    def __init__(self, messages):
+    def __init__(self, messages, *, total_bytes=0):
         self._messages = messages
+        self._total_bytes = total_bytes
         self.read_bytes = 0
         self.is_cancelled = False
 
     async def __aiter__(self):
         for data in self._messages:
             self.read_bytes += len(data)
-            yield GetTokenizerResponse(data=data)
+            yield GetTokenizerResponse(data=data, total_bytes=self._total_bytes)
 
     def cancel(self):
         self.is_cancelled = True
 
 
-def a_server(stream, *, tokenizer=TOKENIZER):
+def a_server(stream, *, tokenizer=TOKENIZER, incarnation="1", name="target-0"):
     fingerprint = hashlib.sha256(tokenizer).hexdigest()
     return SimpleNamespace(
-        name="target-0",
-        facts=SimpleNamespace(tokenizer_fingerprint=fingerprint),
+        name=name,
+        facts=SimpleNamespace(tokenizer_fingerprint=fingerprint, incarnation=incarnation),
         models=SimpleNamespace(GetTokenizer=lambda *_, **__: stream),
     )
 
 
 async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
-    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", 10_000)
+    monkeypatch.setattr(wire, "MOST_TOKENIZER_BYTES", 10_000)
     stream, codecs = Stream([bytes(1000)] * 100), Codecs()
     with pytest.raises(InternalError, match="more than 10000 bytes"):
         await codecs.fetch(a_server(stream))
@@ -52,7 +54,7 @@ async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
 
 
 async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
-    monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", len(TOKENIZER))
+    monkeypatch.setattr(wire, "MOST_TOKENIZER_BYTES", len(TOKENIZER))
     server, codecs = a_server(Stream([TOKENIZER[:100], TOKENIZER[100:]])), Codecs()
     await codecs.fetch(server)
     assert codecs.get(server.facts.tokenizer_fingerprint) is not None
@@ -71,3 +73,50 @@ async def test_a_tokenizer_that_cannot_be_read_is_told_with_its_server(tokenizer
     with pytest.raises(InternalError, match="target-0's tokenizer cannot be read"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)
+
+
+async def test_a_tokenizer_that_says_it_is_too_large_is_left_at_its_first_message():
+    stream = Stream([bytes(1000)] * 100, total_bytes=MOST_TOKENIZER_BYTES + 1)
+    with pytest.raises(InternalError, match=f"more than {MOST_TOKENIZER_BYTES} bytes"):
+        await Codecs().fetch(a_server(stream))
+    assert stream.read_bytes == 1000
+
+
+async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_another():
+    damaged, whole = a_server(Stream([b"damaged"])), a_server(Stream([TOKENIZER]), name="target-1")
+    codecs = Codecs()
+    fingerprint = damaged.facts.tokenizer_fingerprint
+    with pytest.raises(LoadingError, match="being fetched"):
+        codecs.get(fingerprint)
+    assert codecs.choose([damaged]) is damaged
+    with pytest.raises(InternalError):
+        await codecs.fetch(damaged)
+    assert codecs.choose([damaged]) is None
+    with pytest.raises(NoTargetError, match="target-0 sent a tokenizer that is not what it says"):
+        codecs.get(fingerprint)
+    assert codecs.choose([damaged, whole]) is whole
+    restarted = a_server(Stream([TOKENIZER]), incarnation="2")
+    assert codecs.choose([restarted]) is restarted
+    await codecs.fetch(restarted)
+    assert codecs.choose([damaged]) is damaged
+    assert codecs.get(fingerprint) is not None
+
+
+async def test_a_tokenizer_that_could_not_be_fetched_is_fetched_again():
+    broken = a_server(Stream([]))
+    broken.models.GetTokenizer = lambda *_, **__: Failing()
+    codecs = Codecs()
+    with pytest.raises(LoadingError):
+        await codecs.fetch(broken)
+    assert codecs.choose([broken]) is broken
+
+
+class Failing:
+    """A call that a server ends before it has loaded."""
+
+    async def __aiter__(self):
+        raise LoadingError("not yet")
+        yield
+
+    def cancel(self):
+        pass

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 
 from paceline.errors import OverloadedError, UnauthenticatedError
 from paceline_serving.keys import Caller, Key, Keys, authorization_of, follow_key
+from paceline_serving.plain_yaml import parse_yaml
 from support.keys import SECRET, entry, rewrite
 
 
@@ -136,3 +140,68 @@ def test_only_text_says_who_calls():
     assert authorization_of((("authorization", "Bearer x"),)) == "Bearer x"
     assert authorization_of((("authorization-bin", b"Bearer x"), ("x", "y"))) == ""
     assert authorization_of(None) == ""
+
+
+def many(count):
+    """Return the text of a file with so many keys besides alice's."""
+    line = entry("other", "other").replace("name: other", "name: k{}")
+    return entry() + "".join(line.format(index) for index in range(count))
+
+
+def test_a_large_file_is_read_off_the_callers_thread_and_the_old_keys_hold_until_then(
+    path, monkeypatch
+):
+    keys = Keys(path)
+    readers, has_begun, may_read = [], threading.Event(), threading.Event()
+
+    def slow(text):
+        readers.append(threading.current_thread())
+        has_begun.set()
+        assert may_read.wait(30)
+        return parse_yaml(text)
+
+    monkeypatch.setattr("paceline_serving.keys.parse_yaml", slow)
+    rewrite(path, many(200).replace("alice", "anna"))
+    assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert has_begun.wait(30)
+    may_read.set()
+    readers[0].join(30)
+    assert keys.find(f"Bearer {SECRET}").key.name == "anna"
+    assert len(readers) == 1
+    assert readers[0] is not threading.current_thread()
+
+
+@pytest.mark.parametrize("is_flow", [True, False])
+def test_a_file_that_is_nested_deeply_is_refused_and_the_old_keys_hold(path, caplog, is_flow):
+    keys = Keys(path)
+    depth = 5000
+    rewrite(path, "[" * depth + "]" * depth if is_flow else "- " * depth + "a")
+    assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert "nested more than 32 levels deep" in caplog.text
+
+
+def test_a_pipe_or_a_device_in_the_place_of_the_file_leaves_the_old_keys(path, caplog):
+    keys = Keys(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert "keys.yaml: is not a regular file" in caplog.text
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert caplog.text.count("is not a regular file") == 2
+
+
+def test_a_key_file_that_is_a_pipe_is_refused_at_the_start(path, tmp_path):
+    for made, use in ((Keys, "keys.pipe"), (follow_key, "own.pipe")):
+        os.mkfifo(tmp_path / use)
+        with pytest.raises(ValueError, match="is not a regular file"):
+            made(tmp_path / use)
+
+
+def test_more_keys_than_any_service_has_are_refused_by_the_files_size(path):
+    with path.open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"keys\.yaml: has more than 4194304 bytes"):
+        Keys(path)

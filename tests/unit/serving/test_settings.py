@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import pytest
@@ -9,7 +10,7 @@ from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
 from paceline_serving.server_settings import ServerSettings
-from paceline_serving.settings import OneOrMore, Settings, StringList
+from paceline_serving.settings import OneOrMore, Settings, SettingsError, StringList, load
 
 
 def read(*arguments: str, environment: dict[str, str] | None = None) -> ServerSettings:
@@ -194,3 +195,18 @@ def test_a_real_model_has_to_be_named(capsys):
         parse(ModelServerSettings, [], program="test", environment={})
     assert "--model is needed" in capsys.readouterr().err
     assert parse(ModelServerSettings, ["--backend=simulated"], program="test", environment={})
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_settings_file_that_is_a_pipe_or_a_device_is_refused_in_one_line(made, tmp_path):
+    file = tmp_path / "settings.yaml"
+    made(file)
+    with pytest.raises(SettingsError, match=r"settings\.yaml: is not a regular file"):
+        load(Settings, flags={}, environment={}, file=file)
+
+
+def test_a_settings_file_that_is_nested_deeply_is_refused_in_one_line(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("a: " + "[" * 100_000)
+    with pytest.raises(SettingsError, match="nested more than 32 levels"):
+        load(Settings, flags={}, environment={}, file=file)

@@ -244,12 +244,13 @@ def test_what_is_written_is_the_model_with_other_weights_in_its_own_dtype(base, 
     for name in ("config.json", "tokenizer.json"):
         (short / name).write_bytes((base.directory / name).read_bytes())
     (short / "chat_template.jinja").write_text("{{ messages }}")
-    (short / "model.safetensors.index.json").write_text("{}")
     keys = sorted(before)
     parts = {"a": keys[::2], "b": keys[1::2]}
     for part, names in parts.items():
         tensors = {name: before[name].to(torch.bfloat16) for name in names}
         save_file(tensors, short / f"model-{part}.safetensors")
+    placed = {name: f"model-{part}.safetensors" for part in parts for name in parts[part]}
+    (short / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     files = find_model_files(str(short))
     tuning = learnt(base)
     written = write_fine_tuned(files, tuning, tmp_path / "deep" / "tuned")

@@ -1,0 +1,94 @@
+"""Files that are read whole: regular files of a bounded size, and nothing that can hang a reader.
+
+A path comes from settings, or from a folder that a stranger made. It may lead to a FIFO, whose
+opening waits for a writer; to a device, which has no end; or to a file larger than memory. Every
+file that Paceline reads whole is read by `read_plain_file`.
+
+Symbolic links are followed: mounted secrets and the Hugging Face cache consist of them. What counts
+is what is open in the end, so nobody can exchange it between a check and the reading.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import io
+    from pathlib import Path
+
+__all__ = ["UnusableFileError", "open_plain_file", "read_plain_file"]
+
+
+class UnusableFileError(OSError):
+    """A file that cannot be read whole; `strerror` says why, and the text names the file, too."""
+
+    def __str__(self) -> str:
+        """Name the file, then say what is wrong with it."""
+        return f"{self.filename}: {self.strerror}"
+
+
+def open_plain_file(
+    path: Path | str, *, most_bytes: int | None = None, allow_pipe: bool = False
+) -> io.BufferedReader:
+    """Open a regular file for reading, without waiting for anybody.
+
+    Args:
+        path: Where it is; links are followed.
+        most_bytes: What its size must not exceed; None: any size.
+        allow_pipe: Take a FIFO, too, and wait for its writer.
+
+    Raises:
+        UnusableFileError: It is no regular file, or larger.
+        OSError: It cannot be opened.
+    """
+    # O_NONBLOCK: opening a FIFO returns at once. Reading a regular file is as ever.
+    waiting = 0 if allow_pipe else os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | waiting)
+    except OSError as error:
+        # A socket, or a device without a driver, cannot even be opened.
+        if error.errno != errno.ENXIO:
+            raise
+        raise _not_regular(path) from None
+    try:
+        found = os.fstat(descriptor)
+        if not (stat.S_ISREG(found.st_mode) or (allow_pipe and stat.S_ISFIFO(found.st_mode))):
+            raise _not_regular(path)
+        if most_bytes is not None and found.st_size > most_bytes:
+            raise _too_large(path, most_bytes)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_plain_file(path: Path | str, *, most_bytes: int, allow_pipe: bool = False) -> bytes:
+    """Read a regular file whole.
+
+    Args:
+        path: Where it is; links are followed.
+        most_bytes: What it may hold.
+        allow_pipe: Read a FIFO, too, until its writers close it: for what a user names on a
+            command line, where the shell's `<(...)` is one.
+
+    Raises:
+        UnusableFileError: It is no regular file, or holds more.
+        OSError: It cannot be read.
+    """
+    with open_plain_file(path, most_bytes=most_bytes, allow_pipe=allow_pipe) as file:
+        # It may grow while it is read, and files in /proc say that they are empty.
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _too_large(path, most_bytes)
+    return content
+
+
+def _not_regular(path: Path | str) -> UnusableFileError:
+    return UnusableFileError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def _too_large(path: Path | str, most_bytes: int) -> UnusableFileError:
+    return UnusableFileError(errno.EFBIG, f"has more than {most_bytes} bytes", str(path))

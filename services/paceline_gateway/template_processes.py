@@ -1,0 +1,228 @@
+"""The processes that render templates: a few, started when they are needed, replaced when they die.
+
+The gateway has threads of gRPC, so it never forks: a process is a program of its own
+(`template_worker`), and all that passes between them is JSON over two pipes. It is given no
+environment but where Python lies and what time it is there, and no file but those pipes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from paceline_gateway.template_worker import HEAD, MOST_CPU_SECONDS, MOST_PROMPT_BYTES
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncIterator, Mapping
+
+__all__ = ["BeyondLimitsError", "NoProcessError", "TemplateProcesses"]
+
+_log = logging.getLogger(__name__)
+
+_PROCESSES = max(1, min(4, os.cpu_count() or 1))
+_START_SECONDS = 30.0  # Python takes a tenth of a second, and more on a busy machine
+# The processor's time is what counts; this ends what is stopped or swapped out.
+_ANSWER_SECONDS = 20.0
+_QUEUE_SECONDS = 10.0
+_MOST_ANSWER_BYTES = 8 * MOST_PROMPT_BYTES  # JSON writes a byte with six at most
+_INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
+
+
+class BeyondLimitsError(Exception):
+    """A template needs more than it may have; the text says of what."""
+
+
+class NoProcessError(Exception):
+    """There is no process to be had, or none is free; the text says why."""
+
+
+class TemplateProcesses:
+    """Some processes that render. `close` it in the end.
+
+    Cancellation:
+        Whoever leaves during a rendering takes its process with them.
+    """
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_PROCESSES)
+        self._idle: list[_Renderer] = []
+        self._all: set[_Renderer] = set()
+        self._is_closed = False
+
+    async def prepare(self) -> None:
+        """Start one, so that the first conversation need not wait; log it where that fails."""
+        try:
+            async with self._renderer():
+                pass
+        except NoProcessError as error:
+            _log.warning("conversations cannot be written: %s", error)
+
+    async def render(self, asked: Mapping[str, Any], *, fingerprint: str) -> Mapping[str, Any]:
+        """Render a conversation in one of them: see `template_worker` for question and answer.
+
+        Args:
+            asked: The question, with the template's source.
+            fingerprint: The template's; a process keeps the last one compiled.
+
+        Raises:
+            BeyondLimitsError: The template needs too much.
+            NoProcessError: No process can be had, or all are at work for long.
+        """
+        async with self._renderer() as renderer:
+            return await renderer.ask(asked, fingerprint=fingerprint)
+
+    async def close(self) -> None:
+        """End them all, and wait until they are gone."""
+        self._is_closed = True
+        for renderer in tuple(self._all):
+            await renderer.end()
+            self._all.discard(renderer)
+
+    @asynccontextmanager
+    async def _renderer(self) -> AsyncIterator[_Renderer]:
+        """Lend a process; it is ended where the work with it did not."""
+        try:
+            async with asyncio.timeout(_QUEUE_SECONDS):
+                await self._free.acquire()
+        except TimeoutError:
+            raise NoProcessError("all processes that render templates are at work") from None
+        try:
+            renderer = self._waiting() or await self._start()
+            is_whole = False
+            try:
+                yield renderer
+                is_whole = True
+            finally:
+                if is_whole and not self._is_closed:
+                    self._idle.append(renderer)
+                else:
+                    await asyncio.shield(renderer.end())
+                    self._all.discard(renderer)
+        finally:
+            self._free.release()
+
+    def _waiting(self) -> _Renderer | None:
+        """Take one that waits for work, and forget those that something else has ended."""
+        while self._idle:
+            renderer = self._idle.pop()
+            if renderer.is_alive:
+                return renderer
+            self._all.discard(renderer)
+        return None
+
+    async def _start(self) -> _Renderer:
+        if self._is_closed:
+            raise NoProcessError("this gateway is shutting down")
+        renderer = _Renderer(await _new_process())
+        self._all.add(renderer)
+        try:
+            await renderer.until_ready()
+        except BaseException:
+            await asyncio.shield(renderer.end())
+            self._all.discard(renderer)
+            raise
+        return renderer
+
+
+class _Renderer:
+    """One process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._fingerprint: str | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return self._process.returncode is None
+
+    async def until_ready(self) -> None:
+        """Wait for its first frame.
+
+        Raises:
+            NoProcessError: It ended before, or took long.
+        """
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._frame()
+        except TimeoutError:
+            raise NoProcessError(f"a process did not start within {_START_SECONDS:g} s") from None
+        except (OSError, asyncio.IncompleteReadError):
+            code = await self._process.wait()
+            raise NoProcessError(f"a process ended with code {code} at its start") from None
+
+    async def ask(self, asked: Mapping[str, Any], *, fingerprint: str) -> Mapping[str, Any]:
+        """Have it render.
+
+        Raises:
+            BeyondLimitsError: The template needs too much. The process may be dead.
+        """
+        if fingerprint == self._fingerprint:
+            asked = {name: value for name, value in asked.items() if name != "source"}
+        self._fingerprint = None  # until it has said that it got on with it
+        content = json.dumps(asked).encode()
+        assert self._process.stdin is not None
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                self._process.stdin.write(HEAD.pack(len(content)) + content)
+                await self._process.stdin.drain()
+                answer: Mapping[str, Any] = json.loads(await self._frame())
+        except TimeoutError:
+            raise BeyondLimitsError(f"{_ANSWER_SECONDS:g} s") from None
+        except (OSError, asyncio.IncompleteReadError):
+            raise BeyondLimitsError(_reason(await self._process.wait())) from None
+        if "beyond" in answer:
+            raise BeyondLimitsError(answer["beyond"])
+        if "text" in answer:
+            self._fingerprint = fingerprint
+        return answer
+
+    async def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _frame(self) -> bytes:
+        assert self._process.stdout is not None
+        (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
+        if length > _MOST_ANSWER_BYTES:
+            raise BeyondLimitsError(f"an answer of {_MOST_ANSWER_BYTES} bytes")
+        return await self._process.stdout.readexactly(length)
+
+
+def _reason(code: int) -> str:
+    """Say of what a template took too much by how its process ended."""
+    if code == -signal.SIGPROF:
+        return f"{MOST_CPU_SECONDS:g} s of processor time"
+    return f"its process could bear, which ended with code {code}"
+
+
+async def _new_process() -> Process:
+    """Start one.
+
+    Raises:
+        NoProcessError: The system has none to give.
+    """
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # what lies in the working directory is not imported
+            "-m",
+            "paceline_gateway.template_worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the gateway's to hear
+        )
+    except (OSError, ValueError) as error:
+        raise NoProcessError(f"no process can be started: {error}") from error

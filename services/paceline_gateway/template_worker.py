@@ -1,0 +1,140 @@
+"""`python -m paceline_gateway.template_worker`: writes conversations as prompts, a process apart.
+
+A chat template comes from a model's folder, and so from a stranger. Jinja's sandbox keeps it from
+Python's insides. It does not keep it from a power with a million digits, from loops in loops, or
+from gigabytes of spaces, and nothing can end a thread. So templates run here. For each conversation
+this process may take a second of processor time, and some memory beyond its own size. The kernel
+ends it when the time is over, and refuses it more memory; then the gateway starts another one.
+
+Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
+
+    in     {"source", "named_tokens", "messages"}, without the source if it is the last one's
+    out    an empty frame first, which says that this process is ready; then for each question
+           {"text"}, {"refusal"} or {"beyond"}
+
+Standard input ends with the gateway, and then this process ends, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jinja2 import Template
+
+__all__ = ["HEAD", "MOST_CPU_SECONDS", "MOST_MEMORY_BYTES", "MOST_PROMPT_BYTES", "main"]
+
+HEAD = struct.Struct(">I")
+"""What goes before each frame: its length in bytes."""
+
+MOST_CPU_SECONDS = 1.0
+"""Processor time of one conversation; the templates in use take milliseconds."""
+
+MOST_MEMORY_BYTES = 64 << 20
+"""What this process may take beyond what it has at its start."""
+
+MOST_PROMPT_BYTES = 1 << 20
+"""UTF-8 of a prompt: four times what an orchestrator takes."""
+
+_MOST_REASON = 500  # characters
+
+
+class _BeyondError(Exception):
+    """A limit is reached; its text says which."""
+
+
+def main() -> None:
+    """Answer frames until standard input ends."""
+    _limit_this_process()
+    frames_in, frames_out = sys.stdin.buffer, sys.stdout.buffer
+    frames_out.write(HEAD.pack(0))
+    frames_out.flush()
+    compiled: Template | None = None
+    while head := frames_in.read(HEAD.size):
+        asked = json.loads(frames_in.read(HEAD.unpack(head)[0]))
+        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_SECONDS)
+        try:
+            if "source" in asked:
+                compiled = None
+                compiled = _environment().from_string(asked["source"])
+            assert compiled is not None
+            answer = {"text": _render(compiled, asked)}
+        except (MemoryError, _BeyondError) as error:
+            answer = {"beyond": str(error) or f"{MOST_MEMORY_BYTES >> 20} MiB of memory"}
+        except TemplateError as error:
+            answer = {"refusal": str(error)[:_MOST_REASON]}
+        except Exception as error:  # noqa: BLE001 - a template is a stranger's, and may raise anything
+            answer = {"refusal": type(error).__name__}
+        content = json.dumps(answer).encode()
+        frames_out.write(HEAD.pack(len(content)) + content)
+        frames_out.flush()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_this_process() -> None:
+    """Take away what a template must not have; some systems know no limit of memory."""
+    with suppress(OSError, ValueError):
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - pathlib would be imported for it
+            own_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        most = own_bytes + MOST_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process, whatever it does
+
+
+def _render(template: Template, asked: Mapping[str, Any]) -> str:
+    """Write a conversation as a prompt.
+
+    Raises:
+        _BeyondError: It is too long.
+    """
+    parts, total_bytes = [], 0
+    for part in template.generate(
+        messages=asked["messages"],
+        add_generation_prompt=True,
+        tools=None,
+        documents=None,
+        **asked["named_tokens"],
+    ):
+        total_bytes += len(part.encode("utf-8", "surrogatepass"))
+        if total_bytes > MOST_PROMPT_BYTES:
+            raise _BeyondError(f"a prompt of {MOST_PROMPT_BYTES} bytes")
+        parts.append(part)
+    return "".join(parts)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Make what templates beside models expect: whitespace, loop controls, four names more."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

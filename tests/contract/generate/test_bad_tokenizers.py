@@ -1,0 +1,71 @@
+"""A tokenizer comes with a model: what it does to one text costs that request, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import pytest
+
+from paceline import errors
+from paceline.status import decode
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceStub
+from paceline_orchestrator import application
+from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.settings import OrchestratorSettings
+from support.fake_models import serving
+from support.fake_text import byte_tokenizer, continuation
+from support.orchestrating import PROMPT, not_yet_begun, orchestrating, targets
+from support.waiting import until
+
+
+def panicking_on_long_runs():
+    """Return a tokenizer whose regular expression gives up on many letters a before another."""
+    content = json.loads(byte_tokenizer().to_str())
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    content["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [split, content["pre_tokenizer"]],
+    }
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+async def test_a_text_that_the_tokenizer_gives_up_on_is_refused_by_name(length):
+    async with orchestrating(targets=targets(1, tokenizer=panicking_on_long_runs())) as system:
+        for _ in range(2):
+            with pytest.raises(errors.InvalidFieldError) as refused:
+                await system.generate(text="a" * length + "b")
+            assert refused.value.violations[0].field == "text"
+            assert "tokenizer cannot take it" in refused.value.message
+        served = await system.generate()
+        assert served.token_ids == continuation(PROMPT, 24)
+
+
+async def test_a_damaged_tokenizer_is_fetched_once_and_requests_are_told_why(monkeypatch, caplog):
+    monkeypatch.setattr(application, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(shortage, "WAIT_SECONDS", 0.5)
+    (target,) = targets(1, tokenizer=b"{}")
+    async with serving(target):
+        settings = OrchestratorSettings(
+            listen="127.0.0.1:0", health_listen="", targets=(target.address,), drain_seconds=0.05
+        )
+        process = not_yet_begun(settings)
+        beginning = asyncio.ensure_future(process.begin())
+        await until(lambda: "not fetched again" in caplog.text, what="it is refused")
+        async with grpc.aio.insecure_channel(process.addresses["address"]) as channel:
+            request = pb.GenerateRequest(text="a", max_tokens=1)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await OrchestratorServiceStub(channel).Generate(request, timeout=30).read()
+        assert "tokenizer cannot be read" in decode(refused.value).message
+        beginning.cancel()
+        await asyncio.wait((beginning,))
+        await process.finish(drain=False)
+    assert caplog.text.count("not fetched again") == 1
