@@ -264,7 +264,7 @@ class FakeModelServer:
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
         self.sessions[session_id] = _Session(understood)
-        grant = SessionGrant(session_id, understood.lease_seconds, understood.reserve_length)
+        grant = SessionGrant(session_id, understood.lease_seconds)
         return translation.session_grant(grant)
 
     def close(self, session_id: str) -> None:
