@@ -104,6 +104,7 @@ class ModelFacts:
         is_invariant: Whether its choices are the same bit by bit.
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
         hardware: What computes it; None if it did not say.
+        incarnation: Which process said so; empty if it did not say.
     """
 
     model_name: str
@@ -125,6 +126,7 @@ class ModelFacts:
     is_invariant: bool = False
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
+    incarnation: str = ""
 
     def knows(self, rule: VerificationRule) -> bool:
         """Whether the model can work under a rule."""
@@ -230,6 +232,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         is_invariant=info.is_invariant,
         stage_names=tuple(stage.model_name for stage in info.stages),
         hardware=_hardware(info.hardware),
+        incarnation=info.incarnation,
     )
 
 
