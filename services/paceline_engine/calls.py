@@ -92,7 +92,6 @@ class SessionGrant:
 
     session_id: str
     lease_seconds: float
-    reserved_length: int
 
 
 @dataclass(frozen=True, slots=True)

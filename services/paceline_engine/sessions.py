@@ -132,7 +132,7 @@ class SessionTable:
         self._places.take(spec.share)
         self.opened_count += 1
         self.renew(session)
-        return SessionGrant(session_id, spec.lease_seconds, reserved)
+        return SessionGrant(session_id, spec.lease_seconds)
 
     def grow(self, session: Session, length: int) -> None:
         """Reserve what a session needs for a text, and a step more where there is room for it.

@@ -45,6 +45,7 @@ class Watch:
         changed: Called when anything of this has changed.
 
     Attributes:
+        is_healthy: Whether its health says that it serves.
         refusal: What it says to this gateway's key or certificate, while it refuses.
     """
 
@@ -60,8 +61,9 @@ class Watch:
         self._connect = connect
         self._knock = knock
         self._changed = changed
-        self._is_healthy = False
+        self.is_healthy = False
         self._lets_in = False
+        self._began_count = 0  # how often one has begun to serve: each may be another process
         self._doubted = asyncio.Event()
         self.refusal: str | None = None
 
@@ -81,7 +83,7 @@ class Watch:
             with suppress(grpc.RpcError, TimeoutError):
                 async with self._connect() as channel:
                     await self._listen(channel)
-            if self._is_healthy:
+            if self.is_healthy:
                 rest_seconds = _FIRST_REST_SECONDS
             self._hear(False)
             await asyncio.sleep(rest_seconds)
@@ -106,9 +108,10 @@ class Watch:
 
     def _hear(self, is_healthy: bool) -> None:
         """Take its word; who begins to serve, perhaps after a restart, is asked about the door."""
-        if is_healthy and not self._is_healthy:
+        if is_healthy and not self.is_healthy:
+            self._began_count += 1
             self._doubted.set()
-        self._is_healthy = is_healthy
+        self.is_healthy = is_healthy
         self._lets_in &= is_healthy
         self._tell()
 
@@ -116,7 +119,10 @@ class Watch:
         while True:
             await self._doubted.wait()
             self._doubted.clear()
+            asked_of = self._began_count
             refusal = await self._refusal_now()
+            if asked_of != self._began_count:
+                continue  # the answer is that of the one before, and who serves now is asked next
             if refusal is not None and refusal != self.refusal:
                 _log.error(
                     "an orchestrator refuses this gateway's own key or certificate"
@@ -125,7 +131,7 @@ class Watch:
                     extra={"orchestrator": self._endpoint.address},
                 )
             self.refusal = refusal
-            self._lets_in = self._is_healthy and refusal is None
+            self._lets_in = self.is_healthy and refusal is None
             self._tell()
             if refusal is not None:
                 await asyncio.sleep(_KNOCK_AGAIN_SECONDS)
@@ -141,7 +147,7 @@ class Watch:
         return None
 
     def _tell(self) -> None:
-        serves = self._is_healthy and self._lets_in
+        serves = self.is_healthy and self._lets_in
         if serves != self._endpoint.serves:
             self._endpoint.serves = serves
             _log.info(

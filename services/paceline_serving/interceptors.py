@@ -31,7 +31,7 @@ from paceline.errors import (
 from paceline.panics import taking_panics
 from paceline_serving import tracing
 from paceline_serving.client_calls import StreamCall, UnaryCall
-from paceline_serving.keys import authorization_of
+from paceline_serving.keys import authorization_of, counted_reason
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 error = _masked(cancelled)
             except Exception as unexpected:  # noqa: BLE001 - the edge: whatever it is stops here
                 error = _masked(unexpected)
-            outcome.code, outcome.reason = error.code, error.reason
+            outcome.code, outcome.reason = error.code, counted_reason(error)
             error.metadata = {**error.metadata, "request_id": call.request_id}
             return await _abort(context, error)
 

@@ -29,13 +29,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["HEADER", "Caller", "Key", "Keys", "authorization_of", "current_caller", "follow_key"]
+    from paceline.errors import PacelineError
+
+__all__ = [
+    "HEADER",
+    "Caller",
+    "Key",
+    "Keys",
+    "authorization_of",
+    "counted_reason",
+    "current_caller",
+    "follow_key",
+]
 
 HEADER = "authorization"
 
 _SCHEME = "Bearer"
 _MOST_KEY_BYTES = 64 * 1024  # of one key; HTTP servers take headers of less
 _WORD = re.compile(r"[!-~]+")
+# What an error's metadata says where the limit is the key's own, and not the server's.
+_OWN_LIMIT = {"limit": "key"}
 _caller: ContextVar[Caller | None] = ContextVar("paceline_caller", default=None)
 
 
@@ -78,13 +91,16 @@ class Caller:
         most = self.key.requests_at_once
         if most is not None and self._running >= most:
             raise OverloadedError(
-                f"{self._running} requests of this key are running", retry_after_seconds=1.0
+                f"{self._running} requests of this key are running",
+                metadata=dict(_OWN_LIMIT),
+                retry_after_seconds=1.0,
             )
         self._give_back()
         rate = self.key.tokens_per_minute
         if rate is not None and self._spent >= rate:
             raise OverloadedError(
                 f"this key's {rate} tokens per minute are spent",
+                metadata=dict(_OWN_LIMIT),
                 retry_after_seconds=(self._spent - rate + 1) * 60 / rate,
             )
         self._running += 1
@@ -161,6 +177,11 @@ class Keys:
 def current_caller() -> Caller | None:
     """Return whose call is being served; None where no keys are asked for."""
     return _caller.get()
+
+
+def counted_reason(error: PacelineError) -> str:
+    """Return what an error is counted as: a key at its own limit is no want of room."""
+    return "KEY_LIMIT" if error.metadata.get("limit") == "key" else error.reason
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -29,6 +29,11 @@ def helm3():
     return downloaded("HELM3")
 
 
+@pytest.fixture(scope="session")
+def promtool():
+    return downloaded("PROMTOOL")
+
+
 def downloaded(variable):
     """Return the tool that `make chart-test` names; only OFFLINE excuses that it is not there."""
     tool = Path(os.environ.get(variable, "nothing")).absolute()

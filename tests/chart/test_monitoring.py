@@ -5,13 +5,15 @@ import re
 
 import promql_parser
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from paceline import Strategy
+from paceline_gateway.metrics import GatewayMetrics
 from support.helm import CHART
 from support.manifests import install, values_of
 
 # What Prometheus itself adds to every series.
-SCRAPE_LABELS = {"job", "le", "namespace", "pod"}
+SCRAPE_LABELS = {"job", "le", "namespace", "paceline_pool", "pod"}
 SCRAPE_SERIES = {"up": set()}
 EXAMPLE = values_of("hpa.yaml")
 # All alerts there are: KEDA has one of its own.
@@ -26,14 +28,21 @@ def series(system):
         for strategy in Strategy.SPECULATIVE, Strategy.DISTRIBUTED:
             client.generate("def ", max_tokens=24, strategy=strategy).collect()
     found = {}
-    for server in (*system.models, *system.orchestrators):
-        page = server.page("/metrics")
+    pages = [it.page("/metrics") for it in (*system.models, *system.orchestrators)]
+    for page in (*pages, gateways_page()):
         for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE):
             suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
             found |= {name + suffix: found.get(name + suffix, set()) for suffix in suffixes}
         for name, labels in re.findall(r"^(\w+)\{(.*)\} ", page, re.MULTILINE):
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
     return found | SCRAPE_SERIES
+
+
+def gateways_page():
+    registry = CollectorRegistry()
+    with GatewayMetrics(registry).request("/v1/completions", lambda: 200):
+        pass
+    return generate_latest(registry).decode()
 
 
 def alerts():

@@ -313,6 +313,31 @@ def test_a_model_server_has_its_start_up_time_and_an_orchestrator_waits_for_no_t
     assert startup["grpc"]["service"] == "liveness"
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(60, 60), (65, 60), (120, 120), (10, 10)])
+def test_a_hung_process_is_started_anew_after_the_seconds_that_are_said(seconds, expected):
+    values = {"common": {"livenessSeconds": seconds}, "gateway": {"enabled": True}}
+    for pod in install(values).pods:
+        if pod.role == "test":
+            continue
+        probe = pod.server["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == expected
+        assert probe["timeoutSeconds"] <= probe["periodSeconds"]
+
+
+def test_a_pod_that_is_not_ready_gets_no_work_within_seconds_and_starts_in_two_minutes():
+    for pod in install({"gateway": {"enabled": True}}).pods:
+        if pod.role == "test":
+            continue
+        ready, start = pod.server["readinessProbe"], pod.server["startupProbe"]
+        # Sooner than the pods of a Service that leave have to serve on (preStopSleepSeconds, 5).
+        assert ready["periodSeconds"] * ready["failureThreshold"] <= 4
+        expected = 1800 if pod.role in {"target", "drafter"} else 120
+        assert start["periodSeconds"] * start["failureThreshold"] == expected
+        for probe in (ready, start):
+            assert probe["timeoutSeconds"] <= probe["periodSeconds"]
+            assert "initialDelaySeconds" not in probe
+
+
 @pytest.mark.parametrize(("sleep", "drain"), [(0, 0), (1, 0), (5, 25), (60, 3_600)])
 def test_a_pod_is_killed_only_after_its_preparation_and_its_drain(sleep, drain):
     values = {

@@ -131,6 +131,29 @@ def test_scaling_up_takes_one_step_and_the_tolerance_is_off_where_it_can_be():
         assert {each.get("tolerance") for each in behavior.values()} == {tolerance}
 
 
+@pytest.mark.parametrize("mode", ["hpa", "keda"])
+def test_fewer_targets_are_left_as_slowly_as_the_values_say_and_more_are_there_at_once(mode):
+    release = scaled(mode, maxReplicas=20, scaleDownPerMinute=3, scaleDownStabilizationSeconds=450)
+    (scaler,) = release.of("HorizontalPodAutoscaler") or release.of("ScaledObject")
+    advanced = scaler["spec"].get("advanced", {}).get("horizontalPodAutoscalerConfig")
+    behavior = (advanced or scaler["spec"])["behavior"]
+    down, up = behavior["scaleDown"], behavior["scaleUp"]
+    assert down["policies"] == [{"type": "Pods", "value": 3, "periodSeconds": 60}]
+    assert down["stabilizationWindowSeconds"] == 450
+    # From one to the most within one look of the HorizontalPodAutoscaler, which is 15 s.
+    assert up["policies"] == [{"type": "Pods", "value": 20, "periodSeconds": 15}]
+    assert up["stabilizationWindowSeconds"] == 0
+    assert not {"selectPolicy"} & (down.keys() | up.keys())
+
+
+def test_keda_looks_as_often_as_it_is_told_and_leaves_the_number_when_it_goes():
+    release = scaled("keda", keda={"pollingIntervalSeconds": 7})
+    scaler = release.one("ScaledObject", "-default")["spec"]
+    assert scaler["pollingInterval"] == 7
+    assert scaler["advanced"]["restoreToOriginalReplicaCount"] is False
+    assert not scaler.keys() & {"fallback", "idleReplicaCount", "cooldownPeriod"}
+
+
 def test_keda_is_given_the_certificates_that_the_orchestrators_demand():
     secrets = {"orchestrator": "o", "target": "t", "drafter": "d", "client": "c"}
     for mutual, parameters in (
@@ -213,6 +236,14 @@ def test_an_eviction_budget_is_as_it_is_given_also_if_it_is_nothing(limit):
     release = install({"common": {"podDisruptionBudget": {"maxUnavailable": limit}}})
     budgets = release.of("PodDisruptionBudget")
     assert [each["spec"]["maxUnavailable"] for each in budgets] == [limit] * 3
+
+
+def test_an_eviction_budget_counts_the_pods_of_one_deployment_each():
+    release = install({"gateway": {"enabled": True}, "target": {"pools": {"a": {}, "b": {}}}})
+    of_deployments = [it["spec"]["selector"] for it in release.of("Deployment")]
+    of_budgets = [it["spec"]["selector"] for it in release.of("PodDisruptionBudget")]
+    assert sorted(map(str, of_budgets)) == sorted(map(str, of_deployments))
+    assert all(it["spec"]["maxUnavailable"] == 1 for it in release.of("PodDisruptionBudget"))
 
 
 @pytest.mark.parametrize(

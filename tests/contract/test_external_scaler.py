@@ -256,6 +256,27 @@ async def test_each_replica_answers_for_all_of_them_and_counts_none_twice():
         assert not any(it.is_active for it in scalers)
 
 
+async def test_a_replica_with_two_addresses_counts_once_and_by_its_newer_word():
+    meters = [
+        Replica(1),
+        Replica(2, stream_verifiers=3),
+        Replica(2, stream_verifiers=3),
+        Replica(3, stream_verifiers=1),
+    ]
+    async with replicas(*meters, addresses=[]) as scalers:
+        await until(lambda: scalers[0].desired == 4, what="it says 4")
+        assert scalers[0].desired == 4
+
+
+async def test_another_process_at_an_address_speaks_for_itself_alone():
+    here, there = Replica(1), Replica(2, stream_verifiers=8, is_active=True)
+    async with replicas(here, there, addresses=[]) as scalers:
+        await until(lambda: scalers[0].desired == 8, what="it says 8")
+        scalers[1].replica_id, there.now = 3, Demand(stream_verifiers=2)
+        await until(lambda: scalers[0].desired == 2, what="it says 2")
+        assert not scalers[0].is_active
+
+
 async def test_a_replica_that_does_not_answer_holds_up_nobody():
     meters = [Replica(1, stream_verifiers=3)]
     async with replicas(*meters, addresses=["127.0.0.1:1"]) as scalers:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import ssl
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ import trustme
 from prometheus_client import CollectorRegistry
 
 from paceline_orchestrator.fleet.discovery import Role, Service
-from paceline_orchestrator.fleet.discovery.kubernetes import KubernetesDiscovery
-from paceline_orchestrator.fleet.discovery.list_watch import ListWatch
+from paceline_orchestrator.fleet.discovery.kubernetes import ClusterApi, KubernetesDiscovery
+from paceline_orchestrator.fleet.discovery.list_watch import ApiRefusalError, ListWatch
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
 from paceline_orchestrator.fleet.discovery.slices import read_slices
 from support.fake_kubernetes import TOKEN, FakeKubernetes, Pod
@@ -228,6 +230,90 @@ async def test_without_a_way_to_the_api_it_goes_on_trying(monkeypatch, tmp_path,
     async with following() as view:
         await until(lambda: "no way to reach it" in caplog.text, what="it says so")
         assert view.endpoints is None
+
+
+def in_seconds(seconds):
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("retry_after", "least", "most"),
+    [
+        ("", 0, 0),
+        ("3", 3, 3),
+        (" 3 ", 3, 3),
+        ("1000000", 60, 60),
+        ("soon", 0, 0),
+        ("-3", 0, 0),
+        ("1.5", 0, 0),
+        ("\u0663", 0, 0),
+        (in_seconds(-30), 0, 0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0, 0),
+        (in_seconds(86_400), 60, 60),
+    ],
+)
+@pytest.mark.parametrize("what", ["list", "watch"])
+async def test_a_refusal_says_when_to_come_again(api, status, retry_after, least, most, what):
+    api.faults.append(status)
+    api.retry_after = retry_after
+    cluster = ClusterApi(["target"])
+    try:
+        with pytest.raises(ApiRefusalError) as refused:
+            await (cluster.list() if what == "list" else anext(cluster.watch("1", seconds=30)))
+    finally:
+        await cluster.close()
+    assert refused.value.code == status
+    assert least <= refused.value.retry_after_seconds <= most
+
+
+async def test_a_date_to_come_again_is_so_many_seconds_from_now(api):
+    api.faults.append(503)
+    api.retry_after = in_seconds(50)
+    cluster = ClusterApi(["target"])
+    try:
+        with pytest.raises(ApiRefusalError) as refused:
+            await cluster.list()
+    finally:
+        await cluster.close()
+    assert 0 < refused.value.retry_after_seconds <= 50
+
+
+async def test_an_event_that_is_cut_in_the_middle_is_heard_from_the_next_watch(api):
+    async with following() as view:
+        await until(lambda: api.watch_count, what="it watches")
+        api.faults.append("half")
+        api.cut()
+        await until(lambda: api.watch_count, what="it watches again")
+        api.publish("target", [pod("one")])
+        await view.until(one="READY")
+    assert view.metric("paceline_discovery_relists_total") == 1
+    assert view.metric("paceline_discovery_failures_total", reason="ConnectionError") >= 1
+
+
+async def test_a_slice_of_a_thousand_pods_is_one_event_like_any_other(api):
+    many = [Pod(f"pod-{n}", f"10.0.{n // 250}.{n % 250}", 50051) for n in range(1000)]
+    async with following() as view:
+        await until(lambda: api.watch_count, what="it watches")
+        api.publish("target", many)
+        await until(lambda: len(view.endpoints or ()) == 1000, what="all of them are seen")
+    assert view.metric("paceline_discovery_relists_total") == 1
+
+
+async def test_who_is_not_known_any_more_reads_anew_who_it_is(api, tmp_path):
+    async with following() as view:
+        await until(lambda: api.watch_count, what="it watches")
+        api.token = "the next one"
+        api.cut()
+        reason = {"reason": "401"}
+        await until(
+            lambda: view.metric("paceline_discovery_failures_total", **reason) >= 1,
+            what="it is refused",
+        )
+        api.kubeconfig(tmp_path / "kubeconfig")
+        api.publish("target", [pod("one")])
+        await view.until(one="READY")
+    assert view.metric("paceline_discovery_relists_total") <= 2
 
 
 async def test_in_a_pod_it_is_its_service_account_over_tls(monkeypatch, tmp_path):

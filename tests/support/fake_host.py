@@ -167,7 +167,7 @@ class FakeHost:
         session_id = f"{self.incarnation}.{self._counts.sessions_opened}"
         self._sessions[session_id] = _Session(spec, spec.reserve_length)
         self._empty.clear()
-        return SessionGrant(session_id, spec.lease_seconds, spec.reserve_length)
+        return SessionGrant(session_id, spec.lease_seconds)
 
     def renew_session(self, session_id: str, *, caller: str = "") -> float:
         return self._find(session_id, caller).spec.lease_seconds

@@ -65,7 +65,9 @@ class FakeKubernetes:
         namespace: See above.
         port: Where it listens; it keeps it.
         faults: For the next requests, one each: a status; "slow" answers never; "garbage" is no
-            JSON; "cut" ends the connection after the first event.
+            JSON; "cut" ends the connection after the first event, "half" in the middle of it.
+        retry_after: What refusals have as Retry-After; empty: nothing.
+        token: The one that it lets in.
         gone_status: Whether a version that is gone is answered with status 410, and not with an
             event as API servers do.
         watch_seconds: When watches end, whatever they ask for; None is as they ask.
@@ -78,6 +80,8 @@ class FakeKubernetes:
         self.namespace = namespace
         self._ssl_context = ssl_context
         self.faults: deque[int | str] = deque()
+        self.retry_after = ""
+        self.token = TOKEN
         self.gone_status = False
         self.watch_seconds: float | None = None
         self.requests: list[dict[str, str]] = []
@@ -113,7 +117,7 @@ class FakeKubernetes:
         """Write how to reach it."""
         named = {
             "clusters": [{"name": "it", "cluster": {"server": self.url}}],
-            "users": [{"name": "me", "user": {"token": TOKEN}}],
+            "users": [{"name": "me", "user": {"token": self.token}}],
             "contexts": [
                 {
                     "name": "here",
@@ -228,24 +232,24 @@ class FakeKubernetes:
         self.requests.append(dict(request.query))
         fault = self.faults.popleft() if self.faults else None
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if (scheme.lower(), token) != ("bearer", TOKEN):
+        if (scheme.lower(), token) != ("bearer", self.token):
             fault = 401
         if isinstance(fault, int):
-            headers = {"Retry-After": "1"} if fault in {429, 503} else {}
+            headers = {"Retry-After": self.retry_after} if self.retry_after else {}
             return web.json_response(_status(fault, "refused"), status=fault, headers=headers)
         if fault == "slow":
             await asyncio.sleep(3600)
         if fault == "garbage":
             return web.Response(text="<html>it works</html>\n")
         if request.query.get("watch") == "true":
-            return await self._watch(request, cut=fault == "cut")
+            return await self._watch(request, fault=fault)
         items = [it for it in self._objects.values() if _selects(request, it)]
         metadata = {"resourceVersion": str(self._version)}
         return web.json_response(
             {"kind": "EndpointSliceList", "metadata": metadata, "items": items}
         )
 
-    async def _watch(self, request: web.Request, *, cut: bool) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, *, fault: str | None) -> web.StreamResponse:
         since = int(request.query["resourceVersion"])
         is_gone = since < self._forgotten
         if is_gone and self.gone_status:
@@ -266,7 +270,7 @@ class FakeKubernetes:
             async with asyncio.timeout(
                 self.watch_seconds or float(request.query["timeoutSeconds"])
             ):
-                await self._stream(request, response, events, cut=cut)
+                await self._stream(request, response, events, fault=fault)
         except TimeoutError:
             pass
         finally:
@@ -279,14 +283,17 @@ class FakeKubernetes:
         response: web.StreamResponse,
         events: asyncio.Queue[dict[str, Any] | None],
         *,
-        cut: bool,
+        fault: str | None,
     ) -> None:
         while (event := await events.get()) is not _END:
             if event is not None and (
                 event["type"] == "BOOKMARK" or _selects(request, event["object"])
             ):
+                if fault == "half":
+                    await response.write(json.dumps(event).encode()[:100])
+                    return  # in good order, as far as HTTP can tell
                 await _write(response, event)
-            if (event is None or cut) and request.transport is not None:
+            if (event is None or fault == "cut") and request.transport is not None:
                 request.transport.abort()
                 return
 

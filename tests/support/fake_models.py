@@ -34,7 +34,7 @@ from paceline.v1 import (
 )
 from paceline_engine import fields
 from paceline_engine.calls import ModelDescription, SessionGrant, SessionSpec, VerificationRule
-from paceline_engine.latencies import ModelLatencies
+from paceline_engine.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.proposal import Proposal
 from paceline_model_server import translation
 from paceline_protocol.drafted_tree import DraftedTree
@@ -102,6 +102,8 @@ class FakeModelServer:
         rules: The verification rules that it says it knows; it decides by equality all the same.
         takes_trees: Whether it judges, or drafts, trees.
         fingerprint: The model's.
+        incarnation: The process that it says it is.
+        forward_latencies: What it says that forwards cost: median ns by rows.
         tokenizer: What GetTokenizer streams; None for a model without one.
         chat_template: What GetChatTemplate answers; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
@@ -135,6 +137,8 @@ class FakeModelServer:
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
     fingerprint: str = ""
+    incarnation: str = ""
+    forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     chat_template: model_service_pb2.ChatTemplate | None = None
     faults: deque[str] = field(default_factory=deque)
@@ -224,7 +228,9 @@ class FakeModelServer:
 
     def info(self) -> model_service_pb2.GetModelInfoResponse:
         """Return what it says of its model."""
-        said = translation.model_info(self.description, latencies=ModelLatencies((), 0, 0))
+        forwards = tuple(ForwardLatency(rows, ns) for rows, ns in self.forward_latencies)
+        said = translation.model_info(self.description, latencies=ModelLatencies(forwards, 0, 0))
+        said.incarnation = self.incarnation
         said.role = model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}")
         return said
 
@@ -265,7 +271,7 @@ class FakeModelServer:
         self.specs.append(spec)
         session_id = f"{self.address}/{self.opened}"
         self.sessions[session_id] = _Session(understood)
-        grant = SessionGrant(session_id, understood.lease_seconds, understood.reserve_length)
+        grant = SessionGrant(session_id, understood.lease_seconds)
         return translation.session_grant(grant)
 
     def close(self, session_id: str) -> None:

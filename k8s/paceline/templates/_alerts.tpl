@@ -12,6 +12,15 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   annotations:
     summary: No target is ready, so nothing can be decoded
     description: Look at the target pods (pending, loading, failing), then at their logs. Orchestrators refuse requests until one is ready.
+{{- if .root.Values.drafter.enabled }}
+- alert: PacelineNoDrafter
+  expr: (max(paceline_ready_servers{role="drafter", {{ $scope }}}) or vector(0)) == 0
+  for: 5m
+  labels: {severity: warning}
+  annotations:
+    summary: No drafter is ready, so decoding is no faster than the text itself lets it be
+    description: Outputs are right all the same. Look at the drafter pods (pending, loading, failing), then at their logs.
+{{- end }}
 - alert: PacelineForwardHangs
   expr: max by (pod) (paceline_forward_overdue_seconds{{ "{" }}{{ $scope }}}) > 0
   for: 1m
@@ -28,13 +37,38 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   annotations:
     summary: More than one request in a hundred fails
     description: The orchestrators' logs name the reason by request id. UNAVAILABLE means that no target is ready or that orchestrators drain; INTERNAL is a bug.
+- alert: PacelineGatewayErrors
+  expr: |-
+    sum(rate(paceline_http_requests_total{status=~"5..", {{ $scope }}}[5m]))
+      > 0.01 * sum(rate(paceline_http_requests_total{{ "{" }}{{ $scope }}}[5m]))
+  for: 5m
+  labels: {severity: critical}
+  annotations:
+    summary: More than one HTTP request in a hundred fails at the gateways
+    description: The gateways' logs name the reason by request id. 502 means that orchestrators refuse the gateways' own key or certificate, 503 that none serves or has room, 504 that requests take too long; 500 is a bug.
+- alert: PacelineDeadlines
+  expr: |-
+    sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code="DEADLINE_EXCEEDED", reason!="SLOW_CONSUMER", {{ $scope }}}[5m]))
+      > 0.05 * sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", {{ $scope }}}[5m]))
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: More than one request in twenty runs out of time
+    description: Too few targets for the load, a device that got slow, or clients whose deadlines are too short for what they ask.
+- alert: PacelineUnauthenticated
+  expr: sum by (pod) (rate(paceline_rpcs_total{code=~"UNAUTHENTICATED|PERMISSION_DENIED", {{ $scope }}}[5m])) > 0.1
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: '{{ "{{ $labels.pod }}" }} refuses more than one call in ten seconds for its key or certificate'
+    description: A key or a certificate that was changed on one side only, such as a gateway's own, which asks again each second; else somebody tries keys.
 - alert: PacelineRefusing
-  expr: sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code="RESOURCE_EXHAUSTED", {{ $scope }}}[5m])) > 0
+  expr: sum(rate(paceline_rpcs_total{method="paceline.v1.OrchestratorService/Generate", code="RESOURCE_EXHAUSTED", reason!="KEY_LIMIT", {{ $scope }}}[5m])) > 0
   for: 10m
   labels: {severity: warning}
   annotations:
     summary: Requests are refused for want of room
-    description: Add targets, or raise the orchestrator's request_limit or the targets' token_budget if they have memory left.
+    description: Not those of a key that is at its own limit. Add targets, or raise the orchestrator's request_limit or the targets' token_budget if they have memory left.
 - alert: PacelineSlowFirstToken
   expr: histogram_quantile(0.95, sum by (le) (rate(paceline_time_to_first_token_seconds_bucket{{ "{" }}{{ $scope }}}[5m]))) > {{ $values.firstTokenSeconds }}
   for: 10m
@@ -82,8 +116,8 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     summary: Sessions stay open though no request runs
     description: Leases should have ended them within seconds. Please report it with the model server's logs; restarting that pod frees them.
 - alert: PacelineDiscoveryStale
-  expr: max by (pod) (paceline_discovery_last_event_age_seconds{{ "{" }}{{ $scope }}}) > 600
-  for: 5m
+  expr: max by (pod) (paceline_discovery_last_event_age_seconds{{ "{" }}{{ $scope }}}) > 540
+  for: 1m
   labels: {severity: warning}
   annotations:
     summary: '{{ "{{ $labels.pod }}" }} has heard nothing of the model servers for ten minutes'
@@ -97,8 +131,8 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     description: If no pod does, look at networkPolicy.metrics, which has to name the namespace of your Prometheus; else at that pod.
 {{- if eq .root.Values.autoscaling.mode "keda" }}
 - alert: PacelineScalerNotAsked
-  expr: min(paceline_scaler_asked_age_seconds{{ "{" }}{{ $scope }}}) > 300
-  for: 5m
+  expr: min(paceline_scaler_asked_age_seconds{{ "{" }}{{ $scope }}}) > 240
+  for: 1m
   labels: {severity: warning}
   annotations:
     summary: KEDA has not asked for the number of targets in five minutes
@@ -106,11 +140,11 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
 {{- end }}
 {{- if ne .root.Values.autoscaling.mode "none" }}
 - alert: PacelineWantsMoreTargets
-  expr: max(paceline_desired_verifiers{{ "{" }}{{ $scope }}}) >= {{ int64 .root.Values.autoscaling.maxReplicas }}
+  expr: max(paceline_desired_verifiers_unlimited{{ "{" }}{{ $scope }}}) > {{ int64 .root.Values.autoscaling.maxReplicas }}
   for: 15m
   labels: {severity: warning}
   annotations:
-    summary: As many targets are wanted as autoscaling.maxReplicas allows
+    summary: More targets are wanted than the {{ int64 .root.Values.autoscaling.maxReplicas }} that autoscaling.maxReplicas allows
     description: Raise it if there are devices, else requests will queue.
 {{- end }}
 {{- end }}

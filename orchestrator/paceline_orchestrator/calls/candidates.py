@@ -77,7 +77,7 @@ class Candidates:
     def note_seated(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
         if self._text is not None:
-            self._text.note(server.name)
+            self._text.note(server.process_name)
 
     def blame(
         self, server: ModelServer, error: PacelineError, *, asked_at: float

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConnectionLostError, PacelineError
-from paceline_orchestrator.fleet.server import REMOVED
+from paceline_orchestrator.fleet.server import REMOVED, SILENT
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pauses"]
 
-_SILENT = "SILENT"
 _CONNECTION_LOST = "CONNECTION_LOST"
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
 _FIRST_PAUSE_SECONDS = 0.5
@@ -66,7 +65,7 @@ class Pauses:
             asked_at: When the call was made, on the monotonic clock.
         """
         if isinstance(error, SilenceError):
-            self._take_out(server, _SILENT)
+            self._take_out(server, SILENT)
             self.probe(server)
             return
         if server.pause_status or asked_at < server.failed_at:
@@ -109,7 +108,7 @@ class Pauses:
         self._tell(server)
 
     def _resume(self, server: ModelServer, pause_count: int) -> None:
-        if server.pause_count == pause_count and server.pause_status != _SILENT:
+        if server.pause_count == pause_count and server.pause_status != SILENT:
             server.pause_status = ""
             self._tell(server)
 
@@ -118,8 +117,8 @@ class Pauses:
         for pause_seconds in itertools.chain((0.0, first), itertools.repeat(later)):
             if await self._answers(server):
                 break
-            self._take_out(server, _SILENT)
+            self._take_out(server, SILENT)
             await asyncio.sleep(pause_seconds)
-        if server.pause_status == _SILENT:
+        if server.pause_status == SILENT:
             server.pause_status = ""
             self._tell(server)

@@ -227,7 +227,7 @@ class ServerPool:
         found = [it for it in ready if it.facts is not None and fits(it.facts)]
 
         def rank(server: ModelServer) -> tuple[tuple[float, int, int, bool], float]:
-            length = text.length_at(server.name) if text is not None else 0
+            length = text.length_at(server.process_name) if text is not None else 0
             load = server.load(tolerated_calls=tolerated_calls, familiar_length=length)
             return load, self._draw_lot()
 
@@ -310,7 +310,8 @@ class ServerPool:
         async with aclosing(changes):
             async for is_serving in changes:
                 if is_serving:
-                    server.adopt(await fetch_facts(server.models))
+                    if server.adopt(await fetch_facts(server.models)):
+                        self._refused = {it for it in self._refused if it[0] != server.name}
                     if server.health_status:
                         server.health_status = ""
                         self._pauses.after_reconnection(server)

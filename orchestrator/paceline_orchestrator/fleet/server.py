@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.hardware import Hardware
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["NOT_SERVING", "REMOVED", "ModelServer"]
+__all__ = ["NOT_SERVING", "REMOVED", "SILENT", "ModelServer"]
 
 NOT_SERVING = "NOT_SERVING"
 """The health status of a server that can be reached, and says that it takes nothing new."""
 REMOVED = "REMOVED"
 """That of one which discovery does not name any more."""
+SILENT = "SILENT"
+"""The pause status of one that left calls unanswered: it gets work when it has computed a token."""
 
 
 class ModelServer:
@@ -131,8 +133,17 @@ class ModelServer:
         is_met = not self.latency.seems_free
         return self.home_count + other_calls, self.session_count, -familiar_length, is_met
 
-    def adopt(self, facts: ModelFacts) -> None:
-        """Take over what it says of itself."""
+    @property
+    def process_name(self) -> str:
+        """The name of the process that is there now: the next one under its name is another."""
+        return f"{self.name} {self.facts.incarnation if self.facts else ''}"
+
+    def adopt(self, facts: ModelFacts) -> bool:
+        """Take over what it says of itself; return whether another process than before says it."""
+        before = self.facts.incarnation if self.facts else ""
+        is_another = before != "" and facts.incarnation != before
+        if is_another:
+            self._forget_the_process()
         self.facts = facts
         self.latency.adopt(
             facts.forward_latencies,
@@ -140,3 +151,15 @@ class ModelServer:
             prefill_ns_per_token=facts.prefill_ns_per_token,
             shares_forwards=facts.shares_forwards,
         )
+        return is_another
+
+    def _forget_the_process(self) -> None:
+        """Forget what was learnt of a process that has gone: of its model, its load, its room.
+
+        How often calls failed stays, since that may be the device's fault; and one that was silent
+        has to compute a token, whoever it is now.
+        """
+        self.latency = ObservedLatency()
+        self.silence.forget()
+        if self.pause_status != SILENT:
+            self.pause_status = ""

@@ -123,6 +123,10 @@ class SilenceWatch:
         self._counted_until = now
         return self._silent_seconds >= waiting.patience_seconds
 
+    def forget(self) -> None:
+        """Hold no silence of calls that have ended against the server: it is another process."""
+        self._silent_seconds = 0.0
+
     def _look_at(self, at: float) -> None:
         """Look after the calls at this time, or earlier if that was said before."""
         if self._timer is not None:

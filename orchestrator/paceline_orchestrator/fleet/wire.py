@@ -108,7 +108,7 @@ class ModelFacts:
         is_invariant: Whether its choices are the same bit by bit.
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
         hardware: What computes it; None if it did not say.
-        incarnation: Another one after each start of the server.
+        incarnation: Which process said so; empty if it did not say.
     """
 
     model_name: str

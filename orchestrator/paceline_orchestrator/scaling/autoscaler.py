@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 from prometheus_client import Gauge
 
-from paceline_orchestrator.scaling.demand import Demand, RunningMaximum, desired_verifiers
+from paceline_orchestrator.scaling.demand import (
+    Demand,
+    RunningMaximum,
+    desired_verifiers,
+    unlimited_verifiers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -67,6 +72,11 @@ class Autoscaler:
             registry=registry,
         )
         self._desired_gauge.set(self.desired)
+        self._unlimited_gauge = Gauge(
+            "paceline_desired_verifiers_unlimited",
+            "The same without the operator's limits: more than the most is what they withhold",
+            registry=registry,
+        )
         self._asked_at = time.monotonic()
         self._asked_age = Gauge(
             "paceline_scaler_asked_age_seconds",
@@ -127,15 +137,13 @@ class Autoscaler:
         own = self.own_demand()
         others = await self._others() if self._others is not None else Demand()
         everything = Demand.sum((own, others))
-        self.desired = self._maximum.push(
-            desired_verifiers(
-                everything,
-                least=self._settings.least_verifiers,
-                most=self._settings.most_verifiers,
-                fixed=self._settings.fixed_verifiers,
-            )
+        settings = self._settings
+        wanted = self._maximum.push(unlimited_verifiers(everything, fixed=settings.fixed_verifiers))
+        self.desired = desired_verifiers(
+            wanted, least=settings.least_verifiers, most=settings.most_verifiers
         )
         self._desired_gauge.set(self.desired)
+        self._unlimited_gauge.set(wanted)
         async with self._changed:
             self.is_active = everything.is_active
             self._changed.notify_all()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["Demand", "DemandMeter", "RunningMaximum", "desired_verifiers"]
+__all__ = ["Demand", "DemandMeter", "RunningMaximum", "desired_verifiers", "unlimited_verifiers"]
 
 # Whoever was active is thought to be so for as long: demand comes in bursts.
 _ACTIVE_SECONDS = 30.0
@@ -60,9 +60,13 @@ class Demand:
         )
 
 
-def desired_verifiers(demand: Demand, *, least: int, most: int, fixed: int = 0) -> int:
-    """Return how many verifiers the service wants beside the `fixed` ones, that nobody scales."""
-    wanted = max(demand.stream_verifiers, demand.verification_count) - fixed
+def unlimited_verifiers(demand: Demand, *, fixed: int = 0) -> int:
+    """Return how many the load wants beside the `fixed` ones, whatever the operator's limits."""
+    return max(0, max(demand.stream_verifiers, demand.verification_count) - fixed)
+
+
+def desired_verifiers(wanted: int, *, least: int, most: int) -> int:
+    """Return how many of those that the load wants the service wants, within the limits."""
     return max(least, min(most, wanted))
 
 

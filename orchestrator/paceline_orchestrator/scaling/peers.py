@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -35,6 +36,9 @@ class _Peer:
     replica_id: int = 0
     demand: Demand = field(default_factory=Demand)
     heard_at: float = float("-inf")
+
+
+_heard_at = attrgetter("heard_at")
 
 
 class Peers:
@@ -77,11 +81,11 @@ class Peers:
             for peer in peers:
                 asking.create_task(self._ask(peer), name="peers: ask for the demand")
         now = time.monotonic()
-        return Demand.sum(
-            it.demand
-            for it in peers
-            if it.replica_id != self._replica_id and now - it.heard_at < _BELIEVED_SECONDS
-        )
+        believed = [it for it in peers if now - it.heard_at < _BELIEVED_SECONDS]
+        # By replica: one that has two addresses, or has just got another one, counts once.
+        told = {it.replica_id: it.demand for it in sorted(believed, key=_heard_at)}
+        told.pop(self._replica_id, None)
+        return Demand.sum(told.values())
 
     async def _ask(self, peer: _Peer) -> None:
         request = GetMetricsRequest(metric_name=REPLICA_DEMAND)

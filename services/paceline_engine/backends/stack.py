@@ -86,10 +86,22 @@ class StackBackend(Backend):
         self._numbers = MeasuredStack(models, has_max_gram=new_max_gram is not None)
         self._fixed_matrix = matrix
         self.tokenizer = models[0].tokenizer
-        self.description = _describe(
+        self._description = _describe(
             [model.description for model in models],
             drafting=f"{matrix or 'auto'} {leniency} {new_max_gram is not None}",
         )
+
+    @property
+    def description(self) -> ModelDescription:
+        """What it is; whether it can be given up between layers can change as it computes."""
+        cancels = _cancels_between_layers([model.description for model in self.models])
+        if cancels != self._description.cancels_between_layers:
+            self._description = replace(self._description, cancels_between_layers=cancels)
+        return self._description
+
+    @description.setter
+    def description(self, description: ModelDescription) -> None:
+        self._description = description
 
     @property
     def matrix(self) -> Matrix:
@@ -239,7 +251,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
         models[0],
         fingerprint=hashlib.sha256(f"stack {identity}".encode()).hexdigest(),
         context_length=min(model.context_length for model in models),
-        cancels_between_layers=all(model.cancels_between_layers for model in models),
+        cancels_between_layers=_cancels_between_layers(models),
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
         is_invariant=all(model.is_invariant for model in models),
@@ -250,3 +262,7 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
             if all(rule in model.verification_rules for model in models)
         ),
     )
+
+
+def _cancels_between_layers(models: Sequence[ModelDescription]) -> bool:
+    return all(model.cancels_between_layers for model in models)

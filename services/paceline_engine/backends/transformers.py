@@ -334,6 +334,8 @@ class TransformersBackend(ModelBackend):
         with self._counting(0):  # what is computed once more, to be recorded
             name = self.description.name
             is_there = steps.record(text, token_id, expected=expected, name=name)
+        if not steps.work:  # from now on every forward goes from layer to layer
+            self.description = replace(self.description, cancels_between_layers=True)
         # What is written in vain is written over.
         return expected if is_there else self._compute_rows([feed])[0]
 

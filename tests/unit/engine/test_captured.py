@@ -18,6 +18,7 @@ from paceline_engine.backends.key_values import KeyValues
 from paceline_engine.backends.llama import FusedLlama
 from paceline_engine.backends.shared_rows import SharedRows
 from paceline_engine.backends.slabs import KeyValueShape, Slabs
+from paceline_engine.backends.stack import StackBackend
 from paceline_engine.backends.transformers import TransformersBackend
 from paceline_engine.calls import SessionSpec
 from paceline_engine.model_text import ModelText
@@ -168,6 +169,24 @@ def test_what_cannot_be_captured_is_computed(tiny_pair, target, monkeypatch, cap
     assert continuation(ModelText(backend, SPEC), PROMPT, 8) == oracle
     assert not backend.captures
     assert "model ours: forwards are not captured" in caplog.text
+
+
+def test_a_model_whose_capturing_was_given_up_says_that_it_stops_between_layers(
+    tiny_pair, monkeypatch
+):
+    def fail(*_):
+        raise RuntimeError("not permitted while capturing")
+
+    monkeypatch.setattr("paceline_engine.backends.captured.CapturedStep", fail)
+    backend = capturing_backend(tiny_pair)
+    backend.description = replace(backend.description, cancels_between_layers=False)
+    stack = StackBackend([backend, TransformersBackend(str(tiny_pair.drafter))], matrix=None)
+    stack.description = replace(stack.description, name="ours")
+    assert not stack.description.cancels_between_layers
+    continuation(ModelText(backend, SPEC), PROMPT, 8)
+    assert backend.description.cancels_between_layers
+    assert stack.description.cancels_between_layers
+    assert stack.description.name == "ours"
 
 
 def test_a_step_whose_row_was_no_number_harms_none_after_it_is_taken_back(capturing, target):

@@ -149,9 +149,9 @@ def test_without_a_limit_a_session_has_what_it_asked_for(roomy):
     assert open_session(roomy, 100).reserved_length == 100
 
 
-def test_the_grant_says_what_is_reserved(roomy):
-    spec = SessionSpec(100, limit_length=200)
-    assert roomy.open(spec, BACKEND.new_cache).reserved_length == 200
+def test_no_more_is_reserved_than_a_session_may_grow_to(roomy):
+    roomy.open(SessionSpec(100, limit_length=200), BACKEND.new_cache)
+    assert roomy.reserved_tokens == 200
 
 
 def test_a_session_alone_grows_until_nothing_is_left(roomy):

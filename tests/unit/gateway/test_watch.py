@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 
 import grpc
+import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from paceline.errors import ConnectionLostError, UnauthenticatedError
 from paceline_gateway import watch
 from paceline_gateway.watch import Watch
 from support.waiting import until
@@ -42,16 +44,16 @@ async def replica():
 
 
 @asynccontextmanager
-async def watched(connect):
-    """Watch what `connect` leads to, which lets everybody in."""
+async def watched(connect, knock=None):
+    """Watch what `connect` leads to, which lets everybody in unless `knock` says otherwise."""
 
-    async def knock():
+    async def enter():
         pass
 
+    knock = knock or enter
     endpoint = SimpleNamespace(address="service:1", serves=False)
-    following = asyncio.create_task(
-        Watch(endpoint, connect=connect, knock=knock, changed=lambda: None).follow()
-    )
+    endpoint.watch = Watch(endpoint, connect=connect, knock=knock, changed=lambda: None)
+    following = asyncio.create_task(endpoint.watch.follow())
     try:
         yield endpoint
     finally:
@@ -89,3 +91,72 @@ async def test_where_nobody_serves_the_address_is_tried_again_until_somebody_doe
             assert not endpoint.serves
             await only.says(SERVING)
             await until(lambda: endpoint.serves, what="it serves")
+
+
+class Door:
+    """What orchestrators say to this gateway's key: the answers are the test's."""
+
+    def __init__(self):
+        self.knocks = asyncio.Queue()
+
+    async def __call__(self):
+        answer = asyncio.get_running_loop().create_future()
+        self.knocks.put_nowait(answer)
+        await answer
+
+    async def next_knock(self):
+        async with asyncio.timeout(60):
+            return await self.knocks.get()
+
+
+@asynccontextmanager
+async def a_first_process_that_serves():
+    """Yield a door, the endpoint that it lets in, and what replaces the process."""
+    async with AsyncExitStack() as stack:
+        door, leads_to = Door(), [await stack.enter_async_context(replica())]
+        endpoint = await stack.enter_async_context(
+            watched(lambda: grpc.aio.insecure_channel(leads_to[-1].address), door)
+        )
+
+        async def replace():
+            leads_to.append(await stack.enter_async_context(replica()))
+            await leads_to[-2].says(NOT_SERVING)
+
+        yield door, endpoint, replace
+
+
+async def test_the_next_process_at_an_address_serves_when_it_has_let_this_gateway_in():
+    async with a_first_process_that_serves() as (door, endpoint, replace):
+        (await door.next_knock()).set_result(None)
+        await until(lambda: endpoint.serves, what="the first one serves")
+        await replace()
+        again = await door.next_knock()
+        assert not endpoint.serves, "what the one before said does not count"
+        again.set_exception(UnauthenticatedError("another list of keys"))
+        again = await door.next_knock()
+        assert not endpoint.serves
+        again.set_result(None)
+        await until(lambda: endpoint.serves, what="its list was mended")
+
+
+@pytest.mark.parametrize(
+    "late", [None, ConnectionLostError("gone"), UnauthenticatedError("the old list")], ids=str
+)
+async def test_a_late_word_of_the_process_before_says_nothing_of_the_next_one(late):
+    async with a_first_process_that_serves() as (door, endpoint, replace):
+        (await door.next_knock()).set_result(None)
+        await until(lambda: endpoint.serves, what="the first one serves")
+        endpoint.watch.doubt()
+        to_the_one_before = await door.next_knock()
+        await replace()
+        await until(lambda: not endpoint.serves, what="the first one drains")
+        await until(lambda: endpoint.watch.is_healthy, what="the next one says that it is well")
+        if late is None:
+            to_the_one_before.set_result(None)
+        else:
+            to_the_one_before.set_exception(late)
+        to_the_next_one = await door.next_knock()
+        assert not endpoint.serves
+        assert endpoint.watch.refusal is None
+        to_the_next_one.set_result(None)
+        await until(lambda: endpoint.serves, what="the next one serves")

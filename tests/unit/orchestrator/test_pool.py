@@ -11,9 +11,11 @@ import pytest
 
 from paceline import errors
 from paceline_orchestrator.calls import probe
+from paceline_orchestrator.fleet import pauses
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
+from paceline_orchestrator.fleet.wire import Timing
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.ports import free_address
@@ -365,3 +367,99 @@ async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
         server.failure_count = 2000
         fail(pool, server, errors.InternalError("it broke"))
         assert server.status == "INTERNAL"
+
+
+# --- what is remembered of a process, when another one is at its address --------------------------
+
+TEXT = list(range(64))
+
+
+@asynccontextmanager
+async def a_process_that_was_learnt_of(incarnation="first"):
+    """Yield a pool, its only target, and what the pool knows of it after a call to it."""
+    target = FakeModelServer(
+        "target",
+        address=free_address(),
+        incarnation=incarnation,
+        forward_latencies=((1, 9_000_000),),
+    )
+    async with a_pool(target) as pool:
+        await pool.wait_for_model(LONGEST_WAIT_SECONDS)
+        (server,) = pool.servers
+        timing = Timing(queue_ns=80_000_000, forward_ns=20_000_000, forward_count=1, row_count=1)
+        server.latency.observe(timing, elapsed_ns=200_000_000)
+        pool.familiarity.text(TEXT, share="a").note(server.process_name)
+        fail(pool, server, errors.OverloadedError("full"))
+        assert (server.latency.step_ns, server.pause_status) == (20_000_000, "OVERLOADED")
+        yield pool, target, server
+
+
+async def comes_back(target, server, **otherwise):
+    await target.kill()
+    await soon(lambda: server.health_status, what="it is seen to be gone")
+    for name, value in otherwise.items():
+        setattr(target, name, value)
+    await target.start()
+    await soon(lambda: not server.health_status, what="it is back")
+
+
+def length_at(pool, server):
+    return pool.familiarity.text(TEXT, share="a").length_at(server.process_name)
+
+
+async def test_of_the_process_before_at_an_address_nothing_is_believed_of_the_next_one():
+    async with a_process_that_was_learnt_of() as (pool, target, server):
+        assert length_at(pool, server) == 64
+        await comes_back(
+            target,
+            server,
+            incarnation="second",
+            fingerprint="another",
+            forward_latencies=((1, 5_000_000),),
+        )
+        assert server.facts.fingerprint == "another"
+        assert server.latency.step_ns == 5_000_000
+        assert (server.latency.call_ns, server.latency.queue_ns) == (None, 0)
+        assert server.latency.other_calls == 0
+        assert length_at(pool, server) == 0
+        assert server.ready, "the one before had no room, this one has"
+
+
+@pytest.mark.parametrize("incarnation", ["first", ""])
+async def test_a_process_whose_connection_broke_is_known_as_before(incarnation, monkeypatch):
+    monkeypatch.setattr(pauses, "_FIRST_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(pauses, "_LAST_PAUSE_SECONDS", 60.0)
+    async with a_process_that_was_learnt_of(incarnation) as (pool, target, server):
+        await comes_back(target, server)
+        assert server.latency.step_ns == 20_000_000
+        assert length_at(pool, server) == 64
+        assert server.status == "OVERLOADED"
+
+
+async def test_a_silent_server_that_was_restarted_has_to_compute_a_token_all_the_same(monkeypatch):
+    answered = asyncio.Event()
+
+    async def answers(_server):
+        await answered.wait()
+        return True
+
+    monkeypatch.setattr(probe, "answers", answers)
+    async with a_process_that_was_learnt_of() as (pool, target, server):
+        fail(pool, server, SilenceError("nothing"))
+        await comes_back(target, server, incarnation="second")
+        assert server.status == "SILENT"
+        answered.set()
+        await until(pool, lambda: server.ready)
+
+
+async def test_a_process_that_does_not_fit_is_told_of_again_when_it_comes_anew(caplog):
+    drafter = FakeModelServer("drafter", address=free_address(), incarnation="1", tokenizer=b"x")
+    async with a_pool(drafter, FakeModelServer("target")) as pool:
+        model = await pool.wait_for_model(LONGEST_WAIT_SECONDS)
+        server = pool.servers[0]
+        for incarnation in ("2", "2", "3"):
+            await soon(lambda: server.ready, what="it is well")
+            with pytest.raises(errors.TokenizerMismatchError):
+                pool.drafters(model)
+            await comes_back(drafter, server, incarnation=incarnation)
+    assert caplog.text.count("is not used: its tokenizer") == 2

@@ -18,9 +18,11 @@ from paceline_orchestrator.scaling.demand import (
     DemandMeter,
     RunningMaximum,
     desired_verifiers,
+    unlimited_verifiers,
 )
 from paceline_orchestrator.settings import ScalingSettings
 from support.hpa import Autoscaler
+from support.waiting import until
 
 demands = st.builds(
     Demand,
@@ -47,18 +49,21 @@ def test_equation_1_is_exact_where_floating_point_is_one_too_many():
 @given(demands, limits)
 def test_the_larger_of_floor_and_elastic_part_is_wanted_within_the_limits(demand, limits):
     least, most = limits
-    wanted = desired_verifiers(demand, least=least, most=most)
+    larger = unlimited_verifiers(demand)
+    assert larger == max(demand.stream_verifiers, demand.verification_count)
+    wanted = desired_verifiers(larger, least=least, most=most)
     assert least <= wanted <= most
-    larger = max(demand.stream_verifiers, demand.verification_count)
     assert wanted == larger or (larger < least and wanted == least) or wanted == most < larger
 
 
 @given(demands, limits, st.integers(0, 200))
 def test_targets_that_nobody_scales_are_taken_off_within_the_limits(demand, limits, fixed):
     least, most = limits
-    everything = desired_verifiers(demand, least=0, most=1000)
-    wanted = desired_verifiers(demand, least=least, most=most, fixed=fixed)
-    assert wanted == max(least, min(most, everything - fixed))
+    wanted = unlimited_verifiers(demand, fixed=fixed)
+    assert wanted == max(0, unlimited_verifiers(demand) - fixed)
+    assert desired_verifiers(wanted, least=least, most=most) == max(
+        least, min(most, unlimited_verifiers(demand) - fixed)
+    )
 
 
 @given(st.lists(demands), st.lists(demands))
@@ -148,6 +153,19 @@ def test_a_scrape_shows_what_is_asked_at_that_moment():
     assert shown("paceline_stream_verifiers") == 0
 
 
+async def test_what_the_load_wants_is_told_beside_what_the_limits_leave_of_it():
+    pool, registry = a_pool(calls=10), CollectorRegistry()
+    settings = ScalingSettings(least_verifiers=2, most_verifiers=4, fixed_verifiers=1)
+    autoscaler = OwnAutoscaler(
+        DemandMeter(pool, lookahead=3), settings=settings, registry=registry, replica_id=1
+    )
+    told = registry.get_sample_value
+    assert told("paceline_desired_verifiers") == 2
+    async with autoscaler:
+        await until(lambda: told("paceline_desired_verifiers") == 4, what="it has looked")
+        assert told("paceline_desired_verifiers_unlimited") == 9
+
+
 def test_activity_outlasts_a_stream_and_wakes_whoever_waits():
     now = 100.0
     meter = DemandMeter(a_pool(), lookahead=3, clock=lambda: now)
@@ -185,9 +203,9 @@ def test_replicas_converge_to_what_is_wanted_within_the_limits(
     least, most = max(1, limits[0]), max(1, limits[1])
     hpa = Autoscaler(least, most, down_pods=down_pods, replicas=min(most, max(least, start)))
     for wish in wishes:
-        replicas = hpa.sync(desired_verifiers(Demand(wish), least=least, most=most))
+        replicas = hpa.sync(desired_verifiers(wish, least=least, most=most))
         assert least <= replicas <= most
-    wanted = desired_verifiers(Demand(last), least=least, most=most)
+    wanted = desired_verifiers(last, least=least, most=most)
     # The window of 300 s, then one policy period of 60 s for each of at most 40 steps down.
     for _ in range(300 // 15 + 40 * 60 // 15):
         hpa.sync(wanted)

@@ -101,3 +101,30 @@ def test_what_cannot_be_reached_is_left_out(each):
 def test_an_endpoint_without_a_pod_is_known_by_its_address():
     found = read(a_slice({"addresses": ["10.0.0.1"]}))
     assert found["10.0.0.1:50051"].name == "10.0.0.1:50051"
+
+
+@pytest.mark.parametrize("conditions", [None, {}, {"ready": None}])
+@pytest.mark.parametrize("pod", [None, {}, {"kind": "Pod"}])
+def test_an_endpoint_of_which_nothing_is_said_but_its_address_is_a_server(conditions, pod):
+    found = read(a_slice({"addresses": ["10.0.0.1"], "conditions": conditions, "targetRef": pod}))
+    (endpoint,) = found.values()
+    assert endpoint.address == endpoint.name == "10.0.0.1:50051"
+    assert endpoint.availability is Availability.READY
+
+
+def test_an_ipv6_slice_alone_is_called_in_brackets_whoever_is_behind_it():
+    found = read(a_slice({"addresses": ["fd00::7"]}, a_pod("t", address="fd00::8")))
+    assert {it.address for it in found.values()} == {"[fd00::7]:50051", "[fd00::8]:50051"}
+
+
+def test_the_same_address_without_a_pod_in_two_slices_is_one_server():
+    bare = {"addresses": ["10.0.0.1"], "conditions": {"ready": False}}
+    (endpoint,) = read(a_slice(bare), a_slice({**bare, "conditions": {}})).values()
+    assert endpoint.availability is Availability.READY
+
+
+def test_a_slice_without_labels_or_namespace_is_read_as_far_as_it_goes():
+    each = a_slice(a_pod("t"))
+    del each["metadata"]["namespace"]
+    assert read(each)["t"].tls_name == "target.default.svc"
+    assert read({**each, "metadata": {"labels": None}}) == {}

@@ -18,6 +18,7 @@ from paceline_orchestrator.fleet.wire import answers
 from paceline_serving import interceptors, tracing
 from paceline_serving.client_calls import UnaryCall
 from paceline_serving.interceptors import EdgeInterceptor
+from paceline_serving.keys import Caller, Key
 from paceline_serving.telemetry import RpcMetrics
 from paceline_serving.transport import POD_SERVER_OPTIONS, pod_channel
 from support.waiting import until
@@ -159,6 +160,23 @@ async def test_a_typed_error_arrives_as_its_class_with_the_request_id(method):
         assert error.metadata["request_id"] == "request-9"
         await server.is_idle(method)
         assert server.count(method, "RESOURCE_EXHAUSTED", "OVERLOADED") == 1
+
+
+async def test_a_key_at_its_own_limit_is_told_overloaded_and_counted_apart():
+    caller = Caller(Key(name="a", sha256="0" * 64, tokens_per_minute=60))
+    caller.charge(100)
+
+    async def behavior(_request: StringValue) -> None:
+        with caller.admitted():
+            pass
+
+    server = Server(behavior)
+    async with server.running() as channel:
+        error = await error_of(begin(channel, UNARY))
+        assert type(error) is errors.OverloadedError
+        await server.is_idle(UNARY)
+        assert server.count(UNARY, "RESOURCE_EXHAUSTED", "KEY_LIMIT") == 1
+        assert server.count(UNARY, "RESOURCE_EXHAUSTED", "OVERLOADED") == 0
 
 
 @pytest.mark.parametrize("method", METHODS)

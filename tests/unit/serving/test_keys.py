@@ -8,7 +8,14 @@ import threading
 import pytest
 
 from paceline.errors import OverloadedError, UnauthenticatedError
-from paceline_serving.keys import Caller, Key, Keys, authorization_of, follow_key
+from paceline_serving.keys import (
+    Caller,
+    Key,
+    Keys,
+    authorization_of,
+    counted_reason,
+    follow_key,
+)
 from paceline_serving.plain_yaml import parse_yaml
 from support.keys import SECRET, entry, rewrite
 
@@ -85,6 +92,7 @@ def test_tokens_come_back_within_a_minute():
     with pytest.raises(OverloadedError) as refused, caller.admitted():
         pass
     assert refused.value.retry_after_seconds == 21
+    assert counted_reason(refused.value) == "KEY_LIMIT"
     now[0] = 21.0
     with caller.admitted():
         pass
@@ -113,6 +121,7 @@ def test_the_requests_of_a_key_are_counted_while_they_run():
         with pytest.raises(OverloadedError, match="1 requests") as refused, caller.admitted():
             pass
         assert refused.value.retry_after_seconds == 1
+        assert counted_reason(refused.value) == "KEY_LIMIT"
     with caller.admitted():
         pass
 

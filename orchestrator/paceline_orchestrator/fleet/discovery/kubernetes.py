@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from kubernetes.aio import client, config
 
-from paceline_orchestrator.fleet.discovery.list_watch import ApiRefusalError, ListWatch
+from paceline_orchestrator.fleet.discovery.list_watch import (
+    LONGEST_WAIT_SECONDS,
+    ApiRefusalError,
+    ListWatch,
+)
 from paceline_orchestrator.fleet.discovery.slices import SERVICE_LABEL, read_slices
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _ANSWER_SECONDS = 5.0
 # A watch that the API forgot to end is given up so long after its time.
 _WATCH_MARGIN_SECONDS = 5.0
+# More than any object of an API server has.
+_MOST_EVENT_BYTES = 16 << 20
 _REMEDIES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "it does not know this pod's service account token",
     HTTPStatus.FORBIDDEN: "this pod's service account may not get, list and watch endpointslices"
@@ -85,9 +94,10 @@ class ClusterApi:
         self._namespace = ""
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; the next call reads anew who we are and whom to trust."""
         if self._client is not None:
-            await self._client.close()
+            before, self._client = self._client, None
+            await before.close()
 
     async def list(self) -> Mapping[str, Any]:
         """Return an EndpointSliceList; see SliceApi."""
@@ -103,13 +113,23 @@ class ClusterApi:
             allow_watch_bookmarks=True,
             timeout_seconds=seconds,
         ) as response:
+            buffer = bytearray()
             while True:
-                # Around each line and not around all: a timeout must not hold while this yields.
+                # Around each part and not around all: a timeout must not hold while this yields.
                 async with asyncio.timeout_at(ends):
-                    line = await response.content.readline()
-                if not line:
-                    return
-                yield _parse(line)
+                    part = await response.content.readany()
+                if not part:
+                    break
+                # The stream's own lines are short; an EndpointSlice of 1000 pods is not.
+                buffer += part
+                if len(buffer) > _MOST_EVENT_BYTES:
+                    raise ApiRefusalError(f"an event of more than {_MOST_EVENT_BYTES} bytes")
+                *lines, rest = buffer.split(b"\n") if b"\n" in part else (buffer,)
+                for line in lines:
+                    yield _parse(bytes(line))
+                buffer = rest
+            if buffer:
+                raise ConnectionError("a watch broke in the middle of an event")
 
     @asynccontextmanager
     async def _get(self, **parameters: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -125,16 +145,22 @@ class ClusterApi:
                 if response.status != HTTPStatus.OK:
                     raise _refusal(response)
                 yield response
+        except ApiRefusalError as refusal:
+            if refusal.code == HTTPStatus.UNAUTHORIZED:
+                await self.close()
+            raise
+        except aiohttp.ClientSSLError as error:
+            await self.close()
+            raise ConnectionError(str(error)) from None
         except aiohttp.ClientError as error:
             raise ConnectionError(str(error) or type(error).__name__) from None
+        except config.ConfigException as error:  # a token's file is empty while it is renewed
+            raise ConnectionError(f"no way to reach it: {error}") from None
 
     async def _connect(self) -> client.ApiClient:
         if self._client is None:
             settings = client.Configuration()
-            try:
-                self._namespace = await _configure(settings)
-            except config.ConfigException as error:
-                raise ConnectionError(f"no way to reach it: {error}") from None
+            self._namespace = await _configure(settings)
             self._client = client.ApiClient(settings)
         return self._client
 
@@ -152,12 +178,28 @@ async def _configure(settings: client.Configuration) -> str:
 
 def _refusal(response: aiohttp.ClientResponse) -> ApiRefusalError:
     text = _REMEDIES.get(response.status, response.reason or "refused")
-    wait = response.headers.get("Retry-After", "")
     return ApiRefusalError(
         f"{text} ({response.status})",
         code=response.status,
-        retry_after_seconds=float(wait) if wait.isdecimal() else 0.0,
+        retry_after_seconds=_wait_seconds(response.headers.get("Retry-After", "")),
     )
+
+
+def _wait_seconds(retry_after: str) -> float:
+    """Read Retry-After: seconds, or a date, as proxies before the API may say; 0 for anything else.
+
+    No longer than is worth waiting for: whoever asked for an hour may be back in a minute.
+    """
+    text = retry_after.strip()
+    if text.isdecimal() and text.isascii():
+        seconds = float(text)
+    else:
+        try:
+            date = parsedate_to_datetime(text)
+        except ValueError:
+            return 0.0
+        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time()
+    return min(max(0.0, seconds), LONGEST_WAIT_SECONDS)
 
 
 def _parse(text: bytes) -> Mapping[str, Any]:

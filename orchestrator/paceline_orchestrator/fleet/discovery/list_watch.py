@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery.metrics import WatchMetrics
 
-__all__ = ["ApiRefusalError", "ListWatch", "SliceApi"]
+__all__ = ["LONGEST_WAIT_SECONDS", "ApiRefusalError", "ListWatch", "SliceApi"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,12 @@ _WATCH_SECONDS = (30, 60)
 _SHORTEST_WATCH_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LAST_PAUSE_SECONDS = 10.0
+LONGEST_WAIT_SECONDS = 60.0
+"""What an API that is overloaded may ask for: without a limit a wrong clock could stop it all."""
 _GONE = 410
+# It cannot answer now, or not us: that says nothing of the version, and a list would cost it more.
+_BUSY = frozenset({401, 429, 503})
+_MOST_REFUSALS_OF_A_WATCH = 5
 
 
 class ApiRefusalError(Exception):
@@ -83,6 +88,7 @@ class ListWatch:
         self._sleep = sleep
         self._objects: dict[str, Mapping[str, Any]] = {}
         self._version = ""  # empty: list first
+        self._early_ends = 0  # watches in a row that told something and ended at once
         self._failures = 0  # since a watch last worked; a list alone does not count
 
     async def snapshots(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
@@ -120,13 +126,19 @@ class ListWatch:
                 self._works()
                 if changed:
                     yield
-        if not heard and time.monotonic() - started < _SHORTEST_WATCH_SECONDS:
+        early_seconds = started + _SHORTEST_WATCH_SECONDS - time.monotonic()
+        if not heard and early_seconds > 0:
             raise ApiRefusalError("a watch ended at once")
         self._works()
+        self._early_ends = self._early_ends + 1 if early_seconds > 0 else 0
+        if self._early_ends > 1:  # it may tell the same each time
+            await self._sleep(early_seconds)
 
     def _take(self, event: Mapping[str, Any]) -> bool:
         """Take in an event; tell whether objects changed."""
-        kind, each = str(event.get("type")), event.get("object") or {}
+        kind, each = str(event.get("type")), event.get("object")
+        if not isinstance(each, dict):
+            raise ApiRefusalError(f"an event of type {kind!r} without an object")
         match kind:
             case "ADDED" | "MODIFIED":
                 self._objects[_uid(each)] = each
@@ -135,8 +147,7 @@ class ListWatch:
             case "BOOKMARK":
                 pass
             case _:
-                message = each.get("message") or f"an event of type {kind!r}"
-                raise ApiRefusalError(message, code=each.get("code") or 0)
+                raise _refusal(each, f"an event of type {kind!r}")
         self._version = _version(each)
         return kind != "BOOKMARK"
 
@@ -151,13 +162,28 @@ class ListWatch:
         self._failures += 1
         code, what = 0, type(error).__name__
         if isinstance(error, ApiRefusalError):
-            self._version = ""
+            if error.code not in _BUSY or self._failures > _MOST_REFUSALS_OF_A_WATCH:
+                self._version = ""
             pause = max(pause, error.retry_after_seconds)
             code, what = error.code, str(error.code or "refused")
         if code != _GONE:  # which is no failure: the API keeps its history for minutes only
             self._metrics.failed(what)
             _log.warning("the cluster's API: %s; again in %.1f s", str(error) or what, pause)
         return pause
+
+
+def _refusal(status: Mapping[str, Any], what: str) -> ApiRefusalError:
+    """Read the Status object that an API server ends a running watch with."""
+    details = status.get("details")
+    wait = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+    code = status.get("code")
+    return ApiRefusalError(
+        str(status.get("message") or what),
+        code=code if isinstance(code, int) else 0,
+        retry_after_seconds=min(max(0.0, wait), LONGEST_WAIT_SECONDS)
+        if isinstance(wait, int | float)
+        else 0.0,
+    )
 
 
 def _uid(each: Mapping[str, Any]) -> str:
@@ -169,7 +195,8 @@ def _version(each: Mapping[str, Any]) -> str:
 
 
 def _metadata(each: Mapping[str, Any], key: str) -> str:
-    value = (each.get("metadata") or {}).get(key)
+    metadata = each.get("metadata") if isinstance(each, dict) else None
+    value = metadata.get(key) if isinstance(metadata, dict) else None
     if not value:
         raise ApiRefusalError(f"an object without metadata.{key}")
     return str(value)
