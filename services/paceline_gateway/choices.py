@@ -30,7 +30,8 @@ class Choice:
         generation: What is read.
         prompt_index: Whose continuation it is.
         resumed: Called each time it went on elsewhere.
-        charge: Called with numbers of tokens: the prompt's, and those of each chunk.
+        charge: Called with numbers of tokens: the prompt's once, with the first chunk or where
+            none comes, and those of each chunk.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Choice:
         self._resumed = resumed
         self._resumption_count = 0
         self._charge = charge
+        self._is_prompt_charged = False
 
     @property
     def started(self) -> Started:
@@ -77,19 +79,23 @@ class Choice:
         Raises:
             PacelineError: It cannot go on.
         """
-        is_first = True
         try:
             async with self._generation, aclosing(self._generation.events()) as events:
                 async for event in events:
                     if isinstance(event, Chunk):
-                        if is_first:
-                            self._charge(self.started.prompt_token_count)
-                        is_first = False
+                        self._charge_prompt()
                         self._charge(len(event.token_ids))
                     self._count_resumptions()
                     yield event
         finally:
+            self._charge_prompt()  # it was computed, whoever has left before a token came
             self._count_resumptions()
+
+    def _charge_prompt(self) -> None:
+        """Charge the prompt once, if a server has begun with it."""
+        if self._generation.started is not None and not self._is_prompt_charged:
+            self._is_prompt_charged = True
+            self._charge(self.started.prompt_token_count)
 
     def _count_resumptions(self) -> None:
         while self._resumption_count < self._generation.resumption_count:

@@ -18,7 +18,7 @@ from paceline.v1.model_service_pb2 import MODEL_ROLE_TARGET, ChatTemplate
 from support.ports import free_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
 PROMPT_LENGTH = 3
 SEED = 7
@@ -36,6 +36,7 @@ class Leg:
 
     error: PacelineError | None = None  # raised after `chunks` chunks
     chunks: int = 0
+    chunk_tokens: int = 1  # in each chunk but the last, which has what is left
     hangs: bool = False  # after `chunks` chunks
     refuses: bool = False  # raises the error before anything else
     fingerprint: str = "model-a"
@@ -83,12 +84,13 @@ class FakeOrchestrator(pb_grpc.OrchestratorServiceServicer):
             return
         yield pb.GenerateResponse(started=_started(request, leg))
         received, total = len(request.resume_token_ids), request.max_tokens or 5
-        for count, index in enumerate(range(received, total)):
+        for count, index in enumerate(range(received, total, leg.chunk_tokens)):
             if count == leg.chunks and leg.hangs:
                 await asyncio.Event().wait()
             if count == leg.chunks and leg.error is not None:
                 return
-            chunk = _chunk(PROMPT_LENGTH + index, leg)
+            last = min(index + leg.chunk_tokens, total)
+            chunk = _chunk(range(PROMPT_LENGTH + index, PROMPT_LENGTH + last), leg)
             _tell_logprobs(chunk, request)
             yield pb.GenerateResponse(chunk=chunk)
             if request.stream_timeline:
@@ -164,29 +166,30 @@ def _started(request: pb.GenerateRequest, leg: Leg) -> pb.GenerationStarted:
     )
 
 
-def _chunk(position: int, leg: Leg) -> pb.GenerationChunk:
+def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
     return pb.GenerationChunk(
-        position=position + leg.shift,
-        token_ids=[position],
-        text=f"{position} ",
-        text_lengths=[len(f"{position} ")],
+        position=positions[0] + leg.shift,
+        token_ids=positions,
+        text="".join(f"{it} " for it in positions),
+        text_lengths=[len(f"{it} ") for it in positions],
         origins=[
-            pb.TOKEN_ORIGIN_TARGET if position in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
+            pb.TOKEN_ORIGIN_TARGET if it in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
+            for it in positions
         ],
     )
 
 
 def _tell_logprobs(chunk: pb.GenerationChunk, request: pb.GenerateRequest) -> None:
     """Say what was asked: a token is likely by its number, and the next ones are ever less so."""
-    (token_id,) = chunk.token_ids
-    if request.logprobs:
-        chunk.logprobs.append(-token_id)
-    if request.top_logprobs:
-        ranks = range(1, request.top_logprobs + 1)
-        chunk.top_logprobs.add(
-            token_ids=[token_id + rank for rank in ranks],
-            logprobs=[-token_id - rank for rank in ranks],
-        )
+    ranks = range(1, request.top_logprobs + 1)
+    for token_id in chunk.token_ids:
+        if request.logprobs:
+            chunk.logprobs.append(-token_id)
+        if ranks:
+            chunk.top_logprobs.add(
+                token_ids=[token_id + rank for rank in ranks],
+                logprobs=[-token_id - rank for rank in ranks],
+            )
 
 
 def _finished(total: int) -> pb.GenerationFinished:

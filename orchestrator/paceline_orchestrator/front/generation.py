@@ -55,7 +55,8 @@ class Generation:
         keeper: Opens and closes its sessions.
         metrics: Where it is counted.
         text_rules: What texts propose by.
-        charge: Told how many tokens were computed: the prefix, then each as it becomes final.
+        charge: Told how many tokens to count: the prefix, then those of the text as they become
+            final, so that in the end it is what the stream's usage says.
 
     Raises:
         InvalidFieldError: The resumed tokens are past a stop string.
@@ -241,7 +242,7 @@ class Generation:
 
     def _deliver(self, emission: EmitTokens, likeliest: tuple[LikeliestTokens, ...]) -> bool:
         """Take final tokens in, send those that can be sent, and tell whether the text ends."""
-        self._charge(len(emission.token_ids))
+        before = self._text.token_count
         logprobs = emission.logprobs or (None,) * len(emission.token_ids)
         told = likeliest or ((),) * len(emission.token_ids)
         origin = None
@@ -254,6 +255,7 @@ class Generation:
                 self._text.push_without_text(token)
             elif self._text.push(token):
                 break
+        self._charge(self._text.token_count - before)
         self._send_text()
         return bool(self._text.stop_string)
 

@@ -14,12 +14,12 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from paceline import AsyncClient
-from paceline.errors import OverloadedError, UnauthenticatedError
+from paceline.errors import InvalidFieldError, OverloadedError, UnauthenticatedError
 from paceline.status import decode
 from paceline.v1 import orchestrator_service_pb2 as pb
-from support.fake_text import continuation
+from support.fake_text import byte_tokenizer, continuation
 from support.keys import SECRET, entry
-from support.orchestrating import PROMPT, orchestrating, targets
+from support.orchestrating import PROMPT, a_drafter, orchestrating, targets
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
 
@@ -107,6 +107,74 @@ async def test_the_tokens_of_a_key_are_those_of_its_prompts_and_its_texts(path, 
         with pytest.raises(OverloadedError, match="tokens per minute are spent") as refused:
             await client.generate(PROMPT, max_tokens=1).collect()
         assert refused.value.retry_after_seconds > 0
+
+
+async def charged(client):
+    """Return how many tokens a key of one token a minute has to pay off: a minute for each."""
+    with pytest.raises(OverloadedError, match="tokens per minute are spent") as refused:
+        await client.generate(PROMPT, max_tokens=1).collect()
+    return round(refused.value.retry_after_seconds / 60)
+
+
+TEXT = byte_tokenizer().decode(continuation(PROMPT, 24))
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "speculative", "distributed"])
+@pytest.mark.parametrize(
+    ("asked", "computed"),
+    [
+        ({"max_tokens": 24}, 24),
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 24, "resume_token_ids": continuation(PROMPT, 9)}, 24),
+        # What was computed beyond a stop string is nobody's text.
+        ({"max_tokens": 24, "stop": [TEXT[6:8]]}, 8),
+    ],
+    ids=["many", "one", "resumed", "stopped"],
+)
+async def test_a_key_is_charged_what_its_usage_says(path, strategy, asked, computed):
+    path.write_text(entry(tokens_per_minute=1))
+    async with (
+        orchestrating(drafters=[a_drafter()], targets=targets(2), api_keys=path) as system,
+        client_with(SECRET, system.address) as client,
+    ):
+        options = {"strategy": strategy, "lookahead": 3, **asked}
+        completion = await client.generate(PROMPT, **options).collect()
+        usage = completion.finished.usage
+        assert (usage.prompt_token_count, usage.completion_token_count) == (len(PROMPT), computed)
+        assert await charged(client) == len(PROMPT) + computed
+
+
+async def test_a_key_pays_nothing_for_what_is_refused_and_the_prompt_of_what_it_leaves(path):
+    path.write_text(entry(tokens_per_minute=1))
+    (target,) = targets(1)
+    async with (
+        orchestrating(targets=[target], api_keys=path) as system,
+        client_with(SECRET, system.address) as client,
+    ):
+        with pytest.raises(InvalidFieldError):
+            await client.generate(PROMPT, max_tokens=6, lookahead=10**6).collect()
+        target.answers.clear()
+        leaving = asyncio.create_task(client.generate(PROMPT, max_tokens=6).collect())
+        await target.until(lambda it: it.running)
+        leaving.cancel()
+        await system.settled()
+        assert await charged(client) == len(PROMPT)
+
+
+async def test_a_request_that_goes_on_at_another_target_is_charged_once(path):
+    path.write_text(entry(tokens_per_minute=1))
+    pair = targets(2)
+    for target in pair:
+        target.faults.extend(["", "lose_session", "fail"])
+    async with (
+        orchestrating(targets=pair, api_keys=path) as system,
+        client_with(SECRET, system.address) as client,
+    ):
+        completion = await client.generate(
+            PROMPT, max_tokens=6, strategy="autoregressive"
+        ).collect()
+        assert completion.finished.statistics.fallbacks
+        assert await charged(client) == len(PROMPT) + 6
 
 
 async def test_a_key_is_a_client_of_its_own_wherever_it_comes_from(path):

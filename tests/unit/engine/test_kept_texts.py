@@ -318,7 +318,9 @@ async def test_a_conversations_next_turn_computes_what_is_new(target, sampling):
 async def test_an_equal_text_computes_its_last_row_alone(target):
     async with running(target, limits=KEEPS) as host:
         first, _ = await decoded(host, TEXT)
+        assert host.statistics().tokens_reused == 0
         assert await decoded(host, TEXT) == (first, 1)
+        assert host.statistics().tokens_reused == len(TEXT) - 1
 
 
 async def test_a_text_that_parts_from_the_kept_one_keeps_what_is_alike(target):

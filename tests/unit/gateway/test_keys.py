@@ -11,7 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from paceline.errors import UnauthenticatedError
+from paceline.errors import (
+    ConnectionLostError,
+    InvalidFieldError,
+    InvariantViolatedError,
+    UnauthenticatedError,
+)
 from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
 from support.fake_orchestrator import FakeOrchestrator, Leg, serving
@@ -25,6 +30,13 @@ def path(tmp_path):
     file = tmp_path / "keys.yaml"
     file.write_text(entry())
     return file
+
+
+@pytest.fixture
+def one_a_minute(path):
+    """One that lets nobody in who has used a token, for a minute for each."""
+    path.write_text(entry(tokens_per_minute=1))
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +77,84 @@ async def test_a_keys_limits_are_its_own(path):
         with pytest.raises(openai.RateLimitError, match="5 tokens per minute"):
             await bob.completions.create(**asked)
         running.cancel()
+
+
+async def charged(gateway):
+    """Return how many tokens a key of one token a minute has to pay off: a minute for each."""
+    refused = await gateway.post("/v1/completions", prompt="p", max_tokens=1)
+    assert refused.status_code == 429
+    return round(int(refused.headers["retry-after"]) / 60)
+
+
+PAIRS = Leg(chunk_tokens=2)  # of five tokens: 2, 2, 1
+CHAT = [{"role": "user", "content": "p"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "tokens"),
+    [
+        ("/v1/completions", {"prompt": "p", "max_tokens": 5}, 3 + 5),
+        ("/v1/completions", {"prompt": "p", "max_tokens": 5, "stream": True}, 3 + 5),
+        ("/v1/completions", {"prompt": "p", "max_tokens": 1}, 3 + 1),
+        ("/v1/completions", {"prompt": "p", "max_tokens": 5, "n": 2}, 2 * (3 + 5)),
+        ("/v1/completions", {"prompt": ["p", "q", "r"], "max_tokens": 2}, 3 * (3 + 2)),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 5}, 3 + 5),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 5, "stream": True}, 3 + 5),
+        ("/v1/responses", {"input": "p", "max_output_tokens": 5}, 3 + 5),
+        ("/v1/responses", {"input": "p", "max_output_tokens": 5, "stream": True}, 3 + 5),
+        ("/paceline/generate", {"prompt": "p", "max_tokens": 5}, 3 + 5),
+    ],
+)
+async def test_a_key_is_charged_for_each_generations_prompt_once_and_for_its_tokens(
+    route, body, tokens, one_a_minute
+):
+    fake = FakeOrchestrator(script=[PAIRS] * 3, chat_template=TEMPLATE)
+    async with gateway_over(fake, api_keys=one_a_minute) as gateway:
+        gateway.http.headers["authorization"] = f"Bearer {SECRET}"
+        assert (await gateway.post(route, **body)).status_code == 200
+        assert await charged(gateway) == tokens
+
+
+@pytest.mark.parametrize(
+    ("legs", "tokens"),
+    [
+        # Resumed twice, once before its first token.
+        (
+            [
+                Leg(error=ConnectionLostError("gone")),
+                Leg(error=ConnectionLostError("gone"), chunks=2, chunk_tokens=2),
+            ],
+            3 + 5,
+        ),
+        # Refused by the orchestrator: the request that follows is let in, and is all there is.
+        ([Leg(error=InvalidFieldError("no"), refuses=True), PAIRS], 3 + 5),
+        # Broken off in mid-stream.
+        ([Leg(error=InvariantViolatedError("x"), chunks=1, chunk_tokens=2)], 3 + 2),
+        ([Leg(error=InvariantViolatedError("x"))], 3),
+    ],
+)
+async def test_a_key_is_charged_once_for_what_was_computed_however_it_went(
+    legs, tokens, one_a_minute
+):
+    fakes = [FakeOrchestrator(script=legs)]
+    async with gateway_over(*fakes, api_keys=one_a_minute) as gateway:
+        gateway.http.headers["authorization"] = f"Bearer {SECRET}"
+        for _ in range(1 + any(leg.refuses for leg in legs)):
+            await gateway.post("/v1/completions", prompt="p", max_tokens=5)
+        assert await charged(gateway) == tokens
+
+
+async def test_who_goes_away_is_charged_for_what_came(one_a_minute):
+    fake = FakeOrchestrator(script=[Leg(hangs=True, chunks=2, chunk_tokens=2)])
+    async with gateway_over(fake, api_keys=one_a_minute) as gateway:
+        gateway.http.headers["authorization"] = f"Bearer {SECRET}"
+        client = gateway.client.with_options(api_key=SECRET)
+        asked = {"model": "fake", "prompt": "p", "max_tokens": 5}
+        stream = await client.completions.create(**asked, stream=True)
+        assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["3 4 ", "5 6 "]
+        await stream.close()
+        await gateway.process.gateway.settled()
+        assert await charged(gateway) == 3 + 4
 
 
 def test_an_exposed_address_demands_keys_and_tls(path):

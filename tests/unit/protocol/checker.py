@@ -31,6 +31,7 @@ from paceline_protocol.messages import (
     VerifyFailed,
 )
 from paceline_protocol.task import DecodingTask, DispatchPolicy, VerificationRule
+from unit.protocol.idleness import Idleness
 
 if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
@@ -125,6 +126,7 @@ class CheckedMethod:
         self.last_draft_id = self.last_verify_id = self.last_decode_id = 0
         self.command_counts: Counter[type[Command]] = Counter()
         self.guessed: dict[Text, set[Text]] = {}  # what verdicts proposed, by what it follows
+        self.idleness = Idleness(task.prompt, end_ids=task.eos_ids, limit=self.limit)
 
     # --- the method's interface ---------------------------------------------------------------
 
@@ -168,13 +170,12 @@ class CheckedMethod:
 
     def _note(self, event: Event) -> None:
         match event:
-            case TokensDrafted(draft_id=draft_id) if draft_id in self.drafts:
-                self.drafts[draft_id].take(event.proposal)
-                self.warm_drafters.add(self.drafts[draft_id].command.drafter)
-            case DraftEnded(draft_id=draft_id) | DraftFailed(draft_id=draft_id):
-                self.drafts.pop(draft_id, None)
+            case TokensDrafted() | DraftEnded() | DraftFailed():
+                self._note_draft(event)
             case BlockVerified(verify_id=verify_id) if verify_id in self.verifications:
                 verification = self.verifications.pop(verify_id)
+                accepted = verification.proposal.along(event.accepted_path)
+                self.idleness.told(verification.prefix, (*accepted, event.next_token))
                 if verification.proposal.is_chain and (
                     len(event.accepted_path) == len(verification.proposal)
                 ):
@@ -191,6 +192,21 @@ class CheckedMethod:
                     self.task = replace(self.task, lookahead=event.lookahead)
                 self.warm_drafters &= set(event.drafters)
                 self.holding &= set(event.targets)
+
+    def _note_draft(self, event: TokensDrafted | DraftEnded | DraftFailed) -> None:
+        draft = self.drafts.get(event.draft_id)
+        if draft is None:
+            return
+        drafter, before = draft.command.drafter, draft.text
+        if isinstance(event, TokensDrafted):
+            draft.take(event.proposal)
+            self.warm_drafters.add(drafter)
+            if drafter != self.capacity.text:
+                self.idleness.drafted(drafter, draft.text, before=before)
+            return
+        del self.drafts[event.draft_id]
+        if isinstance(event, DraftFailed) or len(draft.texts) == 1:
+            self.idleness.rests(drafter, self.committed)
 
     def _note_guesses(self, command: StartVerify, event: BlockVerified) -> None:
         accepted = command.proposal.along(event.accepted_path)
@@ -274,6 +290,8 @@ class CheckedMethod:
         assert 1 <= command.max_tokens <= self.task.draft_window
         assert len(command.prefix) + command.max_tokens < self.limit, "drafts stay useful"
         self._check_before_eos(command.prefix)
+        if self._watches_idleness and command.drafter != self.capacity.text:
+            self.idleness.check_draft(command)
         self.drafts[command.draft_id] = Drafting(command)
 
     def _check_verification(self, command: StartVerify) -> None:
@@ -361,6 +379,34 @@ class CheckedMethod:
         self._hold(
             Invariant.NO_PREEMPTION,
             not any(map(self._is_preempted, abandoned)),
+        )
+
+        if self._watches_idleness:
+            self._check_idleness()
+
+    @property
+    def _watches_idleness(self) -> bool:
+        """Whether it overlaps chains, whose texts tell what there is to do."""
+        is_exact = self.task.rule is VerificationRule.EXACT
+        return self.row.overlaps and is_exact and self.task.width == 1
+
+    def _check_idleness(self) -> None:
+        drafting = {it.command.drafter for it in self.drafts.values()}
+        models = [it for it in self.capacity.drafters if it != self.capacity.text]
+        self.idleness.check_drafters(models, drafting=drafting, committed=self.committed)
+        judging = {it.target for it in self.verifications.values()}
+        if self.capacity.text in drafting or judging.issuperset(self.capacity.targets):
+            return
+        self.idleness.check_targets(
+            models,
+            judged={
+                text[:length]
+                for command in self.verifications.values()
+                for text in texts_of(command)
+                for length in range(len(text) + 1)
+            },
+            growing={it.text for it in self.drafts.values()},
+            at=self.task.lookahead,
         )
 
     def _is_preempted(self, abandoned: StartVerify | Decoding) -> bool:

@@ -83,19 +83,37 @@ def test_a_file_that_is_no_list_of_keys_is_named(path, text):
         Keys(path)
 
 
+def let_in(caller):
+    """Say whether it is let in now."""
+    try:
+        with caller.admitted():
+            return True
+    except OverloadedError:
+        return False
+
+
 def test_tokens_come_back_within_a_minute():
-    now = [0.0]
-    key = Key(name="a", sha256="0" * 64, tokens_per_minute=60)
+    now = [5.0]
+    key = Key(name="a", sha256="0" * 64, tokens_per_minute=30)
     caller = Caller(key, clock=lambda: now[0])
-    with caller.admitted():
-        caller.charge(80)
+    caller.charge(29)
+    assert let_in(caller)
+    caller.charge(1)
+    assert not let_in(caller)
+    caller.charge(10)
     with pytest.raises(OverloadedError) as refused, caller.admitted():
         pass
-    assert refused.value.retry_after_seconds == 21
     assert counted_reason(refused.value) == "KEY_LIMIT"
-    now[0] = 21.0
-    with caller.admitted():
-        pass
+    assert refused.value.retry_after_seconds == 22  # until 29 are spent, at half a token a second
+    now[0] += 19
+    assert not let_in(caller)
+    now[0] += 3
+    assert let_in(caller)
+    now[0] += 3600  # an hour without a request saves nothing up
+    caller.charge(29)
+    assert let_in(caller)
+    caller.charge(1)
+    assert not let_in(caller)
 
 
 def test_what_was_used_without_a_limit_counts_against_none_that_is_set_later():
@@ -116,14 +134,17 @@ def test_what_was_used_without_a_limit_counts_against_none_that_is_set_later():
 
 
 def test_the_requests_of_a_key_are_counted_while_they_run():
-    caller = Caller(Key(name="a", sha256="0" * 64, requests_at_once=1))
+    caller = Caller(Key(name="a", sha256="0" * 64, requests_at_once=2))
     with caller.admitted():
-        with pytest.raises(OverloadedError, match="1 requests") as refused, caller.admitted():
-            pass
-        assert refused.value.retry_after_seconds == 1
-        assert counted_reason(refused.value) == "KEY_LIMIT"
-    with caller.admitted():
-        pass
+        assert let_in(caller)
+        with caller.admitted():
+            with pytest.raises(OverloadedError, match="2 requests") as refused, caller.admitted():
+                pass
+            assert refused.value.retry_after_seconds == 1
+            assert counted_reason(refused.value) == "KEY_LIMIT"
+        with pytest.raises(ZeroDivisionError), caller.admitted():
+            raise ZeroDivisionError
+        assert let_in(caller)
 
 
 @pytest.mark.parametrize("text", ["", "two words", "line\nline", "k\u00e9y"])
