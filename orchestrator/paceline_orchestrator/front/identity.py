@@ -6,12 +6,13 @@ import hashlib
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from paceline_serving.lanes import lane_in
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from paceline_serving.keys import Caller
 
-__all__ = ["share_of"]
+__all__ = ["lane_of", "share_of"]
 
 _DIGITS = 16
 # A holder of one IPv6 address usually has the whole network of this prefix length.
@@ -33,6 +34,11 @@ def share_of(context: Any, caller: Caller | None = None) -> str:
     key = f"key:{caller.key.name}" if caller is not None else ""
     identity = peer_name(context.auth_context()) or key or _network(context.peer())
     return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+
+
+def lane_of(context: Any) -> str:
+    """Name whose request it is among those of the same share, as its client, a proxy, says."""
+    return lane_in(context.invocation_metadata())
 
 
 def _network(peer: str) -> str:
