@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from paceline_serving.lanes import lane_in
+from paceline_serving.lanes import lane_in, network_of
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["lane_of", "share_of"]
 
 _DIGITS = 16
-# A holder of one IPv6 address usually has the whole network of this prefix length.
-_IPV6_PREFIX = 64
 
 
 def share_of(context: Any, caller: Caller | None = None) -> str:
@@ -49,8 +46,4 @@ def _network(peer: str) -> str:
     kind, _, place = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return peer
-    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
-    if kind == "ipv4":
-        return host
-    address = host.partition("%")[0]
-    return str(ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False))
+    return network_of(place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]"))
