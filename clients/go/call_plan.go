@@ -3,6 +3,7 @@ package paceline
 import (
 	"fmt"
 	"math/rand"
+	"regexp"
 	"sync"
 	"time"
 )
@@ -21,6 +22,10 @@ const (
 	// An orchestrator that drains answers so for moments, until its name leads elsewhere.
 	refusals = 3
 
+	// A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
+	// one connection) is sent again as often, 13 s in all.
+	resends = 10
+
 	// Where a stream goes on at others by itself, all of them are asked so often without any text: from
 	// one that has begun more is lost with it, and one that nobody has heard of is better told.
 	rounds        = 30
@@ -31,6 +36,18 @@ const (
 	retriesAtOnce = 100
 	retryInterval = 100 * time.Millisecond
 )
+
+// refusedStream is how gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7; no reason
+// stands beside it. The last is grpc-go's own word for a stream that it never sent, since the server has
+// said goodbye meanwhile.
+var refusedStream = regexp.MustCompile(
+	`(?i)refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b|^the connection is draining$`)
+
+// isRefusedStream says whether a server took no more streams on a connection that stands: nobody began
+// to work.
+func isRefusedStream(broken *Error) bool {
+	return broken.Kind == ErrConnectionLost && refusedStream.MatchString(broken.Message)
+}
 
 // checkTimeout cuts a timeout to a week, and fails with ErrInvalidField if it is negative.
 func checkTimeout(timeout time.Duration) (time.Duration, error) {
@@ -94,11 +111,19 @@ func (b *retryBudget) jittered(delay time.Duration) time.Duration {
 	return delay + time.Duration(b.chance()*float64(most))
 }
 
+// around draws from half a delay to one and a half.
+func (b *retryBudget) around(delay time.Duration) time.Duration {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return time.Duration((0.5 + b.chance()) * float64(delay))
+}
+
 // A resumption is how often, and how soon, to go on by itself.
 type resumption struct {
 	attemptsLeft int
 	isFailover   bool // not so many attempts, but until all orchestrators were asked in vain
 	refusalsLeft int
+	resendCount  int
 	nextDelay    time.Duration
 	budget       *retryBudget
 
@@ -129,7 +154,7 @@ func newFailover(endpointCount int, budget *retryBudget) *resumption {
 
 // hear says that text has come: whoever failed before may do better now.
 func (r *resumption) hear() {
-	r.heard, r.rounds = true, 0
+	r.heard, r.rounds, r.resendCount = true, 0, 0
 	r.forget()
 	if r.isFailover {
 		r.nextDelay = firstDelay
@@ -146,6 +171,11 @@ func (r *resumption) forget() {
 // orchestrator is left, nothing is waited for. A call was refused if nothing of it had come: asking
 // another orchestrator than one that is shutting down is then no resumption, and not counted as one.
 func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration) (time.Duration, bool) {
+	if refused {
+		if pause, again := r.resend(broken, remaining); again {
+			return pause, true
+		}
+	}
 	r.asked[r.at] = true
 	another := len(r.asked) < r.endpointCount
 	if !r.mayGoOn(broken, refused, another) {
@@ -164,6 +194,30 @@ func (r *resumption) delay(broken *Error, refused bool, remaining time.Duration)
 		delay = wait
 	}
 	return delay, inTime
+}
+
+// resend says how long to wait before a refused stream is sent again, which is no resumption, nor counted
+// as one; false if it was not refused, or was too often, or there is no time. The pauses are random and no
+// place of the budget is taken: the server is well, and those that it refused come back one by one.
+func (r *resumption) resend(broken *Error, remaining time.Duration) (time.Duration, bool) {
+	if !isRefusedStream(broken) || r.resendCount == resends {
+		return 0, false
+	}
+	delay := firstDelay << uint(r.resendCount)
+	if delay > longestDelay {
+		delay = longestDelay
+	}
+	pause := r.budget.around(delay)
+	if pause >= remaining {
+		return 0, false
+	}
+	r.resendCount++
+	r.asked[r.at] = true
+	if len(r.asked) < r.endpointCount {
+		return 0, true
+	}
+	r.forget()
+	return pause, true
 }
 
 // roundDelay is as long as the server says; else longer each time; and longer by chance.

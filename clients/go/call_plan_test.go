@@ -121,3 +121,32 @@ func TestATimeIsAWeekAtMost(t *testing.T) {
 		t.Fatal("a negative time is taken")
 	}
 }
+
+func TestARefusedStreamIsSentAgainAndIsNoResumption(t *testing.T) {
+	for _, words := range []string{
+		"stream terminated by RST_STREAM with error code: REFUSED_STREAM",
+		"Received RST_STREAM with error code 7",
+		"reset reason: remote refused stream reset",
+	} {
+		refused := &Error{Kind: ErrConnectionLost, Message: words}
+		plan := newResumption(0, still())
+		for _, want := range []time.Duration{50, 100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000} {
+			wantDelay(t, plan, refused, true, want*time.Millisecond)
+		}
+		wantNone(t, plan, refused, true, time.Minute)
+		wantNone(t, newResumption(0, still()), refused, false, time.Minute)
+		wantNone(t, newResumption(0, still()), refused, true, 50*time.Millisecond)
+	}
+	for _, words := range []string{"RST_STREAM with error code 8", "RST_STREAM with error code 77"} {
+		other := &Error{Kind: ErrConnectionLost, Message: words}
+		wantNone(t, newResumption(0, still()), other, true, time.Minute)
+	}
+}
+
+func TestMoreRefusedStreamsThanTheBudgetHasPlacesAreSentAgainAtOnce(t *testing.T) {
+	budget := still()
+	refused := &Error{Kind: ErrConnectionLost, Message: "REFUSED_STREAM"}
+	for count := 0; count < 1000; count++ {
+		wantDelay(t, newResumption(0, budget), refused, true, 50*time.Millisecond)
+	}
+}

@@ -85,18 +85,43 @@ func (c *Client) Resume(ctx context.Context, broken *Stream, options ...ResumeOp
 func (c *Client) Info(ctx context.Context) (*SystemInfo, error) {
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()
-	asked := make(map[*endpoint]bool)
+	plan := newFailover(len(c.endpoints.all), c.budget)
 	for {
-		at, info, err := c.askOne(ctx, asked)
+		at, info, err := c.askOne(ctx, plan.asked)
 		var failure *Error
 		if err == nil || !errors.As(err, &failure) || !failure.TryAgain() {
 			return info, err
 		}
 		c.endpoints.failed(at)
-		asked[at] = true
-		if len(asked) == len(c.endpoints.all) {
+		plan.at = at
+		if again, over := c.resent(ctx, plan, failure); over != nil {
+			return nil, over
+		} else if again {
+			continue
+		}
+		plan.asked[at] = true
+		if len(plan.asked) == len(c.endpoints.all) {
 			return nil, err
 		}
+	}
+}
+
+// resent waits until a refused stream is to be sent again; false if it is not.
+func (c *Client) resent(ctx context.Context, plan *resumption, failure *Error) (bool, error) {
+	deadline, _ := ctx.Deadline()
+	pause, again := plan.resend(failure, time.Until(deadline))
+	if !again {
+		return false, nil
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true, nil
+	case <-ctx.Done():
+		return false, decode(ctx.Err())
+	case <-c.closed:
+		return false, clientClosed()
 	}
 }
 

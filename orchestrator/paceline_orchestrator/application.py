@@ -28,7 +28,7 @@ from paceline_orchestrator.scaling.external_scaler import ScalerServer
 from paceline_orchestrator.scaling.peers import Peers
 from paceline_serving.keys import Keys
 from paceline_serving.security import channel_credentials
-from paceline_serving.transport import CLIENT_SERVER_OPTIONS, pod_channel
+from paceline_serving.transport import client_server_options, pod_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,6 @@ class OrchestratorApplication:
         ValueError: The file of keys, or one of TLS, is unusable.
     """
 
-    options: Sequence[tuple[str, int]] = CLIENT_SERVER_OPTIONS
     work_is_one_call = True
 
     def __init__(
@@ -72,6 +71,9 @@ class OrchestratorApplication:
         discovery: Discovery | None = None,
     ) -> None:
         self._process = process
+        self.options: Sequence[tuple[str, int]] = client_server_options(
+            request_limit=settings.request_limit + settings.queue_limit
+        )
         if settings.api_keys is not None:
             process.keys = Keys(settings.api_keys)
         self._exit = AsyncExitStack()

@@ -160,7 +160,26 @@ class RequestSettings(Settings):
         " changes. Else every client may that gets through",
     )
     request_limit: int = Field(
-        128, ge=1, le=100_000, description="requests at the same time; more are refused at once"
+        128, ge=1, le=100_000, description="requests worked on at the same time; more wait"
+    )
+    queue_limit: int = Field(
+        4096,
+        ge=0,
+        le=1_000_000,
+        description="requests that wait for their turn; more are refused at once. One client alone"
+        " gets four fifths of this, and of --request-limit",
+    )
+    queue_limit_bytes: int = Field(
+        64 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="bytes of their messages; what is more is refused at once, too",
+    )
+    queue_seconds: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="seconds that a request waits for its turn at most; then it is refused",
     )
     default_deadline_seconds: float = Field(
         120.0, gt=0, le=86_400, description="seconds for a request that comes without a deadline"

@@ -70,7 +70,7 @@ async def _generate(
     options = body.options()
     options.update(written or {})
     choices = gateway.choices(
-        prompts, options, count=body.n, request_id=request_id, charge=connection.charge
+        prompts, options, count=body.n, request_id=request_id, connection=connection
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
     answer = answer_class(connection, form, body, request_id=request_id, model=model)

@@ -29,6 +29,7 @@ class Connection:
     Attributes:
         status: The status that was sent; 0 before.
         charge: Told how many tokens were computed for the client.
+        lane: Whose requests take turns with those of others.
         error_event: Makes of an error's body the event that ends a stream, and its name.
     """
 
@@ -48,6 +49,7 @@ class Connection:
         self._stall_seconds = stall_seconds
         self.status = 0
         self.charge: Callable[[int], None] = lambda _: None
+        self.lane = ""
         self.error_event: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], str]]
         self.error_event = lambda body: (body, "")
 
@@ -55,6 +57,11 @@ class Connection:
     def path(self) -> str:
         """The path that was asked for."""
         return str(self._scope["path"])
+
+    @property
+    def host(self) -> str:
+        """Where the client is; empty where that is not known."""
+        return (self._scope.get("client") or ("", 0))[0]
 
     async def body(self, limit_bytes: int) -> bytes:
         """Read the whole body, which has no more time than a stall: who drips holds a place.

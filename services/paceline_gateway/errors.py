@@ -47,7 +47,7 @@ _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (
     (errors.ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.InvalidFieldError, 400, "invalid_request_error", None),
     (errors.UnsupportedError, 400, "invalid_request_error", "unsupported"),
-    (errors.OverloadedError, 503, "server_error", "overloaded"),
+    (errors.OverloadedError, 429, "requests", "overloaded"),
     (errors.CacheExhaustedError, 503, "server_error", "overloaded"),
     (errors.TryAgainError, 503, "server_error", "unavailable"),
     # A new version of the model is rolled out; asked anew it answers as a whole.
@@ -121,7 +121,8 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     for error_class, status, kind, code in _KINDS:
         if isinstance(error, error_class):
             retry = error.retry_after_seconds
-            if status == 503 and retry is None:
+            may_pass = status in {429, 503}
+            if may_pass and retry is None:
                 retry = 1.0
             return RequestError(
                 _message(error, prompt),
@@ -129,7 +130,7 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
                 kind=kind,
                 code=code,
                 param=_parameter(error, prompt),
-                retry_after_seconds=retry if status == 503 else None,
+                retry_after_seconds=retry if may_pass else None,
             )
     return RequestError(
         "the gateway could not get an answer; its log has why, under the request's id",

@@ -18,13 +18,14 @@ from paceline.errors import (
     UnauthenticatedError,
 )
 from paceline.panics import taking_panics
+from paceline.shares import FairShares
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.metrics import LEFT
-from paceline_serving import tracing
+from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Gateway:
         self._cut: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._shares = FairShares(settings.request_limit)
         self._is_draining = False
         self.is_leaving = False
 
@@ -117,6 +119,7 @@ class Gateway:
             RequestError: It has no such key, or the key's limit is reached; or, where none is
                 demanded, it is another site's page.
         """
+        connection.lane = lanes.lane_name(f"address:{lanes.network_of(connection.host)}")
         if self._keys is None:
             refuse_other_pages(headers, is_local=is_loopback(self.settings.listen))
             yield
@@ -130,28 +133,32 @@ class Gateway:
             except OverloadedError as error:
                 raise too_much(error) from None
             connection.charge = caller.charge
+            connection.lane = lanes.lane_name(f"key:{caller.key.name}")
             yield
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request in, or refuse it at once.
+    def admitted(self, lane: str) -> Iterator[None]:
+        """Count a request in, or refuse it at once: it is orchestrators where requests wait.
+
+        Args:
+            lane: Whose it is.
 
         Raises:
             RequestError: There is no room for it, or it was cut.
         """
         if self._is_draining:
             raise of_paceline(DrainingError("this gateway is shutting down"), prompt="")
-        if len(self._running) >= self.settings.request_limit:
-            raise RequestError(
-                f"{len(self._running)} requests are running here",
-                status=503,
-                kind="server_error",
-                code="overloaded",
-                retry_after_seconds=1,
+        if not self._shares.allows(lane):
+            error = OverloadedError(
+                f"{len(self._running)} requests are here, {self._shares.held_by(lane)} of them this"
+                " client's",
+                retry_after_seconds=1.0,
             )
+            raise of_paceline(error, prompt="")
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        self._shares.take(lane)
         self._idle.clear()
         try:
             yield
@@ -162,6 +169,7 @@ class Gateway:
         finally:
             self._cut.discard(task)
             self._running.discard(task)
+            self._shares.give_back(lane)
             if not self._running:
                 self._idle.set()
 
@@ -189,9 +197,11 @@ class Gateway:
         *,
         count: int,
         request_id: str,
-        charge: Callable[[int], None],
+        connection: Connection,
     ) -> list[Choice]:
         """Make the generations of a request: each prompt so often, with one seed after the other.
+
+        Its client's take turns with those of others, at the orchestrators where they wait.
 
         Raises:
             RequestError: There are too many.
@@ -210,6 +220,7 @@ class Gateway:
             generation = self.orchestrators.client.generate(
                 prompts[prompt_index],
                 timeout=self.settings.call_limit_seconds,
+                metadata={lanes.HEADER: connection.lane},
                 **_own(options, number=number, request_id=name),
             )
             choices.append(
@@ -218,7 +229,7 @@ class Gateway:
                     generation,
                     prompt_index=prompt_index,
                     resumed=self.metrics.resumed,
-                    charge=charge,
+                    charge=connection.charge,
                 )
             )
         return choices
@@ -276,7 +287,10 @@ class Endpoint:
         self, connection: Connection, request_id: str, *, headers: Mapping[str, str]
     ) -> None:
         try:
-            with self._gateway.let_in(connection, headers), self._gateway.admitted():
+            with (
+                self._gateway.let_in(connection, headers),
+                self._gateway.admitted(connection.lane),
+            ):
                 content = await connection.body(self._gateway.settings.body_limit_bytes)
                 await connection.while_connected(self._answer(connection, content, request_id))
         except RequestError as error:

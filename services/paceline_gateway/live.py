@@ -54,7 +54,7 @@ async def watch(gateway: Gateway, connection: Connection, content: bytes, reques
     body = parse(LiveBody, content)
     await gateway.model(body.model)
     (choice,) = gateway.choices(
-        [body.prompt], body.options(), count=1, request_id=request_id, charge=connection.charge
+        [body.prompt], body.options(), count=1, request_id=request_id, connection=connection
     )
     await _tell(choice, connection)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from paceline import AsyncClient
-from paceline.errors import DeadlineError, NoTargetError, OverloadedError, TryAgainError
+from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
 from paceline_gateway.shared_answer import SharedAnswer
 from paceline_gateway.watch import Watch
 from paceline_serving import tracing
@@ -166,7 +166,7 @@ async def _asked_twice(ask: Callable[[], Awaitable[_T]]) -> _T:
     """Ask all orchestrators, and once more if none can answer just now.
 
     Raises:
-        OverloadedError: They took too long. It is not the client's time that is over.
+        LoadingError: They took too long. It is not the client's time that is over.
         PacelineError: What else they said.
     """
     try:
@@ -176,6 +176,6 @@ async def _asked_twice(ask: Callable[[], Awaitable[_T]]) -> _T:
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
             return await ask()
     except DeadlineError:
-        raise OverloadedError(
+        raise LoadingError(
             f"no orchestrator has said within {_ASK_SECONDS:g} s what its model is"
         ) from None

@@ -33,7 +33,7 @@ async def respond(
     options = body.options()
     options.update(WRITTEN)
     (choice,) = gateway.choices(
-        [prompt], options, count=1, request_id=request_id, charge=connection.charge
+        [prompt], options, count=1, request_id=request_id, connection=connection
     )
     answer = _Answer(connection, body, request_id=request_id, model=model)
     await deliver([choice], answer.take)

@@ -102,7 +102,11 @@ class RequestLimitSettings(Settings):
     """Limits."""
 
     request_limit: int = Field(
-        256, ge=1, le=100_000, description="requests at the same time; more are refused at once"
+        2048,
+        ge=1,
+        le=100_000,
+        description="requests here at the same time, including those that wait at orchestrators;"
+        " more are refused at once (429). One client alone gets four fifths",
     )
     choice_limit: int = Field(
         16, ge=1, le=128, description="generations of one request: its prompts times n"

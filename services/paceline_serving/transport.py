@@ -21,12 +21,15 @@ __all__ = [
     "CLIENT_SERVER_OPTIONS",
     "POD_CHANNEL_OPTIONS",
     "POD_SERVER_OPTIONS",
+    "client_server_options",
     "pod_channel",
 ]
 
 _Options = tuple[tuple[str, int], ...]
 
 _MEBIBYTE = 1 << 20
+_STREAMS = "grpc.max_concurrent_streams"
+_LEAST_STREAMS = 1024
 
 # 1024 draft tokens with 4096 entries each, of at most 3 + 4 bytes, are 28 MiB.
 _POD_MESSAGE_BYTES = 32 * _MEBIBYTE
@@ -61,7 +64,9 @@ POD_SERVER_OPTIONS: _Options = (
     # Not "min_recv_ping_interval…", which gRPC ignores: the channel above would be cut off.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_concurrent_streams", 256),
+    # A request has one call of each kind at a time here; `queue_limit` and `session_limit` refuse
+    # with a time to come back, gRPC's core without a word.
+    (_STREAMS, 4096),
     # An orchestrator watches health, so its connection is never idle; one that never calls is.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.server_handshake_timeout_ms", 3000),
@@ -78,7 +83,7 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.max_concurrent_streams", 128),
+    (_STREAMS, 128),
     # Whoever comes back connects anew; whoever never calls does not keep a descriptor.
     ("grpc.max_connection_idle_ms", 60_000),
     # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
@@ -92,6 +97,20 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.max_send_message_length", 16 * _MEBIBYTE),
     *_METADATA_LIMITS,
 )
+
+
+def client_server_options(*, request_limit: int) -> _Options:
+    """Return the options of a server that takes so many requests before it refuses one.
+
+    gRPC's core refuses streams beyond its limit without a word (RST_STREAM, REFUSED_STREAM), and
+    its own clients begin more than the server lets them: of 200 at once, 70 beyond 128. So a
+    connection may carry as many again as the server takes: a request that is one too many hears
+    when to come back. A stream costs some kB, and what waits is bounded by its bytes besides.
+    """
+    return (
+        *((name, value) for name, value in CLIENT_SERVER_OPTIONS if name != _STREAMS),
+        (_STREAMS, max(_LEAST_STREAMS, 2 * request_limit)),
+    )
 
 
 def pod_channel(

@@ -142,7 +142,7 @@ class System:
         servicer = self.application._servicer
         await until(
             lambda: (
-                not servicer.running_count
+                not (servicer.running_count or servicer.waiting_count)
                 and not any(it.sessions or it.running for it in self.models)
             ),
             what="nothing is left of any request",

@@ -22,6 +22,7 @@ from paceline_orchestrator.front.tokenizer import Codecs
 from paceline_orchestrator.planning.experience import Planning
 from paceline_orchestrator.scaling.demand import DemandMeter
 from paceline_orchestrator.settings import OrchestratorSettings
+from paceline_serving import lanes
 from support.orchestrating import PROMPT, Received
 from support.virtual_network import VirtualChannel
 
@@ -117,11 +118,25 @@ class VirtualSystem:
     planning: _Planning
     servicer: OrchestratorServicer
     registry: CollectorRegistry
+    demand: DemandMeter
 
     async def generate(
-        self, *, seconds: float = 60.0, into: Stream | None = None, **request: Any
+        self,
+        *,
+        seconds: float | None = 60.0,
+        into: Stream | None = None,
+        client: str = "10.0.0.1",
+        lane: str = "",
+        **request: Any,
     ) -> Stream:
         """Generate; by default 24 tokens after the usual prompt, with a deadline.
+
+        Args:
+            seconds: Until the deadline; None is none.
+            into: What it is received into.
+            client: The client's address.
+            lane: What the client, a proxy, says whose request it is.
+            request: The request's fields.
 
         Raises:
             PacelineError: What the stream ended with.
@@ -129,9 +144,12 @@ class VirtualSystem:
         stream = Stream() if into is None else into
         request.setdefault("token_ids", pb.TokenIds(ids=PROMPT))
         request.setdefault("max_tokens", 24)
-        ends = now() + seconds
+        ends = None if seconds is None else now() + seconds
         context = SimpleNamespace(
-            time_remaining=lambda: ends - now(), auth_context=dict, peer=lambda: "ipv4:10.0.0.1:1"
+            time_remaining=lambda: None if ends is None else ends - now(),
+            auth_context=dict,
+            peer=lambda: f"ipv4:{client}:1",
+            invocation_metadata=lambda: ((lanes.HEADER, lane),) if lane else (),
         )
         try:
             messages = self.servicer.Generate(pb.GenerateRequest(**request), context)
@@ -187,7 +205,7 @@ class VirtualSystem:
 
 @asynccontextmanager
 async def virtual_system(
-    *models: VirtualServer, discovery: Discovery | None = None, seed: int = 0
+    *models: VirtualServer, discovery: Discovery | None = None, seed: int = 0, **settings: Any
 ) -> AsyncIterator[VirtualSystem]:
     """Run an orchestrator until it is left; no handler of a model may have met a bug.
 
@@ -195,6 +213,7 @@ async def virtual_system(
         models: All there are, in the order in which equals are chosen.
         discovery: Which of them the orchestrator knows; None is all, and waits until it is so.
         seed: Breaks ties between servers; 0 lets the first ones be chosen.
+        settings: The orchestrator's.
     """
     by_address = {it.address: it for it in models}
 
@@ -213,14 +232,15 @@ async def virtual_system(
     )
     keeper, tasks, codecs = SessionKeeper(), asyncio.TaskGroup(), Codecs()
     planning, registry = _Planning(pool, cpu_clock=lambda: 0), CollectorRegistry()
+    demand = DemandMeter(pool, lookahead=5, clock=now)
     servicer = OrchestratorServicer(
         pool=pool,
         keeper=keeper,
         codecs=codecs,
         planning=planning,
-        demand=DemandMeter(pool, lookahead=5, clock=now),
+        demand=demand,
         metrics=RequestMetrics(registry),
-        settings=OrchestratorSettings(targets=("127.0.0.1:1",)),
+        settings=OrchestratorSettings(targets=("127.0.0.1:1",), **settings),
         tasks=tasks,
     )
     async with pool, keeper:
@@ -229,7 +249,7 @@ async def virtual_system(
             model = await pool.wait_for_model(10)
             await codecs.fetch(pool.targets(model)[0])
             servicer.begin()
-            system = VirtualSystem(models, pool, planning, servicer, registry)
+            system = VirtualSystem(models, pool, planning, servicer, registry, demand)
             if discovery is None:
                 await system.until(lambda: sum(it.ready for it in pool.servers) == len(models))
             yield system

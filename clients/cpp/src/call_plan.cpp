@@ -1,7 +1,9 @@
 #include "call_plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
+#include <regex>
 #include <string>
 #include <utility>
 
@@ -21,6 +23,10 @@ constexpr Seconds kLongestTimeout = std::chrono::hours(24 * 7);
 // An orchestrator that drains answers so for moments, until its name leads elsewhere.
 constexpr int kRefusals = 3;
 
+// A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once
+// on one connection) is sent again as often, 13 s in all.
+constexpr int kResends = 10;
+
 // Where a stream goes on at others by itself, all of them are asked so often without any text: from
 // one that has begun more is lost with it, and one that nobody has heard of is better told.
 constexpr int kRounds = 30;
@@ -37,6 +43,13 @@ bool is(const PacelineError& error) {
 }
 
 }  // namespace
+
+bool is_refused_stream(const PacelineError& error) {
+  // How gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7; no reason beside it.
+  static const std::regex words(R"(refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b)",
+                                std::regex::icase);
+  return is<ConnectionLostError>(error) && std::regex_search(error.what(), words);
+}
 
 Seconds checked_timeout(Seconds timeout) {
   if (!(timeout.count() >= 0)) {  // NaN, too, of which a duration says that it is not less
@@ -76,6 +89,11 @@ Seconds RetryBudget::jittered(Seconds delay) {
   return delay + chance_() * std::min(delay / 2, kLongestJitter);
 }
 
+Seconds RetryBudget::around(Seconds delay) {
+  const std::lock_guard lock(mutex_);
+  return (0.5 + chance_()) * delay;
+}
+
 CallPlan::CallPlan(Seconds timeout, std::optional<int> resume_attempts,
                    std::shared_ptr<RetryBudget> budget, std::size_t endpoint_count,
                    Clock::time_point now)
@@ -95,12 +113,16 @@ Seconds CallPlan::remaining(Clock::time_point now) const {
 void CallPlan::hear() {
   heard_ = true;
   rounds_ = 0;
+  resend_count_ = 0;
   asked_.clear();
   if (!resumptions_left_) next_delay_ = kFirstDelay;
 }
 
 Seconds CallPlan::delay(const PacelineError& error, const Endpoint* at, bool was_refused,
                         Clock::time_point now) {
+  if (was_refused) {
+    if (const auto pause = resend(error, at, now)) return *pause;
+  }
   asked_.insert(at);
   const bool is_another_left = asked_.size() < endpoint_count_;
   if (!may_go_on(error, was_refused, is_another_left)) error.raise();
@@ -109,6 +131,19 @@ Seconds CallPlan::delay(const PacelineError& error, const Endpoint* at, bool was
   const auto wait = delay < left ? budget_->take(left, now) : std::nullopt;
   if (!wait) error.raise();
   return std::max(delay, *wait);
+}
+
+std::optional<Seconds> CallPlan::resend(const PacelineError& error, const Endpoint* at,
+                                        Clock::time_point now) {
+  if (resend_count_ == kResends || !is_refused_stream(error)) return std::nullopt;
+  const auto delay = std::min(kFirstDelay * std::ldexp(1.0, resend_count_), kLongestDelay);
+  const auto pause = budget_->around(delay);
+  if (pause >= remaining(now)) return std::nullopt;
+  ++resend_count_;
+  asked_.insert(at);
+  if (asked_.size() < endpoint_count_) return Seconds(0);
+  asked_.clear();
+  return pause;
 }
 
 bool CallPlan::may_go_on(const PacelineError& error, bool was_refused, bool is_another_left) {

@@ -24,6 +24,9 @@ Seconds checked_timeout(Seconds timeout);
 /// Throws InvalidFieldError if it is negative.
 std::optional<int> checked_attempts(std::optional<int> resume_attempts);
 
+/// Whether a server took no more streams on a connection that stands: nobody began to work.
+bool is_refused_stream(const PacelineError& error);
+
 /// How often a client may try again, all its generations together.
 ///
 /// It makes them wait rather than fail: when an orchestrator dies, all its streams have a right to
@@ -39,6 +42,9 @@ class RetryBudget {
 
   /// A delay, longer by chance.
   Seconds jittered(Seconds delay);
+
+  /// By chance from half a delay to one and a half.
+  Seconds around(Seconds delay);
 
  private:
   std::mutex mutex_;  // guards what follows
@@ -73,6 +79,14 @@ class CallPlan {
   Seconds delay(const PacelineError& error, const Endpoint* at, bool was_refused,
                 Clock::time_point now = Clock::now());
 
+  /// How long to wait before a refused stream is sent again: no resumption, nor counted as one.
+  /// Nothing if it was not refused, or was too often, or there is no time.
+  ///
+  /// The pauses are random and no place of the budget is taken: the server is well, and those that
+  /// it refused come back one by one.
+  std::optional<Seconds> resend(const PacelineError& error, const Endpoint* at,
+                                Clock::time_point now = Clock::now());
+
  private:
   bool may_go_on(const PacelineError& error, bool was_refused, bool is_another_left);
   bool begin_round(const PacelineError& error);
@@ -84,6 +98,7 @@ class CallPlan {
   std::shared_ptr<RetryBudget> budget_;
   std::size_t endpoint_count_;
   int refusals_left_;
+  int resend_count_ = 0;
   Seconds next_delay_;
   Asked asked_;
   int rounds_ = 0;  // in which all were asked in vain since the last text

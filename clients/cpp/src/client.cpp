@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "call_metadata.hpp"
 #include "call_plan.hpp"
@@ -234,7 +235,7 @@ Generation Client::resume(const Generation& generation, const CallOptions& call)
 
 SystemInfo Client::info(std::optional<Seconds> timeout, const Metadata& metadata) const {
   auto& endpoints = state_->endpoints;
-  const auto plan = state_->plan(state_->timeout(timeout), 0);
+  auto plan = state_->plan(state_->timeout(timeout), 0);
   detail::Asked asked;
   while (true) {
     const auto endpoint = endpoints.lend(asked);
@@ -242,8 +243,13 @@ SystemInfo Client::info(std::optional<Seconds> timeout, const Metadata& metadata
     try {
       return detail::read_system_info(
           endpoint->connection->get_system_info(along, plan.remaining()));
-    } catch (const TryAgainError&) {
+    } catch (const TryAgainError& error) {
       endpoints.failed(*endpoint);
+      if (const auto pause = plan.resend(error, endpoint.get())) {
+        asked = plan.asked();
+        std::this_thread::sleep_for(*pause);
+        continue;
+      }
       asked.insert(endpoint.get());
       if (asked.size() == endpoints.count()) throw;
     }

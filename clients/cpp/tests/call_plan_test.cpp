@@ -136,6 +136,27 @@ TEST(CallPlan, HasOneDeadlineForAllStreams) {
   EXPECT_EQ(calls.remaining(kStart + std::chrono::seconds(9)), Seconds(0));
 }
 
+TEST(CallPlan, SendsARefusedStreamAgainWhichIsNoResumption) {
+  for (const char* words : {"Received RST_STREAM with error code 7", "Stream refused by server",
+                            "reset reason: remote refused stream reset"}) {
+    const ConnectionLostError refused(words);
+    auto calls = plan(Seconds(100), 0);
+    for (const double delay : {0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0}) {
+      EXPECT_DOUBLE_EQ(calls.delay(refused, nullptr, true, kStart).count(), delay);
+    }
+    EXPECT_THROW(calls.delay(refused, nullptr, true, kStart), ConnectionLostError);
+    auto begun = plan(Seconds(100), 0);
+    EXPECT_THROW(begun.delay(refused, nullptr, false, kStart), ConnectionLostError);
+    auto late = plan(Seconds(0.05), 0);
+    EXPECT_THROW(late.delay(refused, nullptr, true, kStart), ConnectionLostError);
+  }
+  for (const char* words : {"RST_STREAM with error code 8", "RST_STREAM with error code 77"}) {
+    auto calls = plan(Seconds(100), 0);
+    EXPECT_THROW(calls.delay(ConnectionLostError(words), nullptr, true, kStart),
+                 ConnectionLostError);
+  }
+}
+
 TEST(RetryBudget, LetsAHundredGoOnAtOnceAndThenTenASecond) {
   RetryBudget budget;
   const Seconds enough(60);

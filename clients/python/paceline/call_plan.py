@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import (
+    ConnectionLostError,
     DrainingError,
     InvalidFieldError,
     OverloadedError,
@@ -18,7 +20,7 @@ from paceline.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CallPlan", "RetryBudget", "attempt_count", "timeout_seconds"]
+__all__ = ["CallPlan", "RetryBudget", "attempt_count", "is_refused_stream", "timeout_seconds"]
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 2.0
 
@@ -31,6 +33,15 @@ _LONGEST_TIMEOUT_SECONDS = 7 * 86400.0
 
 # An orchestrator that drains answers so for moments, until its name leads elsewhere.
 _REFUSALS = 3
+
+# A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
+# one connection) is sent again as often, 13 s in all.
+_RESENDS = 10
+
+# How gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7. No reason is beside it.
+_REFUSED_STREAM = re.compile(
+    r"refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b", re.IGNORECASE
+)
 
 # Where a stream goes on at others by itself, all of them are asked so often without any text: from
 # one that has begun more is lost with it, and one that nobody has heard of is better told.
@@ -65,6 +76,12 @@ def attempt_count(resume_attempts: int | None) -> int | None:
             "resume_attempts", f"must be a whole number >= 0, not {resume_attempts!r}"
         )
     return resume_attempts
+
+
+def is_refused_stream(error: PacelineError) -> bool:
+    """Whether a server took no more streams on a connection that stands: nobody began to work."""
+    is_transports = isinstance(error, ConnectionLostError)
+    return is_transports and _REFUSED_STREAM.search(error.message) is not None
 
 
 class RetryBudget:
@@ -125,6 +142,7 @@ class CallPlan:
         self._deadline = clock() + timeout_seconds
         self._resumptions_left = resume_attempts
         self._refusals_left = _REFUSALS
+        self._resend_count = 0
         self._delay_seconds = _FIRST_DELAY_SECONDS
         self._endpoint_count = endpoint_count
         self._rounds = 0
@@ -138,7 +156,7 @@ class CallPlan:
 
     def hear(self) -> None:
         """Text has come: whoever failed before may do better now."""
-        self._is_heard, self._rounds = True, 0
+        self._is_heard, self._rounds, self._resend_count = True, 0, 0
         self.asked.clear()
         if self._resumptions_left is None:
             self._delay_seconds = _FIRST_DELAY_SECONDS
@@ -157,6 +175,8 @@ class CallPlan:
         Raises:
             PacelineError: The same error, if going on makes no sense.
         """
+        if was_refused and (pause := self.resend_seconds(error, endpoint=endpoint)) is not None:
+            return pause
         self.asked.add(endpoint)
         another_is_left = len(self.asked) < self._endpoint_count
         if not self._may_go_on(error, was_refused=was_refused, another_is_left=another_is_left):
@@ -171,6 +191,32 @@ class CallPlan:
         if wait is None:
             raise error
         return max(delay, wait)
+
+    def resend_seconds(self, error: PacelineError, *, endpoint: object = None) -> float | None:
+        """How long to wait before a refused stream is sent again, which is no resumption.
+
+        The pauses are random and no place of the budget is taken: the server is well, and those
+        that it refused come back one by one.
+
+        Args:
+            error: Why the call ended, of which nothing had come.
+            endpoint: Who was asked.
+
+        Returns:
+            The seconds; None if it was not refused, or was too often, or there is no time.
+        """
+        if not is_refused_stream(error):
+            return None
+        delay = min(_FIRST_DELAY_SECONDS * 2.0**self._resend_count, _LONGEST_DELAY_SECONDS)
+        pause = delay * (0.5 + self._chance())
+        if self._resend_count == _RESENDS or pause >= self.remaining_seconds:
+            return None
+        self._resend_count += 1
+        self.asked.add(endpoint)
+        if len(self.asked) < self._endpoint_count:
+            return 0.0
+        self.asked.clear()
+        return pause
 
     def _may_go_on(self, error: PacelineError, *, was_refused: bool, another_is_left: bool) -> bool:
         if isinstance(error, DrainingError) and was_refused and self._refusals_left > 0:

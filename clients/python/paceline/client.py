@@ -321,7 +321,7 @@ class AsyncClient:
         metadata: Metadata | None,
     ) -> _Message:
         """Ask one orchestrator after the other until one answers."""
-        plan = CallPlan(self._seconds(timeout), budget=self._budget)
+        plan = self._plan(timeout)
         own = checked_metadata(metadata)
         interruption = Interruption(self._endpoints, check_wanted=self._endpoints.check_open)
         while True:
@@ -334,11 +334,15 @@ class AsyncClient:
                 except grpc.RpcError as broken:
                     self._endpoints.check_open()
                     error = wire.decoded(broken)
-                    if not self._endpoints.is_another_left(error, endpoint, plan.asked):
-                        raise error from broken
+                    pause_seconds = plan.resend_seconds(error, endpoint=endpoint)
+                    if pause_seconds is None:
+                        if not self._endpoints.is_another_left(error, endpoint, plan.asked):
+                            raise error from broken
+                        pause_seconds = 0.0
                 except asyncio.CancelledError as cancelled:
                     _check_cancelled(cancelled, closed="the client")
                     raise
+            await interruption.rest(pause_seconds)
 
     def _generation(
         self,
@@ -357,6 +361,10 @@ class AsyncClient:
             metadata=self._metadata,
             own_metadata=checked_metadata(metadata),
         )
+
+    def _plan(self, timeout: float | None) -> CallPlan:
+        count = len(self._endpoints)
+        return CallPlan(self._seconds(timeout), budget=self._budget, endpoint_count=count)
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout_seconds(timeout)

@@ -1,6 +1,12 @@
 /** When to give up and when to try again: times, delays and their budget, without I/O. */
 
-import { DrainingError, InvalidFieldError, OverloadedError, TryAgainError } from "./errors.js";
+import {
+  ConnectionLostError,
+  DrainingError,
+  InvalidFieldError,
+  OverloadedError,
+  TryAgainError,
+} from "./errors.js";
 
 const FIRST_DELAY_SECONDS = 0.1;
 const LONGEST_DELAY_SECONDS = 2;
@@ -16,6 +22,15 @@ const LONGEST_TIMEOUT_SECONDS = 7 * 86_400;
 
 /** An orchestrator that drains answers so for moments, until its name leads elsewhere. */
 const REFUSALS = 3;
+
+/**
+ * A stream that a server refuses before it reads anything of it (REFUSED_STREAM: too many at once on
+ * one connection) is sent again as often, 13 s in all.
+ */
+const RESENDS = 10;
+
+/** How gRPC's libraries, and proxies, say REFUSED_STREAM, HTTP/2's error 7; no reason stands beside. */
+const REFUSED_STREAM = /refused[ _]stream|stream refused|RST_STREAM.*error code:? 7\b/i;
 
 /**
  * Where a stream goes on at others by itself, all of them are asked so often without any text: from
@@ -101,6 +116,7 @@ export class CallPlan {
   /** Undefined: as many as make sense. */
   #resumptionsLeft: number | undefined;
   #refusalsLeft = REFUSALS;
+  #resendCount = 0;
   #delaySeconds = FIRST_DELAY_SECONDS;
   #rounds = 0;
   #mostRounds = ROUNDS_UNHEARD;
@@ -123,6 +139,7 @@ export class CallPlan {
   hear(): void {
     this.#mostRounds = ROUNDS;
     this.#rounds = 0;
+    this.#resendCount = 0;
     this.asked.clear();
     if (this.#resumptionsLeft === undefined) {
       this.#delaySeconds = FIRST_DELAY_SECONDS;
@@ -138,6 +155,10 @@ export class CallPlan {
    * @throws The same error, if going on makes no sense.
    */
   delaySeconds(error: unknown, { wasRefused, endpoint }: Failure): number {
+    const pause = wasRefused ? this.resendSeconds(error, endpoint) : undefined;
+    if (pause !== undefined) {
+      return pause;
+    }
     this.asked.add(endpoint);
     const isAnotherLeft = this.asked.size < this.#endpointCount;
     if (!(error instanceof TryAgainError && this.#mayGoOn(error, wasRefused, isAnotherLeft))) {
@@ -150,6 +171,32 @@ export class CallPlan {
       throw error;
     }
     return Math.max(delay, wait);
+  }
+
+  /**
+   * How long to wait before a refused stream is sent again: no resumption, nor counted as one.
+   * Undefined if it was not refused, or was too often, or there is no time.
+   *
+   * The pauses are random and no place of the budget is taken: the server is well, and those that it
+   * refused come back one by one.
+   *
+   * @param error Why the call ended, of which nothing had come.
+   * @param endpoint Who was asked.
+   */
+  resendSeconds(error: unknown, endpoint?: unknown): number | undefined {
+    const delay = Math.min(FIRST_DELAY_SECONDS * 2 ** this.#resendCount, LONGEST_DELAY_SECONDS);
+    const pause = delay * (0.5 + this.#chance());
+    const mayResend = this.#resendCount < RESENDS && pause < this.remainingSeconds;
+    if (!(isRefusedStream(error) && mayResend)) {
+      return undefined;
+    }
+    this.#resendCount += 1;
+    this.asked.add(endpoint);
+    if (this.asked.size < this.#endpointCount) {
+      return 0;
+    }
+    this.asked.clear();
+    return pause;
   }
 
   #mayGoOn(error: TryAgainError, wasRefused: boolean, isAnotherLeft: boolean): boolean {
@@ -183,6 +230,11 @@ export class CallPlan {
     this.#delaySeconds = Math.min(2 * own, LONGEST_DELAY_SECONDS);
     return retryAfterSeconds > 0 ? retryAfterSeconds : own;
   }
+}
+
+/** Whether a server took no more streams on a connection that stands: nobody began to work. */
+function isRefusedStream(error: unknown): boolean {
+  return error instanceof ConnectionLostError && REFUSED_STREAM.test(error.message);
 }
 
 interface Failure {

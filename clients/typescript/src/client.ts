@@ -17,7 +17,7 @@ import type { GetSystemInfoResponse } from "./generated/paceline/v1/orchestrator
 import type { SystemInfo } from "./generation.js";
 import { buildRequest, type GenerateOptions, type Prompt } from "./request.js";
 import { readSystemInfo } from "./responses.js";
-import { deadlineOf, Generation } from "./streaming.js";
+import { deadlineOf, Generation , pause } from "./streaming.js";
 import { Transcript } from "./transcript.js";
 
 /** The default deadline of a call, in seconds. */
@@ -116,7 +116,9 @@ export class Client implements Disposable {
 
   /** Describe the models and servers the orchestrator works with now. */
   async info(settings: CallSettings = {}): Promise<SystemInfo> {
-    const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds));
+    const plan = new CallPlan(checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds), {
+      endpointCount: this.#endpoints.all.length,
+    });
     const pass = new Pass([this.#closing.signal, settings.signal]);
     checkMetadata(settings.metadata);
     try {
@@ -132,7 +134,7 @@ export class Client implements Disposable {
     plan: CallPlan,
     { pass, metadata }: { pass: Pass; metadata: CallMetadata | undefined },
   ): Promise<GetSystemInfoResponse> {
-    const asked = new Set<Endpoint>();
+    const asked = plan.asked as Set<Endpoint>;
     for (;;) {
       const along = await inTime(this.#credentials.metadata(metadata), {
         seconds: plan.remainingSeconds,
@@ -142,6 +144,11 @@ export class Client implements Disposable {
       try {
         return await getSystemInfo(endpoint, { plan, along, signal: pass.signal });
       } catch (error) {
+        const pauseSeconds = plan.resendSeconds(error, endpoint);
+        if (pauseSeconds !== undefined) {
+          await pause(pauseSeconds, pass.signal);
+          continue;
+        }
         asked.add(endpoint);
         if (!(error instanceof TryAgainError) || asked.size === this.#endpoints.all.length) {
           throw error;

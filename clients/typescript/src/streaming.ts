@@ -261,7 +261,7 @@ async function* responsesOf(
   }
 }
 
-async function pause(delaySeconds: number, signal: AbortSignal): Promise<void> {
+export async function pause(delaySeconds: number, signal: AbortSignal): Promise<void> {
   try {
     await sleep(1000 * delaySeconds, undefined, { signal });
   } catch {

@@ -93,3 +93,22 @@ test("a time is as long as it says, and a week at most", () => {
     assert.throws(() => checkedTimeout(seconds), InvalidFieldError);
   }
 });
+
+test("a refused stream is sent again, and is no resumption", () => {
+  for (const words of [
+    "Stream refused by server",
+    "Received RST_STREAM with error code 7",
+    "reset reason: remote refused stream reset",
+  ]) {
+    const refused = new ConnectionLostError(words);
+    const plan = still(0);
+    const delays = Array.from({ length: 10 }, () => plan.delaySeconds(refused, REFUSED));
+    assert.deepEqual(delays, [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1, 1]);
+    assert.throws(() => plan.delaySeconds(refused, REFUSED), refused);
+    assert.throws(() => still(0).delaySeconds(refused, CUT), refused);
+  }
+  for (const words of ["RST_STREAM with error code 8", "RST_STREAM with error code 77"]) {
+    const other = new ConnectionLostError(words);
+    assert.throws(() => still(0).delaySeconds(other, REFUSED), other);
+  }
+});

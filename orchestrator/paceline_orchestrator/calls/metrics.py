@@ -50,6 +50,17 @@ class RequestMetrics:
         self._running = Gauge(
             "paceline_num_requests_running", "Requests being served", registry=registry
         )
+        self._waiting = Gauge(
+            "paceline_num_requests_waiting",
+            "Requests that wait for their turn",
+            registry=registry,
+        )
+        self._queue = Histogram(
+            "paceline_queue_seconds",
+            "What a request waited for its turn before it was worked on",
+            registry=registry,
+            buckets=LATENCY_BUCKETS,
+        )
         self._duration = Histogram(
             "paceline_request_duration_seconds",
             "From a request's arrival to its end",
@@ -151,6 +162,14 @@ class RequestMetrics:
     def arrived(self) -> None:
         """Count a request, whatever becomes of it."""
         self._incoming.inc()
+
+    def waiting(self, count: int) -> None:
+        """So many requests wait for their turn now."""
+        self._waiting.set(count)
+
+    def waited(self, seconds: float) -> None:
+        """Measure what a request waited until it was worked on."""
+        self._queue.observe(seconds)
 
     def token_gaps(self, count: int, *, gap_ns: int) -> None:
         """Measure tokens that became final together, `gap_ns` after those before them.

@@ -74,6 +74,7 @@ class Recorder:
     Args:
         arrived_ns: The request's arrival; perf_counter_ns.
         prompt_length: Tokens before the first new one.
+        waited_ns: For how long it waited for its turn.
         metrics: Where tokens and calls are measured, when nothing waits for it.
         keep_timeline: Whether to remember events.
         show: Takes each event as it happens; None if nobody wants them.
@@ -88,6 +89,7 @@ class Recorder:
         arrived_ns: int,
         prompt_length: int,
         metrics: RequestMetrics,
+        waited_ns: int = 0,
         keep_timeline: bool = False,
         show: Callable[[TimelineEvent], None] | None = None,
     ) -> None:
@@ -104,7 +106,7 @@ class Recorder:
         self._verifying: Counter[str] = Counter()
         self._drafts: list[CallRecord] = []
         self._whole = CallRecord(0, "orchestrator", (), arrived_ns)  # the request itself
-        self._statistics = Statistics()
+        self._statistics = Statistics(queue_ns=waited_ns)
         self.targets_used = 0
 
     @property

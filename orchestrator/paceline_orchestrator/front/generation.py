@@ -85,6 +85,7 @@ class Generation:
         self._position = len(order.prefix)
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
+            waited_ns=order.waited_ns,
             prompt_length=len(order.prefix),
             metrics=metrics,
             keep_timeline=order.options.include_timeline,

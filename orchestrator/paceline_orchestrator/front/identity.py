@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from paceline_serving.lanes import lane_in, network_of
 from paceline_serving.security import peer_name
 
 if TYPE_CHECKING:
     from paceline_serving.keys import Caller
 
-__all__ = ["share_of"]
+__all__ = ["lane_of", "share_of"]
 
 _DIGITS = 16
-# A holder of one IPv6 address usually has the whole network of this prefix length.
-_IPV6_PREFIX = 64
 
 
 def share_of(context: Any, caller: Caller | None = None) -> str:
@@ -35,6 +33,11 @@ def share_of(context: Any, caller: Caller | None = None) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
+def lane_of(context: Any) -> str:
+    """Name whose request it is among those of the same share, as its client, a proxy, says."""
+    return lane_in(context.invocation_metadata())
+
+
 def _network(peer: str) -> str:
     """Return where a peer is, as gRPC writes it: `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT`, `unix:PATH`.
 
@@ -43,8 +46,4 @@ def _network(peer: str) -> str:
     kind, _, place = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return peer
-    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
-    if kind == "ipv4":
-        return host
-    address = host.partition("%")[0]
-    return str(ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False))
+    return network_of(place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]"))

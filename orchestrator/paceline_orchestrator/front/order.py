@@ -66,6 +66,7 @@ class Order:
         seed: The seed in use.
         plan: How to decode.
         arrived_ns: When it came; perf_counter_ns.
+        waited_ns: For how long it waited for its turn.
         deadline: When it must be over.
     """
 
@@ -81,6 +82,7 @@ class Order:
     plan: Plan
     arrived_ns: int
     deadline: Deadline
+    waited_ns: int = 0
 
     @property
     def was_resumed_to_eos(self) -> bool:

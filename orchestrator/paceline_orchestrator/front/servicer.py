@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,8 @@ from paceline.errors import (
     DrainingError,
     LoadingError,
     NoTargetError,
-    OverloadedError,
     UnsupportedError,
 )
-from paceline.shares import FairShares
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
 from paceline_orchestrator.calls.deadline import Deadline
@@ -29,9 +27,10 @@ from paceline_orchestrator.front.admission import (
     seed_of,
 )
 from paceline_orchestrator.front.generation import Generation
-from paceline_orchestrator.front.identity import share_of
+from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.pacing import Pacing
+from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
 from paceline_orchestrator.front.translation import read_options, server_message
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.planning.experience import Planning
     from paceline_orchestrator.scaling.demand import DemandMeter
     from paceline_orchestrator.settings import OrchestratorSettings
+    from paceline_serving.keys import Caller
 
 __all__ = ["OrchestratorServicer"]
 
@@ -65,9 +65,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         metrics: Where requests are counted.
         settings: Limits.
         tasks: Owns what runs for requests.
-
-    Attributes:
-        running_count: Requests running.
     """
 
     def __init__(
@@ -94,25 +91,34 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._idle = asyncio.Event()
         self._idle.set()
         self._begun = asyncio.Event()
-        self._is_draining = False
         self._pacing = Pacing(planning)
-        self._shares = FairShares(settings.request_limit)
+        self._queue = RequestQueue(settings, metrics=metrics)
         self._texts = TextWorkers()
         self._preparing: set[asyncio.Task[Any]] = set()  # requests that are not yet decoded
         self._generations: set[Generation] = set()
-        self.running_count = 0
+        self._present_count = 0  # requests that run or wait, or are on their way out
+
+    @property
+    def running_count(self) -> int:
+        """Requests running."""
+        return self._queue.running_count
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait for their turn."""
+        return self._queue.waiting_count
 
     def begin(self) -> None:
         """Let requests run: there is a target, and its tokenizer."""
         self._begun.set()
 
     def drain(self) -> None:
-        """Accept no more requests."""
-        self._is_draining = True
+        """Accept no more requests, and send those that wait for their turn elsewhere."""
+        self._queue.close(_DRAINING)
         self._planning.end_refining()
 
     async def idle(self) -> None:
-        """Return once no request is running."""
+        """Return once no request runs or waits."""
         await self._idle.wait()
 
     def cut(self) -> None:
@@ -135,12 +141,19 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._metrics.arrived()
         caller = current_caller()
         share = share_of(context, caller)
-        with self._admitted(share), caller.admitted() if caller else nullcontext():
-            check(request)
-            deadline = Deadline.after(self._allowed_seconds(context))
+        check(request)
+        deadline = Deadline.after(self._allowed_seconds(context))
+        async with (
+            self._present(caller),
+            self._admitted(request, share, lane=lane_of(context), deadline=deadline) as waited_ns,
+        ):
             with self._cuttable():
                 order = await self._order(
-                    request, share=share, arrived_ns=arrived_ns, deadline=deadline
+                    request,
+                    share=share,
+                    arrived_ns=arrived_ns,
+                    waited_ns=waited_ns,
+                    deadline=deadline,
                 )
             generation = Generation(
                 order,
@@ -206,31 +219,39 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             chat_template=await fetch_chat_template(self._pool.targets(model)[0].models),
         )
 
-    @contextmanager
-    def _admitted(self, share: str) -> Iterator[None]:
-        """Count a request in, or refuse it at once: a queue here would only hide the overload.
+    @asynccontextmanager
+    async def _present(self, caller: Caller | None) -> AsyncIterator[None]:
+        """Count a request that is here, whether it runs or waits: also against its key's limits."""
+        self._queue.check_open()
+        with caller.admitted() if caller else nullcontext():
+            self._present_count += 1
+            self._idle.clear()
+            try:
+                yield
+            finally:
+                self._present_count -= 1
+                if not self._present_count:
+                    self._idle.set()
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request: pb.GenerateRequest, share: str, *, lane: str, deadline: Deadline
+    ) -> AsyncIterator[int]:
+        """Let a request run, in its turn, and yield how many nanoseconds it has waited.
 
         When the last one has ended, however it did, there is time for the planner's simulations.
         """
-        if self._is_draining:
-            raise DrainingError(_DRAINING)
-        if not self._shares.allows(share):
-            raise OverloadedError(
-                f"{self.running_count} requests are running, {self._shares.held_by(share)} of them"
-                " this client's",
-                retry_after_seconds=shortage.RETRY_SECONDS,
+        # At least one target; how many more follows from its plan, which it does not have yet.
+        with self._demand.stream(verifier_limit=lambda: 1):
+            waited_seconds = await self._queue.enter(
+                share, lane=lane, size=request.ByteSize(), deadline=deadline
             )
-        self.running_count += 1
         self._planning.refine_beside(self._tasks)
-        self._shares.take(share)
-        self._idle.clear()
         try:
-            yield
+            yield int(waited_seconds * 1e9)
         finally:
-            self.running_count -= 1
-            self._shares.give_back(share)
+            self._queue.leave(share)
             if not self.running_count:
-                self._idle.set()
                 self._planning.refine_soon(self._tasks)
 
     @contextmanager
@@ -250,7 +271,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             self._preparing.discard(task)
 
     async def _order(
-        self, request: pb.GenerateRequest, *, share: str, arrived_ns: int, deadline: Deadline
+        self,
+        request: pb.GenerateRequest,
+        *,
+        share: str,
+        arrived_ns: int,
+        waited_ns: int,
+        deadline: Deadline,
     ) -> Order:
         """Complete a request with what only this process knows: model, tokens, seed, plan."""
         call = tracing.current()
@@ -284,6 +311,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             seed=seed_of(request),
             plan=self._planning.plan(options.wish, model, prompt_length=len(prompt)),
             arrived_ns=arrived_ns,
+            waited_ns=waited_ns,
             deadline=deadline,
         )
 

@@ -8,12 +8,12 @@ import random
 import grpc
 import pytest
 
-from paceline import errors
-from paceline.status import decode
+from paceline import AsyncClient, errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_models import FakeModelServer
 from support.fake_text import continuation
 from support.orchestrating import PROMPT, STRATEGIES, a_drafter, orchestrating, targets
+from support.waiting import until
 
 
 async def test_a_target_without_room_is_passed_over(monkeypatch):
@@ -86,20 +86,6 @@ async def test_a_session_reserves_in_steps_and_says_how_far_it_may_grow():
         assert spec.share
 
 
-async def test_more_requests_than_allowed_are_refused_at_once():
-    target = targets(1)[0]
-    async with orchestrating(targets=[target], request_limit=1) as system:
-        target.faults.extend(["", "hang"])
-        first = system.call()
-        await target.until(lambda it: it.begun >= 2)
-        with pytest.raises(errors.OverloadedError) as caught:
-            await system.generate()
-        assert caught.value.retry_after_seconds
-        first.cancel()
-        await system.settled()
-        assert (await system.generate(max_tokens=1)).token_ids
-
-
 async def test_one_client_cannot_take_all_requests_there_may_be():
     """Two addresses of this machine are two clients."""
     target = FakeModelServer("target", stalls=lambda _: True)
@@ -112,21 +98,26 @@ async def test_one_client_cannot_take_all_requests_there_may_be():
             grpc.aio.insecure_channel(f"[::1]:{port}") as modest,
         ):
             calls = [system.call(channel=greedy) for _ in range(10)]
-            refused = [it for it in await asyncio.gather(*map(began, calls)) if not it]
-            assert len(refused) == 2, "it gets four fifths"
+            firsts = [asyncio.ensure_future(call.read()) for call in calls]
+            servicer = system.application._servicer
+            await until(lambda: servicer.waiting_count == 2, what="two requests wait")
+            assert servicer.running_count == 8, "it gets four fifths"
             late = system.call(channel=modest)
-            assert await began(late)
+            assert (await late.read()).HasField("started")
             for call in (*calls, late):
                 call.cancel()
+            await asyncio.gather(*firsts, return_exceptions=True)
         await system.settled()
 
 
-async def began(call):
-    """Whether a call is served; else it was refused as one too many."""
-    first = asyncio.ensure_future(call.read())
-    await asyncio.wait((first,))
-    if first.exception() is None:
-        return first.result().HasField("started")
-    with pytest.raises(errors.OverloadedError):
-        raise decode(first.exception())
-    return False
+async def test_a_thousand_requests_at_once_over_one_connection_are_all_answered():
+    """gRPC's own limit of streams used to refuse every third of 200 before anything read it."""
+    async with (
+        orchestrating(targets=targets(2, latency_seconds=0)) as system,
+        AsyncClient(system.address) as client,
+    ):
+        generations = [client.generate(PROMPT, max_tokens=1, timeout=300) for _ in range(1000)]
+        completions = await asyncio.gather(*(it.collect() for it in generations))
+        assert {it.token_ids for it in completions} == {tuple(continuation(PROMPT, 1))}
+        assert not any(it.resumption_count for it in generations)
+        await system.settled()

@@ -176,3 +176,66 @@ def test_one_full_round_of_refusals_is_the_last_word_to_an_unheard_request(clock
     assert calls.delay_seconds(FULL, was_refused=True, endpoint=0) == 0
     with pytest.raises(OverloadedError):
         calls.delay_seconds(FULL, was_refused=True, endpoint=1)
+
+
+# What each library says of REFUSED_STREAM: gRPC's core, grpc-go, grpc-js, grpc-java, Envoy.
+REFUSALS = (
+    "Stream removed (RST_STREAM (Received RST_STREAM with error code 7))",
+    "stream terminated by RST_STREAM with error code: REFUSED_STREAM",
+    "Stream refused by server",
+    "RST_STREAM closed stream. HTTP/2 error code: REFUSED_STREAM",
+    "upstream connect error or disconnect/reset. reset reason: remote refused stream reset",
+)
+REFUSED = ConnectionLostError(REFUSALS[0])
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_refused_stream_is_sent_again_and_is_no_resumption(clock, words):
+    refused = ConnectionLostError(words)
+    calls = plan(clock, chance=0.5)
+    told = delays(calls, refused, 10, was_refused=True)
+    assert told == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0])
+    with pytest.raises(ConnectionLostError):
+        calls.delay_seconds(refused, was_refused=True)
+
+
+def test_the_pauses_of_refused_streams_are_random(clock):
+    assert delays(plan(clock, chance=0.0), REFUSED, 1, was_refused=True) == [0.05]
+    assert delays(plan(clock, chance=0.9), REFUSED, 1, was_refused=True) == pytest.approx([0.14])
+
+
+def test_more_refused_streams_than_the_budget_has_places_are_sent_again_at_once(clock):
+    budget = RetryBudget(clock=clock)
+    for _ in range(1000):
+        pause = delays(plan(clock, budget=budget), REFUSED, 1, was_refused=True)
+        assert pause == [0.05]
+
+
+@pytest.mark.parametrize(
+    ("error", "was_refused"),
+    [
+        (REFUSED, False),
+        (ConnectionLostError("RST_STREAM with error code 8"), True),
+        (ConnectionLostError("RST_STREAM with error code 77"), True),
+        (ConnectionLostError("Connection refused"), True),
+        (OverloadedError("refused stream"), True),
+    ],
+)
+def test_a_stream_that_was_begun_or_failed_otherwise_is_not_sent_again(clock, error, was_refused):
+    with pytest.raises(type(error)):
+        plan(clock).delay_seconds(error, was_refused=was_refused)
+
+
+def test_a_refused_stream_is_not_sent_again_beyond_its_deadline(clock):
+    with pytest.raises(ConnectionLostError):
+        plan(clock, seconds=0.05).delay_seconds(REFUSED, was_refused=True)
+
+
+def test_a_refused_stream_goes_to_another_orchestrator_without_a_pause(clock):
+    calls = CallPlan(
+        9, budget=RetryBudget(clock=clock), endpoint_count=2, clock=clock, chance=lambda: 0.5
+    )
+    told = [
+        calls.delay_seconds(REFUSED, was_refused=True, endpoint=each) for each in ("a", "b", "a")
+    ]
+    assert told == [0.0, 0.2, 0.0]

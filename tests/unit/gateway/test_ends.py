@@ -34,7 +34,8 @@ def scripted(*legs: Leg) -> FakeOrchestrator:
             "context_length_exceeded",
         ),
         (errors.UnsupportedError("no rejection"), 400, None, "unsupported"),
-        (errors.OverloadedError("full", retry_after_seconds=7.2), 503, None, "overloaded"),
+        (errors.OverloadedError("full", retry_after_seconds=7.2), 429, None, "overloaded"),
+        (errors.CacheExhaustedError("full"), 503, None, "overloaded"),
         (errors.NoTargetError("none", retry_after_seconds=0.05), 503, None, "unavailable"),
         (errors.DeadlineError("over"), 504, None, "timeout"),
         (errors.InternalError("secret"), 500, None, "internal"),
@@ -51,17 +52,18 @@ async def test_an_orchestrators_error_is_said_in_openais_form(error, status, par
     assert (response.status_code, told["param"], told["code"]) == (status, param, code)
     assert "secret" not in told["message"]
     assert raised.value.status_code == status
-    wants = {503: str(max(1, round((error.retry_after_seconds or 1) + 0.4)))}
+    seconds = str(max(1, round((error.retry_after_seconds or 1) + 0.4)))
+    wants = {429: seconds, 503: seconds}
     assert response.headers.get("retry-after") == wants.get(status)
 
 
-async def test_orchestrators_that_do_not_say_what_their_model_is_are_overloaded():
+async def test_orchestrators_that_do_not_say_what_their_model_is_are_unavailable():
     # 504 would tell the client to ask for less.
     fake = FakeOrchestrator()
     async with gateway_over(fake) as gateway:
         fake.info_errors = [errors.DeadlineError("over")]
         response = await gateway.post("/v1/completions", prompt="p")
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
     assert response.headers["retry-after"] == "1"
 
 
@@ -178,7 +180,7 @@ async def test_requests_beyond_the_limit_are_refused_at_once():
         asking = asyncio.create_task(gateway.post("/v1/completions", prompt="p"))
         await until(lambda: fake.requests, what="the orchestrator is asked")
         response = await gateway.post("/v1/completions", prompt="p")
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
         assert response.headers["retry-after"] == "1"
         asking.cancel()
 

@@ -19,6 +19,7 @@ from paceline.errors import (
 )
 from paceline_gateway.process import HttpProcess
 from paceline_gateway.settings import GatewaySettings
+from paceline_serving.lanes import HEADER
 from support.fake_orchestrator import FakeOrchestrator, Leg, serving
 from support.gateway import TEMPLATE, gateway_over
 from support.keys import SECRET, entry, rewrite
@@ -155,6 +156,35 @@ async def test_who_goes_away_is_charged_for_what_came(one_a_minute):
         await stream.close()
         await gateway.process.gateway.settled()
         assert await charged(gateway) == 3 + 4
+
+
+async def test_orchestrators_are_told_whose_requests_take_turns(path):
+    path.write_text(entry() + entry("bob", "other"))
+    fake = FakeOrchestrator()
+    async with gateway_over(fake, api_keys=path) as gateway:
+        for key in (SECRET, "other", SECRET):
+            client = gateway.client.with_options(api_key=key)
+            await client.completions.create(model="fake", prompt="p", max_tokens=3)
+    told = [it[HEADER] for it in fake.metadata if HEADER in it]
+    assert told[0] == told[2] != told[1]
+    assert not {"alice", "bob"} & set(told)
+
+
+async def test_one_client_cannot_take_all_requests_there_may_be(path):
+    path.write_text(entry() + entry("bob", "other"))
+    fake = FakeOrchestrator(script=[Leg(hangs=True)] * 5)
+    async with gateway_over(fake, api_keys=path, request_limit=5) as gateway:
+        alice = gateway.client.with_options(api_key=SECRET)
+        bob = gateway.client.with_options(api_key="other")
+        asked = {"model": "fake", "prompt": "p"}
+        running = [asyncio.create_task(alice.completions.create(**asked)) for _ in range(4)]
+        await until(lambda: len(fake.requests) == 4, what="four fifths are taken")
+        with pytest.raises(openai.RateLimitError, match="4 of them this client's"):
+            await alice.completions.create(**asked)
+        running.append(asyncio.create_task(bob.completions.create(**asked)))
+        await until(lambda: len(fake.requests) == 5, what="the other client is served")
+        for each in running:
+            each.cancel()
 
 
 def test_an_exposed_address_demands_keys_and_tls(path):

@@ -1,0 +1,234 @@
+"""Requests beyond what an orchestrator works on at once: they wait here, each client in its turn.
+
+Theory of operation.
+
+A request that is worked on has a *place*. Places are shared by dynamic thresholds (FairShares): a
+client alone gets four fifths of them, and the next client finds a place free. A request without a
+place waits, and costs its message and this file's record of it: no session, no tokens, no plan.
+
+    client A    a1 (lane x)  a2 (lane x)          ─┐
+                a3 (lane y)                        ├─►  places, request_limit of them
+    client B    b1                                ─┘
+
+Whenever a place becomes free, it goes to the client that holds the fewest places, among those
+whose share allows one more; of equals, to the one that was served longest ago. Within a client the
+*lanes* take turns, and within a lane requests keep their order. A lane is what a proxy tells apart
+among its own clients: it divides the proxy's share, and is never worth a second share.
+
+The queue is bounded in three ways: requests, bytes of their messages (both shared by dynamic
+thresholds, too), and seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from paceline.errors import DeadlineError, DrainingError, OverloadedError
+from paceline.shares import FairShares
+from paceline_orchestrator.fleet import shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline_orchestrator.calls.deadline import Deadline
+    from paceline_orchestrator.calls.metrics import RequestMetrics
+    from paceline_orchestrator.settings import RequestSettings
+
+__all__ = ["RequestQueue"]
+
+
+class _Ticket:
+    """A request that waits."""
+
+    def __init__(self, lane: str) -> None:
+        self.lane = lane
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class _Line:
+    """A client's requests that wait, in lanes that take turns."""
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[str, OrderedDict[_Ticket, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def add(self, ticket: _Ticket) -> None:
+        self._lanes.setdefault(ticket.lane, OrderedDict())[ticket] = None
+
+    def pop(self) -> _Ticket:
+        """Take the first one of the lane whose turn it is; that lane is last from now on."""
+        name, lane = self._lanes.popitem(last=False)
+        ticket, _ = lane.popitem(last=False)
+        if lane:
+            self._lanes[name] = lane
+        return ticket
+
+    def remove(self, ticket: _Ticket) -> None:
+        """Take one out, if it is there."""
+        lane = self._lanes.get(ticket.lane, OrderedDict())
+        lane.pop(ticket, None)
+        if not lane:
+            self._lanes.pop(ticket.lane, None)
+
+    def tickets(self) -> list[_Ticket]:
+        return [ticket for lane in self._lanes.values() for ticket in lane]
+
+
+class RequestQueue:
+    """Gives places to requests, at once or in their turn.
+
+    Args:
+        settings: Its limits.
+        metrics: Told how many wait, and how long they have waited.
+
+    Attributes:
+        running_count: Requests that have a place.
+        waiting_count: Requests that wait for one.
+    """
+
+    def __init__(self, settings: RequestSettings, *, metrics: RequestMetrics) -> None:
+        self._places = FairShares(settings.request_limit)
+        self._waiting = FairShares(settings.queue_limit)
+        self._bytes = FairShares(settings.queue_limit_bytes)
+        self._most_seconds = settings.queue_seconds
+        self._metrics = metrics
+        self._lines: dict[str, _Line] = {}
+        self._served = 0
+        self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
+        self._closed: str | None = None
+        self.running_count = 0
+        self.waiting_count = 0
+
+    def close(self, reason: str) -> None:
+        """Let nobody in any more: requests that wait, or come, are told why, and go elsewhere."""
+        self._closed = reason
+        for line in tuple(self._lines.values()):
+            for ticket in line.tickets():
+                if not ticket.turn.done():
+                    ticket.turn.set_exception(DrainingError(reason))
+
+    def check_open(self) -> None:
+        """Raise DrainingError once it was closed."""
+        if self._closed is not None:
+            raise DrainingError(self._closed)
+
+    async def enter(self, share: str, *, lane: str = "", size: int, deadline: Deadline) -> float:
+        """Take a place, in its turn; `leave` gives it back.
+
+        Args:
+            share: Whose the request is.
+            lane: What that client tells apart among its own requests.
+            size: Bytes of its message.
+            deadline: When the request must be over.
+
+        Returns:
+            The seconds that it has waited.
+
+        Raises:
+            OverloadedError: The queue is full, or it waited for too long; says when to come back.
+            DeadlineError: Its time was over before its turn.
+            DrainingError: It was closed.
+
+        Cancellation:
+            It waits no longer, and holds nothing.
+        """
+        self.check_open()
+        waited_seconds = 0.0
+        if share not in self._lines and self._places.allows(share):
+            self._take(share)
+        else:
+            began = time.monotonic()
+            with self._counted(share, size):
+                await self._turn(share, _Ticket(lane), deadline=deadline)
+            waited_seconds = time.monotonic() - began
+        self._metrics.waited(waited_seconds)
+        return waited_seconds
+
+    def leave(self, share: str) -> None:
+        """Give a place back, to whoever is next."""
+        self.running_count -= 1
+        self._places.give_back(share)
+        self._serve()
+        self._forget(share)
+
+    async def _turn(self, share: str, ticket: _Ticket, *, deadline: Deadline) -> None:
+        line = self._lines.setdefault(share, _Line())
+        line.add(ticket)
+        try:
+            await self._served_in_time(ticket, deadline=deadline)
+        except BaseException:
+            # `_serve` gave it a place in the very turn of the loop in which its wait ended.
+            if ticket.turn.done() and not ticket.turn.cancelled() and not ticket.turn.exception():
+                self.leave(share)
+            raise
+        finally:
+            line.remove(ticket)
+            self._forget(share)
+
+    async def _served_in_time(self, ticket: _Ticket, *, deadline: Deadline) -> None:
+        patience = min(self._most_seconds, deadline.remaining_seconds)
+        try:
+            async with asyncio.timeout(patience):
+                await ticket.turn
+        except TimeoutError:
+            if patience < self._most_seconds:
+                raise DeadlineError("the request's time was over before its turn") from None
+            raise OverloadedError(
+                f"{self.running_count} requests are running, and this one has waited for"
+                f" {patience:g} s",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            ) from None
+
+    @contextmanager
+    def _counted(self, share: str, size: int) -> Iterator[None]:
+        """Count a request that waits, or refuse it."""
+        if not (self._waiting.allows(share) and self._bytes.allows(share, size)):
+            raise OverloadedError(
+                f"{self.running_count} requests are running and {self.waiting_count} wait,"
+                f" {self._places.held_by(share)} and {self._waiting.held_by(share)} of them this"
+                " client's",
+                retry_after_seconds=shortage.RETRY_SECONDS,
+            )
+        self._waiting.take(share)
+        self._bytes.take(share, size)
+        self._count(+1)
+        try:
+            yield
+        finally:
+            self._waiting.give_back(share)
+            self._bytes.give_back(share, size)
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.waiting_count += change
+        self._metrics.waiting(self.waiting_count)
+
+    def _take(self, share: str) -> None:
+        self.running_count += 1
+        self._places.take(share)
+        self._served += 1
+        self._served_at[share] = self._served
+
+    def _serve(self) -> None:
+        """Give free places to those that wait."""
+        while served := [it for it in self._lines if self._places.allows(it)]:
+            share = min(served, key=lambda it: (self._places.held_by(it), self._served_at[it]))
+            line = self._lines[share]
+            ticket = line.pop()
+            if not ticket.turn.done():
+                self._take(share)
+                ticket.turn.set_result(None)
+            self._forget(share)
+
+    def _forget(self, share: str) -> None:
+        """Keep nothing of a client that is not here."""
+        if not self._lines.get(share, True):
+            del self._lines[share]
+        if share not in self._lines and not self._places.held_by(share):
+            del self._served_at[share]

@@ -1,0 +1,41 @@
+"""Where a client is, and what a proxy tells an orchestrator of its own clients.
+
+They take turns in the orchestrator's queue. A lane divides its sender's share and is worth nothing
+beyond it, so nobody has to be trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["HEADER", "lane_in", "lane_name", "network_of"]
+
+HEADER = "paceline-lane"
+
+_DIGITS = 16
+# A holder of one IPv6 address usually has the whole network of this prefix length.
+_IPV6_PREFIX = 64
+
+
+def lane_name(identity: str) -> str:
+    """Return what a client is called: a digest, and no name in clear."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+
+
+def lane_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return the lane that a call's metadata names; empty if there is none."""
+    found = dict(metadata or ()).get(HEADER, "")
+    return found[:_DIGITS] if isinstance(found, str) else ""
+
+
+def network_of(host: str) -> str:
+    """Return an address as far as it tells one client from another: of IPv6 its network."""
+    address = host.partition("%")[0]
+    if ":" not in address:
+        return host
+    return str(ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False))

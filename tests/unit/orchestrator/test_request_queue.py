@@ -1,0 +1,274 @@
+"""Requests beyond what is worked on at once wait in a fair and bounded queue; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_orchestrator.calls.deadline import Deadline
+from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.front.request_queue import RequestQueue
+from paceline_orchestrator.settings import OrchestratorSettings
+from support.fake_text import continuation
+from support.orchestrating import PROMPT
+from support.virtual_servers import targets
+from support.virtual_system import virtual_system
+from support.virtual_time import virtually
+
+GREEDY, MODEST = "10.0.0.1", "10.0.0.2"
+# What a request with 4 tokens takes, about.
+REQUEST_SECONDS = 0.2
+
+
+class Ends(list):
+    """Whose request ended, in that order."""
+
+    async def note(self, name, request):
+        await request
+        self.append(name)
+
+
+def request(system, **options):
+    options.setdefault("max_tokens", 4)
+    return system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, **options)
+
+
+async def begun(tasks, *requests):
+    """Begin these one after the other, each as far as it comes at once."""
+    begun = []
+    for each in requests:
+        begun.append(tasks.create_task(each))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return begun
+
+
+@virtually
+async def test_a_thousand_requests_of_one_client_are_all_answered():
+    async with virtual_system(*targets(4)) as system:
+        streams = await asyncio.gather(
+            *(request(system, max_tokens=1, seconds=600) for _ in range(1000))
+        )
+        assert {tuple(it.token_ids) for it in streams} == {tuple(continuation(PROMPT, 1))}
+        await system.settle()
+        assert not system.leftovers()
+
+
+@virtually
+async def test_a_hundred_requests_of_each_of_ten_clients_are_all_answered():
+    async with virtual_system(*targets(4)) as system:
+        streams = await asyncio.gather(
+            *(
+                request(system, max_tokens=1, seconds=600, client=f"10.0.0.{number % 10}")
+                for number in range(1000)
+            )
+        )
+        assert {tuple(it.token_ids) for it in streams} == {tuple(continuation(PROMPT, 1))}
+
+
+@virtually
+async def test_a_modest_client_is_not_behind_a_greedy_ones_backlog():
+    ends = Ends()
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, *(ends.note("greedy", request(system)) for _ in range(20)))
+        await begun(tasks, ends.note("modest", request(system, client=MODEST)))
+    assert ends.index("modest") == 1
+    assert len(ends) == 21
+
+
+@virtually
+async def test_a_place_is_free_for_a_client_that_has_none():
+    async with (
+        virtual_system(*targets(1), request_limit=10) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, *(request(system) for _ in range(20)))
+        assert system.servicer.running_count == 8, "one client gets four fifths"
+        await begun(tasks, request(system, client=MODEST))
+        assert (system.servicer.running_count, system.servicer.waiting_count) == (9, 12)
+
+
+@virtually
+async def test_the_clients_of_a_proxy_take_turns_within_its_share():
+    ends = Ends()
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        greedy = (ends.note("greedy", request(system, lane="a")) for _ in range(6))
+        modest = (ends.note("modest", request(system, lane="b")) for _ in range(2))
+        other = (ends.note("other", request(system, client=MODEST)) for _ in range(2))
+        await begun(tasks, *greedy, *modest, *other)
+    # The proxy and the other client take turns, and within the proxy its clients do.
+    assert ends[:6] == ["greedy", "other", "greedy", "other", "modest", "greedy"]
+    assert ends[6:] == ["modest", "greedy", "greedy", "greedy"]
+
+
+@virtually
+async def test_requests_of_one_client_keep_their_order():
+    ends = Ends()
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, *(ends.note(number, request(system)) for number in range(8)))
+    assert ends == sorted(ends)
+
+
+@virtually
+async def test_one_more_than_may_wait_is_refused_at_once_and_told_when_to_come_again():
+    async with (
+        virtual_system(*targets(1), request_limit=1, queue_limit=5) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, *(request(system) for _ in range(5)))
+        assert system.servicer.waiting_count == 4, "one client gets four fifths"
+        with pytest.raises(errors.OverloadedError, match="1 requests are running and 4 wait") as it:
+            await request(system)
+        assert it.value.retry_after_seconds
+        await begun(tasks, request(system, client=MODEST))
+        assert system.servicer.waiting_count == 5
+
+
+@virtually
+async def test_long_messages_fill_the_queue_by_their_bytes():
+    long = pb.TokenIds(ids=[7] * 300_000)
+    async with (
+        virtual_system(*targets(1), request_limit=1, queue_limit_bytes=1 << 20) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        first, *waiting = await begun(
+            tasks, request(system, max_tokens=200), request(system), request(system)
+        )
+        beyond = [request(system, token_ids=long, seconds=1) for _ in range(3)]
+        outcomes = await asyncio.gather(*beyond, return_exceptions=True)
+        assert [type(it) for it in outcomes] == [
+            errors.DeadlineError,
+            errors.DeadlineError,
+            errors.OverloadedError,
+        ]
+        assert system.servicer.waiting_count == len(waiting)
+        assert not first.done()
+
+
+@virtually
+async def test_a_request_that_waits_for_too_long_is_told_when_to_come_again():
+    async with (
+        virtual_system(*targets(1), request_limit=1, queue_seconds=2) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, request(system, max_tokens=1000))
+        with pytest.raises(errors.OverloadedError, match="has waited for 2 s") as refused:
+            await request(system)
+        assert refused.value.retry_after_seconds
+        assert system.servicer.waiting_count == 0
+
+
+@virtually
+async def test_a_deadline_counts_while_a_request_waits():
+    async with (
+        virtual_system(
+            *targets(1), request_limit=1, default_deadline_seconds=3, queue_seconds=300
+        ) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, request(system, max_tokens=1000))
+        with pytest.raises(errors.DeadlineError, match="before its turn"):
+            await request(system, seconds=None)
+        assert system.servicer.waiting_count == 0
+
+
+@virtually
+async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing():
+    ends = Ends()
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        _, second, _ = await begun(
+            tasks, *(ends.note(number, request(system)) for number in range(3))
+        )
+        calls = len(system.records())
+        second.cancel()
+        await asyncio.wait((second,))
+        assert system.servicer.waiting_count == 1
+        assert system.registry.get_sample_value("paceline_num_requests_waiting") == 1
+        assert len(system.records()) == calls, "it had no session to close"
+    assert ends == [0, 2]
+
+
+@virtually
+async def test_a_place_that_is_given_to_a_request_as_it_is_cancelled_goes_to_the_next():
+    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=1)
+    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    deadline = Deadline.after(60)
+    await queue.enter("a", size=1, deadline=deadline)
+    async with asyncio.TaskGroup() as tasks:
+        second, third = await begun(
+            tasks, *(queue.enter("a", size=1, deadline=deadline) for _ in range(2))
+        )
+        queue.leave("a")  # to the second one, which goes in this turn of the loop
+        second.cancel()
+        await third
+    assert (queue.running_count, queue.waiting_count) == (1, 0)
+    queue.leave("a")
+    assert queue.running_count == 0
+
+
+@virtually
+async def test_draining_sends_requests_that_wait_elsewhere_and_lets_running_ones_end():
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        first, *_ = await begun(tasks, request(system))
+        waiting = [asyncio.ensure_future(request(system)) for _ in range(3)]
+        await begun(tasks)
+        await asyncio.sleep(0)
+        system.servicer.drain()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(it) for it in outcomes} == {errors.DrainingError}
+        assert not first.done()
+        await system.servicer.idle()
+        assert first.done()
+        assert (await first).token_ids == continuation(PROMPT, 4)
+
+
+@virtually
+async def test_the_time_in_the_queue_is_told():
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        def told(name):
+            return system.registry.get_sample_value(f"paceline_{name}")
+
+        first, second = await begun(tasks, request(system), request(system))
+        assert told("num_requests_waiting") == 1
+        took = (await first).finished.statistics
+        waited = (await second).finished.statistics
+        assert told("num_requests_waiting") == 0
+        assert told("queue_seconds_count") == 2
+        assert took.queue_ns == 0
+        assert waited.queue_ns == pytest.approx(took.total_ns, rel=0.1)
+        assert waited.time_to_first_token_ns > waited.queue_ns
+        assert told("queue_seconds_sum") == pytest.approx(waited.queue_ns / 1e9)
+
+
+@virtually
+async def test_the_autoscaler_counts_requests_that_wait():
+    async with (
+        virtual_system(*targets(1), request_limit=1) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await begun(tasks, *(request(system) for _ in range(7)))
+        assert system.servicer.waiting_count == 6
+        assert system.demand.demand().stream_verifiers >= 6
