@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import secrets
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -211,13 +212,18 @@ class OrchestratorApplication:
         The target that sent it may be gone by then.
         """
         while True:
+            asked_at = time.monotonic()
             try:
                 model = self._pool.model()
-                await self._codecs.fetch(self._pool.targets(model)[0])
+                target = self._pool.targets(model)[0]
             except NoTargetError:
                 return None
+            try:
+                await self._codecs.fetch(target)
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
+                # Another target has it, or this one later.
+                self._pool.report_failure(target, error, asked_at=asked_at)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return model

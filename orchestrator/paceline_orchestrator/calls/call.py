@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.errors import (
     ConnectionLostError,
-    InternalError,
     PacelineError,
     SessionError,
     SupersededError,
 )
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class CallUnderWay(Generic[_T]):
                     if not self._is_repeatable():
                         raise
                     self._sent = None
-            raise InternalError(f"{self._session.server.name} keeps losing what it holds")
+            raise BadAnswerError("it keeps losing what it holds")
         finally:
             self._session.end(self)
 

@@ -168,13 +168,10 @@ class RemoteSession:
             return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> Judged:
-            judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
+            judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns, block_length=len(proposal))
             self._patience.heard(sent)
+            self._checks.verdict(judged, sent.call, proposal, options=options)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
-            self._checks.verdict(judged, sent.call, proposal, logprobs=options.logprobs)
-            self._checks.likeliest(
-                judged.top_logprobs, len(judged.accepted_path) + 1, most=options.top_logprobs
-            )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.confirm(prefix, accepted, final_length=final_length)
@@ -208,7 +205,8 @@ class RemoteSession:
             return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> None:
-            async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            drafts = read_drafts(sent.rpc, options, sent_ns=sent.at_ns)
+            async with aclosing(drafts) as messages:
                 async for drafted in messages:
                     self._patience.heard(sent, seconds=self._patience.seconds(steps=steps))
                     chain = self._checks.draft(drafted, window=window)
@@ -242,14 +240,12 @@ class RemoteSession:
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:
-            async with aclosing(read_decoded(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            decodes = read_decoded(sent.rpc, sent_ns=sent.at_ns, max_tokens=options.max_tokens)
+            async with aclosing(decodes) as messages:
                 async for decoded in messages:
                     seconds = self._patience.seconds() + options.interval_seconds
                     self._patience.heard(sent, seconds=seconds)
-                    self._checks.decoded(decoded, logprobs=options.logprobs)
-                    self._checks.likeliest(
-                        decoded.top_logprobs, len(decoded.token_ids), most=options.top_logprobs
-                    )
+                    self._checks.decoded(decoded, options=options)
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
             self._checks.end(window)

@@ -20,10 +20,11 @@ from prometheus_client import Gauge
 
 from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError, demand
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
 from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.listeners import Listeners
-from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.pauses import Pauses, status_of
 from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
@@ -53,6 +54,12 @@ _RECONNECT_SECONDS = 0.1
 # That of a server which is not known to be well: where certificates were renewed since, the next
 # stream connects with the new ones.
 _APPROACH_SECONDS = 5.0
+# One that says what it must not is asked again after so long; an early end of the stream is one.
+_BAD_ANSWER_SECONDS = 5.0
+# However long a server says that it is to be left alone, it is asked after so long.
+_LONGEST_RETRY_SECONDS = 10.0
+# Health changes in a stream: each has the server asked what its model is.
+_MOST_CHANGES = 100
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
@@ -292,23 +299,52 @@ class ServerPool:
     async def _watch(self, key: _Key, server: ModelServer) -> None:
         """Follow a server's health for ever, or until one that is listed no more has gone."""
         while True:
-            try:
-                await self._follow_health(server)
-            except DeadlineError:
-                continue  # the stream's time is over: renew it
-            except PacelineError as error:
-                server.health_status = error.reason or "NOT_REACHED"
+            status, pause_seconds = await self._follow_health(server)
+            if status:
+                server.health_status = status
                 self._tell(server)
                 if key in self._unlisted:
                     await self._remove((key,))
-                await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
+                await asyncio.sleep(pause_seconds)
 
-    async def _follow_health(self, server: ModelServer) -> None:
+    async def _follow_health(self, server: ModelServer) -> tuple[str, float]:
+        """Follow it while that can be done.
+
+        Whatever one server does, it ends neither this task nor the pool, whose tasks have one
+        group; and it is not asked again and again without a pause.
+
+        Returns:
+            Why it is out, and when to try again. Empty if the time of its stream is over.
+        """
         # One that says NOT_SERVING may have gone meanwhile.
         seconds = _APPROACH_SECONDS if server.health_status else _WATCH_SECONDS
+        begun = time.monotonic()
+        try:
+            await self._follow_health_for(seconds, server)
+        except DeadlineError as error:
+            if time.monotonic() - begun >= seconds / 2:
+                return "", 0.0
+            return error.reason, _BAD_ANSWER_SECONDS
+        except BadAnswerError as error:
+            return status_of(error), _BAD_ANSWER_SECONDS
+        except PacelineError as error:
+            pause_seconds = error.retry_after_seconds or 0.0
+            pause_seconds = min(max(_RECONNECT_SECONDS, pause_seconds), _LONGEST_RETRY_SECONDS)
+            return error.reason or "NOT_REACHED", pause_seconds
+        except Exception as bug:  # noqa: BLE001 - one server must not end the watch of the others
+            if (server.name, type(bug).__name__) not in self._refused:
+                self._refused.add((server.name, type(bug).__name__))
+                _log.exception("%s is not used: it could not be watched", server.name)
+            return f"FAILED: {type(bug).__name__}", _BAD_ANSWER_SECONDS
+        return "NOT_REACHED", _RECONNECT_SECONDS  # it ended the stream
+
+    async def _follow_health_for(self, seconds: float, server: ModelServer) -> None:
         changes = health_changes(server.channel, seconds=seconds)
+        change_count = 0
         async with aclosing(changes):
             async for is_serving in changes:
+                change_count += 1
+                demand(change_count <= _MOST_CHANGES, "health", "changes all the time")
                 if is_serving:
                     server.adopt(await fetch_facts(server.models))
                     if server.health_status:

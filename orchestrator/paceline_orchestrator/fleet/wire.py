@@ -13,16 +13,23 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline.errors import (
     ConnectionLostError,
-    InternalError,
     InvalidFieldError,
     OverloadedError,
 )
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
+from paceline_orchestrator.fleet.bad_answers import (
+    BadAnswerError,
+    check_chat_template,
+    check_model_info,
+    check_timing,
+    demand,
+)
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_protocol.task import VerificationRule
+from paceline_serving.client_calls import UndecodableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -53,6 +60,10 @@ _ROLES = {
     model_service_pb2.MODEL_ROLE_DRAFTER: Role.DRAFTER,
     model_service_pb2.MODEL_ROLE_TARGET: Role.TARGET,
 }
+
+# What gRPC says of an answer that it does not take: of a message, or of the metadata behind it. Of
+# what we send it says "SERVER: Sent message larger than max".
+_TOO_LARGE = ("Received message larger than max", "received metadata size exceeds")
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -135,6 +146,7 @@ async def answer(call: Awaitable[_T]) -> _T:
     """Wait for an RPC.
 
     Raises:
+        BadAnswerError: The answer cannot be decoded, or is too large.
         PacelineError: What the server or the transport said.
     """
     with _translation():
@@ -164,6 +176,8 @@ def _translation() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise _read_error(error) from error
+    except UndecodableError as error:
+        raise BadAnswerError("the answer cannot be decoded") from error
     except grpc.aio.UsageError:
         raise ConnectionLostError("the channel is closed") from None
     except asyncio.CancelledError:
@@ -181,6 +195,8 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
     the orchestrator sends is not, so it comes from something in between that is full.
     """
     error = decode(rpc_error)
+    if any(words in (rpc_error.details() or "") for words in _TOO_LARGE):
+        return BadAnswerError("the answer is larger than any may be")
     if rpc_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(
         error, InvalidFieldError
     ):
@@ -189,7 +205,12 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
 
 
 def read_timing(timing: CallTiming) -> Timing:
-    """Read where a call's time went."""
+    """Read where a call's time went.
+
+    Raises:
+        BadAnswerError: It is out of its limits.
+    """
+    check_timing(timing)
     return Timing(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
@@ -207,9 +228,11 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
     """Ask a server what its model is, and what it has measured of it.
 
     Raises:
+        BadAnswerError: It says what it must not.
         PacelineError: What the server or the transport said.
     """
     info = await answer(models.GetModelInfo(GetModelInfoRequest(), timeout=_INFO_SECONDS))
+    check_model_info(info)
     return ModelFacts(
         model_name=info.model_name,
         fingerprint=info.fingerprint,
@@ -244,7 +267,7 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
 
     Raises:
         UnsupportedError: Its model has none.
-        InternalError: It sends more than any tokenizer has.
+        BadAnswerError: It sends more than any tokenizer has, or nothing.
         PacelineError: What else the server or the transport said.
     """
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
@@ -252,9 +275,11 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     # Closed here and now: a server that sends without end must not wait for a collector.
     async with aclosing(answers(stream)) as messages:
         async for message in messages:
+            # Else a server could send nothing for ever.
+            demand(bool(message.data), f"a piece of {name}'s tokenizer", "is empty")
             content += message.data
             if len(content) > _MOST_TOKENIZER_BYTES:
-                raise InternalError(
+                raise BadAnswerError(
                     f"{name} sends a tokenizer of more than {_MOST_TOKENIZER_BYTES} bytes"
                 )
     return bytes(content)
@@ -265,10 +290,12 @@ async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb
 
     Raises:
         UnsupportedError: Its model has no chat template, or the server does not know the question.
+        BadAnswerError: It says what it must not.
         PacelineError: What else the server or the transport said.
     """
     request = model_service_pb2.GetChatTemplateRequest()
     response = await answer(models.GetChatTemplate(request, timeout=_INFO_SECONDS))
+    check_chat_template(response.chat_template)
     return response.chat_template
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from paceline.errors import InternalError, LoadingError, UnsupportedError
+from paceline.errors import LoadingError, UnsupportedError
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.wire import fetch_tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Codec", "Codecs"]
 
+_MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -98,7 +100,8 @@ class Codecs:
         """Fetch the tokenizer of a server's model, unless it is known.
 
         Raises:
-            PacelineError: It could not be fetched or read, or came damaged.
+            BadAnswerError: It came damaged, or cannot be read.
+            PacelineError: It could not be fetched.
         """
         assert server.facts is not None
         fingerprint = server.facts.tokenizer_fingerprint
@@ -109,9 +112,19 @@ class Codecs:
         except UnsupportedError:
             self._codecs[fingerprint] = None
             return
-        if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
-            raise InternalError(f"{server.name} sent a tokenizer that is not what it says")
-        try:
-            self._codecs[fingerprint] = await asyncio.to_thread(Codec, tokenizer_json)
-        except Exception as error:  # of the library, which has no class of its own for it
-            raise InternalError(f"{server.name}'s tokenizer cannot be read: {error}") from error
+        self._codecs[fingerprint] = await asyncio.to_thread(
+            _read, tokenizer_json, fingerprint=fingerprint, name=server.name
+        )
+
+
+def _read(tokenizer_json: bytes, *, fingerprint: str, name: str) -> Codec:
+    """Read what the server of this name sent; on a thread, for hundreds of megabytes are hashed."""
+    if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
+        raise BadAnswerError(f"{name} sent a tokenizer that is not what it says")
+    try:
+        return Codec(tokenizer_json)
+    # Of the library, which has no class of its own for it; where its own code panics it is no
+    # Exception either. Nothing cancels a thread.
+    except BaseException as error:
+        words = f"{type(error).__name__}: {error}"[:_MOST_WORDS]
+        raise BadAnswerError(f"{name}'s tokenizer cannot be read: {words}") from error

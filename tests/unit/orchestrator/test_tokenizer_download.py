@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import InternalError
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_orchestrator.fleet import wire
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_text import byte_tokenizer
 
@@ -45,7 +45,7 @@ def a_server(stream, *, tokenizer=TOKENIZER):
 async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
     monkeypatch.setattr(wire, "_MOST_TOKENIZER_BYTES", 10_000)
     stream, codecs = Stream([bytes(1000)] * 100), Codecs()
-    with pytest.raises(InternalError, match="more than 10000 bytes"):
+    with pytest.raises(BadAnswerError, match="more than 10000 bytes"):
         await codecs.fetch(a_server(stream))
     assert stream.read_bytes == 11_000
     assert stream.is_cancelled
@@ -60,7 +60,7 @@ async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
 
 async def test_a_tokenizer_that_came_damaged_is_not_kept():
     server, codecs = a_server(Stream([TOKENIZER[:-1]])), Codecs()
-    with pytest.raises(InternalError, match="not what it says"):
+    with pytest.raises(BadAnswerError, match="not what it says"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)
 
@@ -68,6 +68,6 @@ async def test_a_tokenizer_that_came_damaged_is_not_kept():
 @pytest.mark.parametrize("tokenizer", [b'{"version": "9.0"}', b"\xff"])
 async def test_a_tokenizer_that_cannot_be_read_is_told_with_its_server(tokenizer):
     server, codecs = a_server(Stream([tokenizer]), tokenizer=tokenizer), Codecs()
-    with pytest.raises(InternalError, match="target-0's tokenizer cannot be read"):
+    with pytest.raises(BadAnswerError, match="target-0's tokenizer cannot be read"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)
