@@ -7,7 +7,7 @@ here is no longer than what was asked for.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.bad_answers import check_distribution, demand
 from paceline_protocol.task import VerificationRule
@@ -15,7 +15,6 @@ from paceline_protocol.task import VerificationRule
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from paceline.v1.sampling_pb2 import SparseDistribution
     from paceline_orchestrator.calls.exchange import (
         Decoded,
         DecodeOptions,
@@ -81,7 +80,7 @@ class AnswerChecks:
         drawn = zip(proposal.token_ids, proposal.distributions, strict=False)
         for token_id, distribution in drawn:
             check_distribution(
-                cast("SparseDistribution", distribution),
+                distribution,
                 token_id=token_id,
                 vocabulary_size=self._vocabulary_size,
             )

@@ -129,7 +129,9 @@ async def test_a_loss_that_two_calls_hear_of_is_made_good_once_and_by_the_newer(
 
 async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one():
     openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    keeper = SimpleNamespace(open=lambda *_: openings.pop(0), close=lambda *_: None)
+    keeper = SimpleNamespace(
+        open=lambda *_: openings.pop(0), close=lambda *_: None, forget=lambda *_: None
+    )
     first, second = openings
     session = RemoteSession(
         SimpleNamespace(session_count=0),
