@@ -252,7 +252,7 @@ class ServerPool:
         return sorted(found, key=rank)
 
     def _endured_seconds(self, server: ModelServer, work: Work, *, waited: float) -> float:
-        """For how long a call may be unanswered at a server that says it has it; see ADR 36.
+        """For how long a call may be unanswered at a server that says it has it; see docs/adr/0036.
 
         It is for ever where nobody else could do the work: the server may be busy. What it says of
         its own speed does not count, only what others say of theirs that answer in time.

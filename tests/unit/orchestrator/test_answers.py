@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from paceline_orchestrator.calls.session import RemoteSession
 from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.latency import ObservedLatency
 from paceline_protocol.proposal import Proposal
+from paceline_protocol.task import VerificationRule
 
 TEXT = (1, 2, 3, 4)
 SIZE = 10
@@ -83,12 +85,12 @@ def a_server(*, verdict=None, drafts=(), decodes=(), live_sequence=0):
     )
 
 
-def a_session(server):
+def a_session(server, *, rule=VerificationRule.EXACT):
     opening = asyncio.get_running_loop().create_future()
     opening.set_result(Opening(session_id="it"))
     return RemoteSession(
         server,
-        SessionSpec(fingerprint="it", reserve_length=9),
+        SessionSpec(fingerprint="it", reserve_length=9, rule=rule),
         keeper=SimpleNamespace(open=lambda *_: opening, close=lambda *_: None),
         deadline=Deadline.after(60),
         note_repair=lambda _: None,
@@ -99,9 +101,9 @@ async def verified(server, *, block=(5, 6)):
     return await a_session(server).verify(TEXT, Proposal(block), final_length=4)
 
 
-async def drafted(server, *, reported=None):
+async def drafted(server, *, reported=None, rule=VerificationRule.EXACT):
     told = [] if reported is None else reported
-    await a_session(server).draft(
+    await a_session(server, rule=rule).draft(
         TEXT,
         DraftOptions(max_tokens=4),
         final_length=4,
@@ -269,3 +271,80 @@ async def test_a_server_that_is_late_is_asked_whether_it_has_a_call_that_was_sen
     server = a_server(verdict=RIGHT, live_sequence=live_sequence)
     await verified(server)
     assert await server.silence.is_in_sight() is is_in_sight
+
+
+def drawn_from(token_ids, probabilities):
+    return {"token_ids": token_ids, "probabilities": probabilities}
+
+
+async def test_under_rejection_a_draft_has_what_each_token_was_drawn_from():
+    server = a_server(drafts=[draft(4, 7, distributions=[drawn_from([7, 1], [0.75, 0.25])])])
+    assert await drafted(server, rule=VerificationRule.REJECTION) == [7]
+
+
+@pytest.mark.parametrize(
+    "distributions",
+    [
+        [],
+        [drawn_from([7], [1.0])] * 2,
+        [drawn_from([], [])],
+        [drawn_from([7], [])],
+        [drawn_from([7, 1], [1.0])],
+        [drawn_from([7, 1], [math.nan, 1.0])],
+        [drawn_from([7, 1], [math.inf, 1.0])],
+        [drawn_from([7, 1], [math.inf, -math.inf])],
+        [drawn_from([7, 1], [1.5, -0.5])],
+        [drawn_from([7, 1], [1.0, 0.0])],
+        [drawn_from([7, 1], [0.5, 0.4])],
+        [drawn_from([7, 7], [0.5, 0.5])],
+        [drawn_from([1, 2], [0.5, 0.5])],
+        [drawn_from([7, SIZE], [0.5, 0.5])],
+        [drawn_from([7] * 5000, [1 / 5000] * 5000)],
+        [drawn_from([7] * 100_000, [1e-5] * 100_000)],
+    ],
+)
+async def test_under_rejection_a_draft_without_proper_distributions_is_an_error(distributions):
+    server = a_server(drafts=[draft(4, 7, distributions=distributions)])
+    with pytest.raises(BadAnswerError, match=r"proposal\.distributions"):
+        await drafted(server, rule=VerificationRule.REJECTION)
+
+
+async def test_a_guess_that_nobody_asked_for_is_an_error():
+    guess = {"proposal": {"token_ids": [1]}}
+    with pytest.raises(BadAnswerError, match="proposal"):
+        await verified(a_server(verdict={**RIGHT, **guess}))
+
+
+async def test_what_is_wrong_is_not_learnt_from():
+    server = a_server(verdict={**RIGHT, "sequence": 7, "timing": TIMING})
+    with pytest.raises(BadAnswerError, match="sequence"):
+        await verified(server)
+    assert not server.latency.step_ns
+
+
+async def test_tokens_behind_the_end_of_a_text_are_an_error():
+    with pytest.raises(BadAnswerError, match="token_ids"):
+        await decoded(a_server(decodes=[said(4, 7, 8)]), end_ids=[7])
+
+
+class Counted(list):
+    """A list of which every look inside is an error."""
+
+    def __iter__(self):
+        raise AssertionError("it was looked into before it was measured")
+
+
+@pytest.mark.parametrize("name", ["token_ids", "parents", "distributions"])
+async def test_a_list_that_is_too_long_is_refused_unseen(name):
+    long = Counted([1] * 9)
+    parts = {"token_ids": [1], "parents": [], "distributions": [], name: long}
+    message = SimpleNamespace(proposal=SimpleNamespace(**parts))
+
+    class Stream(Messages):
+        async def __aiter__(self):
+            yield message
+
+    server = a_server()
+    server.drafter = SimpleNamespace(Draft=lambda *_, **__: Stream())
+    with pytest.raises(BadAnswerError, match=name):
+        await drafted(server)
