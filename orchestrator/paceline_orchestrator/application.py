@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import secrets
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -214,18 +215,22 @@ class OrchestratorApplication:
         The target that sent it may be gone by then.
         """
         while True:
+            asked_at = time.monotonic()
             try:
                 model = self._pool.model()
-                server = self._codecs.choose(self._pool.targets(model))
-                if server is None:
-                    return None  # until a server changes: what was refused stays refused
-                await self._codecs.fetch(server)
+                target = self._codecs.choose(self._pool.targets(model))
             except NoTargetError:
                 return None
+            if target is None:
+                return None  # until a server changes: what was refused stays refused
+            try:
+                await self._codecs.fetch(target)
             except TokenizerRefusedError as error:
                 _log.error("not fetched again from this server: %s", error.message)
             except PacelineError as error:
                 _log.warning("no tokenizer yet: %s", error.message)
+                # Another target has it, or this one later.
+                self._pool.report_failure(target, error, asked_at=asked_at)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
@@ -31,6 +32,8 @@ __all__ = [
 
 # A token's text is not known here, only that of all tokens of a chunk: it is told by its number.
 _BY_NUMBER = "token_id:{}"
+# What OpenAI says of a token whose log probability cannot be told.
+_NO_LOGPROB = -9999.0
 
 
 class Form(ABC):
@@ -286,13 +289,13 @@ def _completion_logprobs(chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
     for offset, chunk in chunks:
         names = [_BY_NUMBER.format(it) for it in chunk.token_ids]
         tokens["tokens"] += names
-        tokens["token_logprobs"] += chunk.logprobs
+        tokens["token_logprobs"] += map(_number, chunk.logprobs)
         tokens["text_offset"] += _offsets(chunk, offset)
         for name, logprob, likeliest in zip(
             names, chunk.logprobs, chunk.top_logprobs, strict=False
         ):
-            told = {_BY_NUMBER.format(it.token_id): it.logprob for it in likeliest}
-            others.append({name: logprob} | told)
+            told = {_BY_NUMBER.format(it.token_id): _number(it.logprob) for it in likeliest}
+            others.append({name: _number(logprob)} | told)
     return {**tokens, "top_logprobs": others or None}
 
 
@@ -315,4 +318,9 @@ def _chat_logprobs(chunks: Iterable[Chunk]) -> dict[str, Any]:
 
 
 def _chat_token(token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": _BY_NUMBER.format(token_id), "logprob": logprob, "bytes": None}
+    return {"token": _BY_NUMBER.format(token_id), "logprob": _number(logprob), "bytes": None}
+
+
+def _number(logprob: float) -> float:
+    """Return a log probability that JSON can say: it knows neither NaN nor infinities."""
+    return logprob if math.isfinite(logprob) else _NO_LOGPROB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import ClientCancelledError
@@ -128,7 +129,7 @@ class Connection:
         self, content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a whole answer as JSON."""
-        body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+        body = _json(content).encode("utf-8", "replace")
         await self._start(
             status,
             {
@@ -147,7 +148,7 @@ class Connection:
 
     async def event(self, content: Any, *, name: str = "") -> None:
         """Send one event."""
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        text = content if isinstance(content, str) else _json(content)
         head = f"event: {name}\n" if name else ""
         body = f"{head}data: {text}\n\n".encode("utf-8", "replace")
         await self._put({"type": "http.response.body", "body": body, "more_body": True})
@@ -173,3 +174,24 @@ class Connection:
                 await self._send(message)
         except (TimeoutError, OSError) as error:
             raise ClientCancelledError("the client does not read") from error
+
+
+def _json(content: Any) -> str:
+    """Write what every parser reads: Python's own words for NaN and infinities are no JSON."""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(content), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    """Return it with null for each number that is none."""
+    match content:
+        case float():
+            return content if math.isfinite(content) else None
+        case dict():
+            return {name: _finite(value) for name, value in content.items()}
+        case list() | tuple():
+            return [_finite(value) for value in content]
+        case _:
+            return content

@@ -25,7 +25,7 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
 
-__all__ = ["StreamCall", "UnaryCall"]
+__all__ = ["StreamCall", "UnaryCall", "UndecodableError"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ _T = TypeVar("_T")
 
 # Messages that were received and not yet asked for: room for a burst, and a bound.
 _READ_AHEAD = 64
+
+
+class UndecodableError(Exception):
+    """The bytes of an answer are not the message that was asked for."""
 
 
 class UnaryCall(Generic[_T]):
@@ -60,6 +64,7 @@ class UnaryCall(Generic[_T]):
 
         Raises:
             CancelledError: It was cancelled here.
+            UndecodableError: The answer is not the message that was asked for.
             grpc.aio.AioRpcError: What the server or the transport said.
         """
         return self._answer().__await__()
@@ -74,8 +79,8 @@ class UnaryCall(Generic[_T]):
                 raise
             if self._is_cancelled:
                 raise asyncio.CancelledError
-        answer: _T = await self._call  # it is there: this does not wait
-        return answer
+        answer: _T | None = await self._call  # it is there: this does not wait
+        return _decoded(answer)
 
     def _end(self, response: asyncio.Task[Any]) -> asyncio.Future[None]:
         """Return a future of the call's end, whose cancel does not reach the call's own task."""
@@ -125,6 +130,7 @@ class StreamCall(Generic[_T]):
 
         Raises:
             CancelledError: It was cancelled here.
+            UndecodableError: A message is not the one that was asked for.
             grpc.aio.AioRpcError: What the server or the transport said.
         """
         try:
@@ -140,7 +146,7 @@ class StreamCall(Generic[_T]):
             await self._call.initial_metadata()  # comes with the first message, or with the end
             self._check_wanted()
             async for message in self._call:
-                await self._messages.put(message)
+                await self._messages.put(_decoded(message))
                 self._check_wanted()
         except asyncio.CancelledError as cancelled:
             self._failure = cancelled
@@ -154,6 +160,13 @@ class StreamCall(Generic[_T]):
         """Stop reading after a cancel: core would refuse the batch, and it would be lost."""
         if self._is_cancelled:
             raise asyncio.CancelledError
+
+
+def _decoded(message: _T | None) -> _T:
+    """Return a message; grpc.aio hands over None where one cannot be decoded."""
+    if message is None:
+        raise UndecodableError("an answer cannot be decoded")
+    return message
 
 
 def _is_being_cancelled() -> bool:

@@ -285,17 +285,35 @@ class TracedChannel:
 
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        stub = self._channel.unary_unary(method, *codecs, **options)
+        stub = self._channel.unary_unary(method, *codecs, **_quietly(options))
         return _traced(method, stub, UnaryCall)
 
     def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
-        stub = self._channel.unary_stream(method, *codecs, **options)
+        stub = self._channel.unary_stream(method, *codecs, **_quietly(options))
         return _traced(method, stub, StreamCall)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
         await self._channel.close(grace)
+
+
+def _quietly(options: dict[str, Any]) -> dict[str, Any]:
+    """Have bytes that are no message become None: grpc.aio logs a traceback of each, then does so.
+
+    `client_calls` makes an error of it.
+    """
+    deserialize = options.get("response_deserializer")
+    if deserialize is None:
+        return options
+
+    def read(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError:
+            return None
+
+    return {**options, "response_deserializer": read}
 
 
 def _traced(

@@ -50,6 +50,9 @@ LATENCY_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 
+# Of a group of failures so many are shown.
+_MOST_MEMBERS = 8
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CANCEL_REASONS = {
     "CANCELLED": "client_cancel",
@@ -193,9 +196,18 @@ def _without_text(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         frames = _frames(cause.__traceback__)
-        parts.append(f"{frames}{type(cause).__module__}.{type(cause).__qualname__}")
+        name = f"{frames}{type(cause).__module__}.{type(cause).__qualname__}"
+        parts.append(name + _members(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\n caused by:\n".join(parts)
+
+
+def _members(error: BaseException) -> str:
+    """Show what a group is made of, which is what has happened; the group says only where."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ""
+    shown = map(_without_text, error.exceptions[:_MOST_MEMBERS])
+    return "".join(f"\n of which one:\n{member}" for member in shown)
 
 
 def _frames(trace: TracebackType | None) -> str:

@@ -34,6 +34,10 @@ _LEAST_STREAMS = 1024
 # 1024 draft tokens with 4096 entries each, of at most 3 + 4 bytes, are 28 MiB.
 _POD_MESSAGE_BYTES = 32 * _MEBIBYTE
 
+# The largest answer has 64 draft tokens with 4096 entries each: 1.8 MiB. Parsing holds up the event
+# loop, 4 MiB for some 10 ms.
+_POD_ANSWER_BYTES = 4 * _MEBIBYTE
+
 # Between the soft and the hard limit gRPC rejects at random, so they are equal.
 _METADATA_LIMITS: _Options = (
     ("grpc.max_metadata_size", 8192),
@@ -57,7 +61,7 @@ POD_CHANNEL_OPTIONS: _Options = (
     # Every attempt is the orchestrator's own, and counted.
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", _POD_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _POD_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _POD_ANSWER_BYTES),
 )
 
 POD_SERVER_OPTIONS: _Options = (

@@ -28,6 +28,10 @@ DETAILS_KEY = "grpc-status-details-bin"
 _DOMAIN = "paceline"
 _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
+# Of what a peer says. It may be a proxy or a server of another kind, whose words are longer; a time
+# after which nobody waits, or one that has passed, is none.
+_READ_TEXT_LIMIT = 1024
+_MOST_RETRY_SECONDS = 24 * 3600.0
 
 # What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
 # gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is. Its
@@ -94,8 +98,9 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
                 detail.Unpack(message)  # does nothing if it is of another type
     known = errors.error_classes() if info.domain == _DOMAIN else {}
     may_pass = retry.HasField("retry_delay")
+    seconds = _seconds(retry.retry_delay)
     error_class = known.get(info.reason) or _class_of(code, may_pass=may_pass)
-    text = status.message or rpc_error.details() or code
+    text = (status.message or rpc_error.details() or code)[:_READ_TEXT_LIMIT]
     if error_class is errors.DeadlineError and _GRPC_DEADLINE in text:
         text = "the call's time was over"
     return error_class(
@@ -105,7 +110,7 @@ def decode(rpc_error: grpc.RpcError) -> errors.PacelineError:
             errors.FieldViolation(violation.field, violation.description)
             for violation in bad_request.field_violations
         ),
-        retry_after_seconds=_seconds(retry.retry_delay) if may_pass else None,
+        retry_after_seconds=seconds if may_pass and 0 <= seconds <= _MOST_RETRY_SECONDS else None,
     )
 
 

@@ -1,21 +1,28 @@
-"""What servers answer is checked before anything of it is believed: is it about what was asked?"""
+"""What servers answer is checked before anything of it is believed: is it about what was asked?
+
+How long its lists are was checked where it was read, in `rpcs.py`: what is looked at one by one
+here is no longer than what was asked for.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from paceline.errors import InternalError
+from paceline_orchestrator.fleet.bad_answers import check_distribution, demand
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from paceline_orchestrator.calls.exchange import (
         Decoded,
+        DecodeOptions,
         Drafted,
         Judged,
         PrefixCall,
         SessionSpec,
+        VerifyOptions,
     )
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.window import Window
@@ -23,6 +30,10 @@ if TYPE_CHECKING:
     from paceline_protocol.proposal import Proposal
 
 __all__ = ["AnswerChecks"]
+
+# A log probability is at most 0; what rounds may end up a little above.
+_ROUNDING = 1e-3
+_WAS_NOT_ASKED = "is not what was asked for"
 
 
 class AnswerChecks:
@@ -33,7 +44,7 @@ class AnswerChecks:
         spec: What the session is for.
 
     Raises:
-        InternalError: Of each method: the server answered what it was not asked.
+        BadAnswerError: Of each method: the server answered what it was not asked.
     """
 
     def __init__(self, server: ModelServer, spec: SessionSpec) -> None:
@@ -41,50 +52,51 @@ class AnswerChecks:
         self._is_rejection = spec.rule is VerificationRule.REJECTION
 
     def verdict(
-        self, judged: Judged, call: PrefixCall, proposal: Proposal, *, logprobs: bool
+        self, judged: Judged, call: PrefixCall, proposal: Proposal, *, options: VerifyOptions
     ) -> None:
         """Check a verdict: on this call's prefix, along a path of its proposal."""
         prefix_length = call.base_length + len(call.token_ids)
         path = judged.accepted_path
-        self._demand(
-            (judged.sequence, judged.prefix_length) == (call.sequence, prefix_length)
-            and proposal.leads_along(path)
-            and len(judged.logprobs) == (len(path) + 1 if logprobs else 0)
-            and self._is_token(judged.next_token)
-            and self._is_guess(judged.proposal)
-        )
+        demand(judged.sequence == call.sequence, "sequence", _WAS_NOT_ASKED)
+        demand(judged.prefix_length == prefix_length, "prefix_length", _WAS_NOT_ASKED)
+        demand(proposal.leads_along(path), "accepted_path", _WAS_NOT_ASKED)
+        demand(self._is_token(judged.next_token), "next_token_id", _WAS_NOT_ASKED)
+        self._check_logprobs(judged.logprobs, len(path) + 1 if options.logprobs else 0)
+        self._check_likeliest(judged.top_logprobs, len(path) + 1, most=options.top_logprobs)
+        if len(judged.proposal):
+            may_guess = options.propose and not self._is_rejection
+            is_guess = may_guess and self._is_guess(judged.proposal)
+            demand(is_guess, "proposal", _WAS_NOT_ASKED)
 
     def draft(self, drafted: Drafted, *, window: Window) -> tuple[int, ...]:
         """Check a piece of a draft, tokens and distributions; return what it has of the chain."""
         proposal = drafted.proposal
         chain = window.chain_of(proposal)
+        demand(chain is not None, "proposal", _WAS_NOT_ASKED)
+        demand(self._are_tokens(proposal.token_ids), "proposal.token_ids", _WAS_NOT_ASKED)
         needed = len(proposal) if self._is_rejection else 0
-        self._demand(
-            chain is not None
-            and all(map(self._is_token, proposal.token_ids))
-            and len(proposal.distributions) == needed
-        )
+        has_all = len(proposal.distributions) == needed
+        demand(has_all, "proposal.distributions", _WAS_NOT_ASKED)
+        drawn = zip(proposal.token_ids, proposal.distributions, strict=False)
+        for token_id, distribution in drawn:
+            check_distribution(
+                distribution,
+                token_id=token_id,
+                vocabulary_size=self._vocabulary_size,
+            )
         return chain or ()
 
-    def decoded(self, decoded: Decoded, *, logprobs: bool) -> None:
+    def decoded(self, decoded: Decoded, *, options: DecodeOptions) -> None:
         """Check a message of a decode: it has log probabilities if they were asked for."""
-        self._demand(len(decoded.logprobs) == (len(decoded.token_ids) if logprobs else 0))
-
-    def likeliest(
-        self, likeliest: Sequence[LikeliestTokens], place_count: int, *, most: int
-    ) -> None:
-        """Check what was likely: told of each place if it was asked, else of none."""
-        self._demand(
-            len(likeliest) == (place_count if most else 0)
-            and all(
-                0 < len(tokens) <= most and all(self._is_token(it) for it, _ in tokens)
-                for tokens in likeliest
-            )
-        )
+        token_ids = decoded.token_ids
+        self._check_logprobs(decoded.logprobs, len(token_ids) if options.logprobs else 0)
+        self._check_likeliest(decoded.top_logprobs, len(token_ids), most=options.top_logprobs)
+        goes_beyond = not _are_apart(options.end_ids, token_ids[:-1])
+        demand(not goes_beyond, "token_ids", "go on after an end")
 
     def end(self, window: Window) -> None:
         """Check a decode that is over: else it would be asked again, and end so again."""
-        self._demand(window.found_count > 0)
+        demand(window.found_count > 0, "an end without a token", _WAS_NOT_ASKED)
 
     def next(
         self,
@@ -95,11 +107,35 @@ class AnswerChecks:
         window: Window,
     ) -> None:
         """Check a message of a stream: it goes on where the one before ended."""
-        self._demand(
-            (found.sequence, found.start_length) == (call.sequence, window.length)
-            and 0 < len(token_ids) <= window.max_tokens - window.found_count
-            and all(map(self._is_token, token_ids))
-        )
+        demand(found.sequence == call.sequence, "sequence", _WAS_NOT_ASKED)
+        demand(found.start_length == window.length, "start_length", _WAS_NOT_ASKED)
+        is_within = 0 < len(token_ids) <= window.max_tokens - window.found_count
+        demand(is_within and self._are_tokens(token_ids), "token_ids", _WAS_NOT_ASKED)
+
+    def _check_logprobs(self, logprobs: Sequence[float], count: int) -> None:
+        demand(len(logprobs) == count, "logprobs", _WAS_NOT_ASKED)
+        demand(_are_logprobs(logprobs), "logprobs", "are not finite and at most 0")
+
+    def _check_likeliest(
+        self, likeliest: Sequence[LikeliestTokens], place_count: int, *, most: int
+    ) -> None:
+        """Check what was likely: told of each place if it was asked, else of none."""
+        demand(len(likeliest) == (place_count if most else 0), "top_logprobs", _WAS_NOT_ASKED)
+        for tokens in likeliest:
+            token_ids = [token_id for token_id, _ in tokens]
+            logprobs = [logprob for _, logprob in tokens]
+            demand(0 < len(tokens) <= most, "top_logprobs", _WAS_NOT_ASKED)
+            are_distinct = len(set(token_ids)) == len(token_ids)
+            demand(
+                are_distinct and self._are_tokens(token_ids),
+                "top_logprobs.token_ids",
+                "are not distinct tokens of the vocabulary",
+            )
+            demand(
+                _are_logprobs(logprobs) and logprobs == sorted(logprobs, reverse=True),
+                "top_logprobs.logprobs",
+                "are not finite, at most 0 and the largest first",
+            )
 
     def _is_guess(self, proposal: Proposal) -> bool:
         """Whether what a target proposes is a tree of tokens."""
@@ -109,13 +145,25 @@ class AnswerChecks:
             len(parents) in (0, len(proposal))
             and all(parent <= index for index, parent in enumerate(parents))
             and len(set(places)) == len(proposal)
-            and all(map(self._is_token, proposal.token_ids))
+            and self._are_tokens(proposal.token_ids)
+            and not proposal.distributions
         )
 
-    def _is_token(self, token_id: int) -> bool:
-        facts = self._server.facts
-        return facts is not None and token_id < facts.vocabulary_size
+    def _are_tokens(self, token_ids: Sequence[int]) -> bool:
+        return all(map(self._is_token, token_ids))
 
-    def _demand(self, is_so: bool) -> None:
-        if not is_so:
-            raise InternalError(f"{self._server.name} answered what it was not asked")
+    def _is_token(self, token_id: int) -> bool:
+        return token_id < self._vocabulary_size
+
+    @property
+    def _vocabulary_size(self) -> int:
+        facts = self._server.facts
+        return facts.vocabulary_size if facts is not None else 0
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values)) and max(values, default=0.0) <= _ROUNDING
+
+
+def _are_apart(ids: Collection[int], token_ids: Sequence[int]) -> bool:
+    return not any(token_id in ids for token_id in token_ids)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.errors import (
     ConnectionLostError,
-    InternalError,
     PacelineError,
     SessionError,
     SupersededError,
 )
-from paceline_orchestrator.fleet.silence import SilenceError
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
+from paceline_orchestrator.fleet.silence import NeglectError, SilenceError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -143,7 +143,7 @@ class CallUnderWay(Generic[_T]):
                     if not self._is_repeatable():
                         raise
                     self._sent = None
-            raise InternalError(f"{self._session.server.name} keeps losing what it holds")
+            raise BadAnswerError("it keeps losing what it holds")
         finally:
             self._session.end(self)
 
@@ -153,6 +153,9 @@ class CallUnderWay(Generic[_T]):
         except ConnectionLostError:
             if not sent.waiting.is_given_up:
                 raise
-            raise SilenceError(f"{self._session.server.name} is silent") from None
+            name = self._session.server.name
+            if sent.waiting.is_neglected:
+                raise NeglectError(f"{name} has a call, and does not answer it") from None
+            raise SilenceError(f"{name} is silent") from None
         finally:
             self._session.server.silence.end(sent.waiting, rpc=sent.rpc)

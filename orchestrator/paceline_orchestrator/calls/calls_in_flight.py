@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from paceline.errors import PacelineError
 from paceline.limits import MOST_CHUNK_TOKENS
 from paceline_orchestrator.calls.exchange import DecodeOptions, DraftOptions, VerifyOptions
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_protocol.messages import (
     AbandonVerify,
     BlockVerified,
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.recorder import CallRecord, Recorder
     from paceline_orchestrator.calls.session import RemoteSession
     from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.server import ModelServer
 
 __all__ = ["COURTESY_SECONDS", "CallsInFlight", "StartCall", "StopCall"]
+
+_log = logging.getLogger(__name__)
 
 StartCall: TypeAlias = StartDraft | StartVerify | StartDecode
 StopCall: TypeAlias = StopDraft | AbandonVerify | StopDecode
@@ -271,9 +276,10 @@ class CallsInFlight:
     async def _wait(self, running: _Running, take: Callable[[Any], None]) -> None:
         try:
             answer = await running.sent
-        except PacelineError as error:
+        except Exception as error:  # noqa: BLE001 - see below
+            failure = _understood(error, running.session.server)
             if self._retire(running):
-                self._failed(running.call, running.session, error)
+                self._failed(running.call, running.session, failure)
         else:
             if self._retire(running):
                 take(answer)
@@ -353,6 +359,17 @@ class CallsInFlight:
         for running in self._stale:
             running.withdraw()
         self._stale.clear()
+
+
+def _understood(error: Exception, server: ModelServer) -> PacelineError:
+    """Make of whatever an answer led to a failure of the server that sent it.
+
+    What no check has foreseen costs the request that server, and not its stream.
+    """
+    if isinstance(error, PacelineError):
+        return error
+    _log.error("an answer of %s could not be read", server.name, exc_info=error)
+    return BadAnswerError("an answer could not be read")
 
 
 def _name(message: StartCall | PromoteVerify | StopCall) -> str:

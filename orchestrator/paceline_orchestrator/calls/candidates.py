@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from paceline.errors import (
     CacheExhaustedError,
     DeadlineError,
     InvalidFieldError,
+    MalformedRequestError,
     OverloadedError,
     PacelineError,
     TokenizerMismatchError,
@@ -16,6 +18,7 @@ from paceline.errors import (
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.silence import NeglectError
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
@@ -26,12 +29,22 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.server import ModelServer
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["Candidates"]
+__all__ = ["Candidates", "is_refusal"]
 
 _LOST = {Role.TARGET: Fallback.TARGET_LOST, Role.DRAFTER: Fallback.DRAFTER_LOST}
 
 # A server without room for a session is asked again after so long, if it did not say when.
 _REFUSAL_SECONDS = 1.0
+# Nor earlier if it did: else it could have itself asked as fast as it answers.
+_LEAST_REFUSAL_SECONDS = 0.1
+# One that has a call and does not answer it is left alone for so long, times the tolerance: a probe
+# of it that is not answered either has ended by then.
+_NEGLECT_SECONDS = 20.0
+
+
+def is_refusal(error: PacelineError) -> bool:
+    """Whether a server says that it cannot, or must not, do what was asked: at no time."""
+    return isinstance(error, InvalidFieldError | MalformedRequestError | UnsupportedError)
 
 
 class Candidates:
@@ -43,6 +56,10 @@ class Candidates:
         rule: How its draft tokens are judged: drafters that do not know it are no candidates.
         self_drafting: Whether targets that draft for themselves come first.
         text: Who has had it comes first among equals; None: nobody has.
+
+    Attributes:
+        tolerance: How many times as long as at first a server may have a call in sight. It doubles
+            with each that is given up, so that one which needs long is let finish in the end.
     """
 
     def __init__(
@@ -60,6 +77,7 @@ class Candidates:
         self._self_drafting = self_drafting
         self._text = text
         self._barred_until: dict[ModelServer, float] = {}
+        self.tolerance = 1.0
 
     def not_among(self, seated: Collection[ModelServer], *, role: Role) -> list[ModelServer]:
         """Return those of a role that can be seated and are not yet, the least loaded first."""
@@ -73,6 +91,17 @@ class Candidates:
     def have_come_since(self, at: float) -> bool:
         """Whether a server has become ready since then, on the monotonic clock."""
         return self._pool.latest_ready_at > at
+
+    @property
+    def all_refuse(self) -> bool:
+        """Whether each target with this model has refused the request, those that are out too."""
+        targets = (it for it in self._pool.servers if it.role is Role.TARGET and it.facts)
+        model = self._model.fingerprint
+        return all(
+            self._barred_until.get(it) == math.inf
+            for it in targets
+            if it.facts and it.facts.fingerprint == model
+        )
 
     def note_seated(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""
@@ -95,12 +124,20 @@ class Candidates:
         """
         if isinstance(error, CacheExhaustedError | OverloadedError):
             pause_seconds = error.retry_after_seconds or _REFUSAL_SECONDS
+            pause_seconds = max(pause_seconds, _LEAST_REFUSAL_SECONDS)
             self._barred_until[server] = time.monotonic() + pause_seconds
             return Fallback.SESSION_REFUSED, pause_seconds
-        if isinstance(error, InvalidFieldError | UnsupportedError):
+        if is_refusal(error):
             # The request is too much for its model; of others it may be capable.
-            self._barred_until[server] = float("inf")
+            self._barred_until[server] = math.inf
             return _LOST[server.role], None
+        if isinstance(error, NeglectError):
+            # It may be busy with others: it works on if it computes the token that a probe wants.
+            pause_seconds = _NEGLECT_SECONDS * self.tolerance
+            self.tolerance *= 2
+            self._barred_until[server] = time.monotonic() + pause_seconds
+            self._pool.suspect(server)
+            return Fallback.DEADLINE, pause_seconds
         self._pool.report_failure(server, error, asked_at=asked_at)
         is_late = isinstance(error, DeadlineError)
         return Fallback.DEADLINE if is_late else _LOST[server.role], None

@@ -126,6 +126,11 @@ class Crew:
         return len(self._targets.sessions)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether no target works on it, because each says that it cannot."""
+        return not self._targets.everyone and self._candidates.all_refuse
+
+    @property
     def is_assembled(self) -> bool:
         """Whether no session is being opened."""
         return not (self._targets.arriving or self._drafters.arriving)
@@ -266,6 +271,7 @@ class Crew:
             keeper=self._keeper,
             deadline=self._deadline,
             note_repair=self._note_fallback,
+            tolerance=self._candidates.tolerance,
         )
         seats.arriving[index] = session
         session.when_opened(self._take_in)

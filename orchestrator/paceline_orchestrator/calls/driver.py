@@ -15,12 +15,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import (
     DeadlineError,
-    InternalError,
-    InvalidFieldError,
-    MalformedRequestError,
     PacelineError,
     SessionError,
-    UnsupportedError,
 )
 from paceline_orchestrator.calls.calls_in_flight import COURTESY_SECONDS, CallsInFlight
 from paceline_orchestrator.calls.ledger import Ledger
@@ -28,7 +24,6 @@ from paceline_orchestrator.calls.likeliest import LikeliestKept
 from paceline_orchestrator.calls.statistics import TextStatistics
 from paceline_orchestrator.calls.text_drafter import TEXT_DRAFTER
 from paceline_orchestrator.calls.workforce import Workforce
-from paceline_orchestrator.fleet.discovery import Role
 from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.messages import (
     AbandonVerify,
@@ -353,12 +348,6 @@ class Driver:
         """Tell the method, and find another server if this one is to blame."""
         if self._deadline.remaining_seconds == 0:
             return  # `run` is about to say so
-        is_target = session.server.role is Role.TARGET
-        if is_target and isinstance(
-            error, InvalidFieldError | MalformedRequestError | UnsupportedError
-        ):
-            self._fail(InternalError(f"a target refused a call: {error.message}"))
-            return
         if not isinstance(error, SessionError):
             self._workforce.lose(session, error)
         self._post(_failed(call))

@@ -89,6 +89,13 @@ class DraftOptions:
     width: int = 1
     branch_count: int = 0
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that are found; see the proto."""
+        if self.width == 1:
+            return self.max_tokens
+        return self.max_tokens * self.width * (1 + self.branch_count)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:

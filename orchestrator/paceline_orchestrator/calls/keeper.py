@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from paceline.errors import DeadlineError, InternalError, PacelineError
 from paceline_orchestrator.calls.gate import LongTextGate
 from paceline_orchestrator.calls.rpcs import close_session, open_session
+from paceline_orchestrator.fleet.bad_answers import demand
 from paceline_orchestrator.fleet.silence import SilenceError
 
 if TYPE_CHECKING:
@@ -69,10 +70,18 @@ class SessionKeeper:
             self._close(server, opening), name=f"close a session at {server.name}"
         )
 
+    def forget(self, server: ModelServer, opening: asyncio.Task[Opening]) -> None:
+        """Take note that a server has lost a session: there is nothing to close."""
+        server.handles.discard(opening.result().session_id)
+
     async def _open(self, server: ModelServer, spec: SessionSpec) -> Opening:
         try:
             await self.gate.passed(spec.reserve_length, share=spec.share)
-            return Opening(await open_session(server, spec, timeout_seconds=_OPENING_SECONDS))
+            session_id = await open_session(server, spec, timeout_seconds=_OPENING_SECONDS)
+            # Else two requests would supersede each other, and the end of one would end both.
+            demand(session_id not in server.handles, "session_id", "is that of another session")
+            server.handles.add(session_id)
+            return Opening(session_id)
         except DeadlineError:
             return Opening(error=SilenceError(f"{server.name} opens no session"))
         except PacelineError as error:
@@ -85,6 +94,7 @@ class SessionKeeper:
         session_id = (await opening).session_id
         if not session_id:
             return
+        server.handles.discard(session_id)
         async with self._closings:
             try:
                 await close_session(server, session_id, timeout_seconds=_CLOSING_SECONDS)

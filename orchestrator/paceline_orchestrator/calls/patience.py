@@ -10,6 +10,7 @@ from paceline.errors import PacelineError
 from paceline_orchestrator.calls.call import Sent
 from paceline_orchestrator.calls.deadline import patience_seconds
 from paceline_orchestrator.calls.rpcs import renew_session
+from paceline_orchestrator.fleet.silence import Work
 
 if TYPE_CHECKING:
     from paceline_orchestrator.calls.exchange import PrefixCall
@@ -24,19 +25,26 @@ class Patience:
 
     Args:
         server: Who answers.
+        tolerance: How many times as long as others it may have a call in sight.
     """
 
-    def __init__(self, server: ModelServer) -> None:
+    def __init__(self, server: ModelServer, *, tolerance: float = 1.0) -> None:
         self._server = server
+        self._tolerance = tolerance
+        self._newest = 0  # the sequence of the newest call
         self._waiting: Waiting | None = None  # for the answer to the newest call
 
-    def begin(self, call: PrefixCall, rpc: Any, *, seconds: float) -> Sent:
+    def begin(self, call: PrefixCall, rpc: Any, *, seconds: float, block_length: int = 0) -> Sent:
         """Begin to wait for the answer to a call that was sent just now, instead of older ones."""
+        self._newest = call.sequence
+        row_count = len(call.token_ids) + block_length
         self._waiting = self._server.silence.begin(
             rpc,
             patience_seconds=seconds,
             is_in_sight=partial(self._is_in_sight, call),
             instead_of=self._waiting,
+            work=Work(row_count, call.base_length + row_count),
+            tolerance=self._tolerance,
         )
         return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())
 
@@ -57,9 +65,12 @@ class Patience:
         return patience_seconds(forward_ns, is_cold=is_cold)
 
     async def _is_in_sight(self, call: PrefixCall) -> bool:
-        """Ask the server whether it has a call, or a newer one, and goes on with its work."""
+        """Ask the server whether it has a call, or a newer one, and goes on with its work.
+
+        One that was never sent it cannot have.
+        """
         try:
             live = await renew_session(self._server, call.session_id)
         except PacelineError:
             return False
-        return live >= call.sequence
+        return call.sequence <= live <= self._newest

@@ -9,6 +9,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
+from paceline.limits import MOST_TOP_LOGPROBS
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
 from paceline.v1.sampling_pb2 import (
@@ -25,12 +26,19 @@ from paceline.v1.session_service_pb2 import (
 from paceline.v1.session_service_pb2 import SessionSpec as SpecMessage
 from paceline.v1.target_service_pb2 import DecodeRequest, VerifyRequest
 from paceline_orchestrator.calls.exchange import Decoded, Drafted, Judged
+from paceline_orchestrator.fleet.bad_answers import (
+    at_most,
+    check_grant,
+    check_lease,
+    check_proposal_lengths,
+    demand,
+)
 from paceline_orchestrator.fleet.wire import answer, answers, read_timing
 from paceline_protocol.proposal import Proposal
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     from paceline.v1.drafter_service_pb2 import DraftResponse
     from paceline.v1.sampling_pb2 import LikeliestTokens as LikeliestMessage
@@ -60,6 +68,8 @@ __all__ = [
     "send_verify",
 ]
 
+# A proposal that a target judges has no more tokens, so none makes one of more.
+_MOST_GUESSED = 1024
 # It takes no forward: a server that takes longer hangs.
 _RENEWING_SECONDS = 1.0
 
@@ -84,6 +94,7 @@ async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_second
     """Open a session, and return its handle.
 
     Raises:
+        BadAnswerError: It grants what it must not.
         PacelineError: What the server or the transport said.
     """
     message = SpecMessage(
@@ -98,6 +109,7 @@ async def open_session(server: ModelServer, spec: SessionSpec, *, timeout_second
     )
     request = OpenSessionRequest(spec=message)
     response = await answer(server.sessions.OpenSession(request, timeout=timeout_seconds))
+    check_grant(response.grant)
     return response.grant.session_id
 
 
@@ -108,10 +120,12 @@ async def renew_session(server: ModelServer, session_id: str) -> int:
         The sequence of its call that the server has in sight; 0 if it has none.
 
     Raises:
+        BadAnswerError: It grants what it must not.
         PacelineError: The session is lost, or the server does not answer.
     """
     request = RenewSessionRequest(session_id=session_id)
     response = await answer(server.sessions.RenewSession(request, timeout=_RENEWING_SECONDS))
+    check_lease(response.lease)
     return response.live_sequence
 
 
@@ -150,13 +164,20 @@ def send_verify(
     return server.target.Verify(request, timeout=timeout_seconds)
 
 
-async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int) -> Judged:
+async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int, block_length: int) -> Judged:
     """Wait for the verdict on what was sent at that time (perf_counter_ns).
 
+    Args:
+        block_length: How many tokens are judged.
+
     Raises:
+        BadAnswerError: A list is longer than any may be, or the timing is out of its limits.
         PacelineError: What the server or the transport said.
     """
     response = await answer(rpc)
+    at_most("accepted_path", response.accepted_path, block_length)
+    at_most("logprobs", response.logprobs, block_length + 1)
+    check_proposal_lengths(response.proposal, most=_MOST_GUESSED)
     return Judged(
         sequence=response.sequence,
         prefix_length=response.prefix_length,
@@ -166,7 +187,7 @@ async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int) -> Judged:
         proposal=_proposal(response.proposal),
         timing=read_timing(response.timing),
         elapsed_ns=time.perf_counter_ns() - sent_ns,
-        top_logprobs=_likeliest(response.top_logprobs),
+        top_logprobs=_likeliest(response.top_logprobs, most=block_length + 1),
     )
 
 
@@ -189,14 +210,22 @@ def send_decode(
     return server.target.Decode(request, timeout=timeout_seconds)
 
 
-async def read_decoded(rpc: _DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decoded]:
+async def read_decoded(
+    rpc: _DecodeRpc, *, sent_ns: int, max_tokens: int
+) -> AsyncGenerator[Decoded]:
     """Wait for what a target decodes, message by message.
 
+    Args:
+        max_tokens: How many tokens were asked for.
+
     Raises:
+        BadAnswerError: A list is longer than any may be, or the timing is out of its limits.
         PacelineError: What the server or the transport said.
     """
     async with aclosing(_timed(rpc, sent_ns=sent_ns)) as messages:
         async for message, elapsed_ns in messages:
+            at_most("token_ids", message.token_ids, max_tokens)
+            at_most("logprobs", message.logprobs, max_tokens)
             yield Decoded(
                 sequence=message.sequence,
                 start_length=message.start_length,
@@ -204,7 +233,7 @@ async def read_decoded(rpc: _DecodeRpc, *, sent_ns: int) -> AsyncGenerator[Decod
                 logprobs=tuple(message.logprobs),
                 timing=read_timing(message.timing),
                 elapsed_ns=elapsed_ns,
-                top_logprobs=_likeliest(message.top_logprobs),
+                top_logprobs=_likeliest(message.top_logprobs, most=max_tokens),
             )
 
 
@@ -226,14 +255,22 @@ def send_draft(
     return server.drafter.Draft(request, timeout=timeout_seconds)
 
 
-async def read_drafts(rpc: _DraftRpc, *, sent_ns: int) -> AsyncGenerator[Drafted]:
+async def read_drafts(
+    rpc: _DraftRpc, options: DraftOptions, *, sent_ns: int
+) -> AsyncGenerator[Drafted]:
     """Wait for what is drafted, message by message.
 
+    Args:
+        options: What was asked for.
+
     Raises:
+        BadAnswerError: A list is longer than any may be, or the timing is out of its limits.
         PacelineError: What the server or the transport said.
     """
+    most = options.most_tokens
     async with aclosing(_timed(rpc, sent_ns=sent_ns)) as messages:
         async for message, elapsed_ns in messages:
+            check_proposal_lengths(message.proposal, most=most)
             yield _drafted(message, elapsed_ns=elapsed_ns)
 
 
@@ -267,10 +304,19 @@ def _proposal(message: ProposalMessage) -> Proposal:
     )
 
 
-def _likeliest(messages: Iterable[LikeliestMessage]) -> tuple[LikeliestTokens, ...]:
-    return tuple(
-        tuple(zip(message.token_ids, message.logprobs, strict=False)) for message in messages
+def _likeliest(messages: Sequence[LikeliestMessage], *, most: int) -> tuple[LikeliestTokens, ...]:
+    at_most("top_logprobs", messages, most)
+    return tuple(_likeliest_at(message) for message in messages)
+
+
+def _likeliest_at(message: LikeliestMessage) -> LikeliestTokens:
+    count = len(message.token_ids)
+    demand(
+        count == len(message.logprobs) <= MOST_TOP_LOGPROBS,
+        "top_logprobs",
+        f"has other than 0 to {MOST_TOP_LOGPROBS} tokens with one log probability each",
     )
+    return tuple(zip(message.token_ids, message.logprobs, strict=True))
 
 
 def _call_message(call: PrefixCall) -> SessionCall:

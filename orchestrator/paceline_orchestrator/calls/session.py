@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from paceline.errors import (
     PrefixMismatchError,
     PrefixNotHeldError,
     SessionNotFoundError,
+    StaleCallError,
+    SupersededError,
 )
 from paceline_orchestrator.calls.answers import AnswerChecks
 from paceline_orchestrator.calls.call import CallUnderWay
@@ -30,6 +33,7 @@ from paceline_orchestrator.calls.rpcs import (
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.window import Window
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError, demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +56,9 @@ if TYPE_CHECKING:
 __all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
+# A server that loses a session so often in so long a time is at fault: each time the whole text is
+# sent again, whatever else has been answered between.
+_MOST_REPAIRS, _REPAIRS_SECONDS = 30, 10.0
 _PLAINLY = VerifyOptions()
 
 
@@ -67,6 +74,7 @@ class RemoteSession:
         spec: What it is for.
         keeper: Opens and closes it.
         note_repair: Told of each repair: a lost session, or a prefix sent again.
+        tolerance: How many times as long as others its server may have a call in sight.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class RemoteSession:
         keeper: SessionKeeper,
         deadline: Deadline,
         note_repair: Callable[[Fallback], None],
+        tolerance: float = 1.0,
     ) -> None:
         self.server = server
         self._spec = spec
@@ -85,11 +94,12 @@ class RemoteSession:
         self._note_repair = note_repair
         self._opening = keeper.open(server, spec)
         self._checks = AnswerChecks(server, spec)
-        self._patience = Patience(server)
+        self._patience = Patience(server, tolerance=tolerance)
         self._held = HeldTokens()
         self._sequence = 0
         self._asked_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
+        self._repaired_at: deque[float] = deque()
         self._is_retired = False
         self._is_closed = False
         server.session_count += 1
@@ -165,16 +175,13 @@ class RemoteSession:
                 self.server, call, proposal, options, timeout_seconds=self._call_seconds
             )
             seconds = self._patience.seconds(call, block_length=len(proposal))
-            return self._patience.begin(call, rpc, seconds=seconds)
+            return self._patience.begin(call, rpc, seconds=seconds, block_length=len(proposal))
 
         async def read(sent: Sent) -> Judged:
-            judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns)
+            judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns, block_length=len(proposal))
             self._patience.heard(sent)
+            self._checks.verdict(judged, sent.call, proposal, options=options)
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
-            self._checks.verdict(judged, sent.call, proposal, logprobs=options.logprobs)
-            self._checks.likeliest(
-                judged.top_logprobs, len(judged.accepted_path) + 1, most=options.top_logprobs
-            )
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
                 self._held.confirm(prefix, accepted, final_length=final_length)
@@ -208,7 +215,8 @@ class RemoteSession:
             return self._patience.begin(call, rpc, seconds=seconds)
 
         async def read(sent: Sent) -> None:
-            async with aclosing(read_drafts(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            drafts = read_drafts(sent.rpc, options, sent_ns=sent.at_ns)
+            async with aclosing(drafts) as messages:
                 async for drafted in messages:
                     self._patience.heard(sent, seconds=self._patience.seconds(steps=steps))
                     chain = self._checks.draft(drafted, window=window)
@@ -242,14 +250,12 @@ class RemoteSession:
             return self._patience.begin(call, rpc, seconds=self._patience.seconds(call))
 
         async def read(sent: Sent) -> None:
-            async with aclosing(read_decoded(sent.rpc, sent_ns=sent.at_ns)) as messages:
+            decodes = read_decoded(sent.rpc, sent_ns=sent.at_ns, max_tokens=options.max_tokens)
+            async with aclosing(decodes) as messages:
                 async for decoded in messages:
                     seconds = self._patience.seconds() + options.interval_seconds
                     self._patience.heard(sent, seconds=seconds)
-                    self._checks.decoded(decoded, logprobs=options.logprobs)
-                    self._checks.likeliest(
-                        decoded.top_logprobs, len(decoded.token_ids), most=options.top_logprobs
-                    )
+                    self._checks.decoded(decoded, options=options)
                     self._take(decoded, decoded.token_ids, sent=sent, window=window)
                     report(decoded)
             self._checks.end(window)
@@ -291,13 +297,19 @@ class RemoteSession:
         Raises:
             SessionError: the error itself, if there is nothing to make good; or if a newer call was
                 sent, for which sending this one again would be the end.
+            BadAnswerError: it cannot be so, or is so all the time.
         """
         is_over = self._is_retired or self._is_closed
         if is_over or call.sequence != self._sequence:
             raise error
+        if isinstance(error, StaleCallError | SupersededError):
+            # Asked again, it would say so again: as fast as it answers.
+            raise BadAnswerError("it says that a newer call came, and there was none")
+        self._note_time_of_repair()
         match error:
             case SessionNotFoundError():
                 self._note_repair(Fallback.SESSION_LOST)
+                self._keeper.forget(self.server, self._opening)
                 self._opening = self._keeper.open(self.server, self._spec)
                 self._asked_at = time.monotonic()
             case PrefixNotHeldError() | PrefixMismatchError():
@@ -305,6 +317,13 @@ class RemoteSession:
             case _:
                 raise error
         self._held.forget()
+
+    def _note_time_of_repair(self) -> None:
+        now = time.monotonic()
+        self._repaired_at.append(now)
+        if len(self._repaired_at) == _MOST_REPAIRS:
+            is_rare = now - self._repaired_at.popleft() > _REPAIRS_SECONDS
+            demand(is_rare, "its session", "is lost all the time")
 
     def _next_call(self, handle: str, prefix: Sequence[int]) -> PrefixCall:
         """Say what the session shall hold, in as few tokens as it takes."""

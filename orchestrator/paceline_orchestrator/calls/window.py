@@ -35,6 +35,7 @@ class Window:
         self._width = width
         self._tip = 0  # what the chain's next token follows: 0 is the prefix, i + 1 the i-th token
         self._places: list[set[int]] = [set()]  # what was found after the prefix, and each token
+        self._depths = [0]  # of the prefix, and each token
 
     @property
     def length(self) -> int:
@@ -53,10 +54,12 @@ class Window:
             if not 0 <= parent < len(self._places):
                 return None
             siblings = self._places[parent]
-            if token_id in siblings or len(siblings) == self._width:
+            depth = self._depths[parent] + 1
+            if token_id in siblings or len(siblings) == self._width or depth > self.max_tokens:
                 return None
             siblings.add(token_id)
             self._places.append(set())
+            self._depths.append(depth)
             if parent == self._tip:
                 self._tip = len(self._places) - 1
                 chain.append(token_id)

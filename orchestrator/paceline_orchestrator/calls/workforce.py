@@ -10,8 +10,9 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.errors import CacheExhaustedError, OverloadedError
+from paceline.errors import CacheExhaustedError, OverloadedError, UnsupportedError
 from paceline_orchestrator.calls.assembly import Assembly
+from paceline_orchestrator.calls.candidates import is_refusal
 from paceline_orchestrator.calls.endurance import Endurance
 from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.fleet.discovery import Role
@@ -55,6 +56,7 @@ class Workforce:
         self._text = text
         self._changed = changed
         self._assembly = Assembly()
+        self._give_up = give_up
         self._endurance = Endurance(give_up)
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: asyncio.TaskGroup | None = None  # while at work
@@ -114,8 +116,16 @@ class Workforce:
         pause = self._crew.vacate(session, error)
         self._tell()
         self._refill()
+        if is_target and is_refusal(error):
+            self._note_refusal(error)
         if pause is not None:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
+
+    def _note_refusal(self, error: PacelineError) -> None:
+        """Give up at once what no target can do; else the others do it."""
+        if self._crew.is_refused:
+            words = f"every target refuses this request: {error.message}"
+            self._give_up(UnsupportedError(words))
 
     def widen(self, staff: Staff) -> None:
         """Look for the further servers that another method has work for."""

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConnectionLostError, PacelineError
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.server import REMOVED, SILENT
 from paceline_orchestrator.fleet.silence import SilenceError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.server import ModelServer
 
-__all__ = ["Pauses"]
+__all__ = ["Pauses", "status_of"]
 
 _CONNECTION_LOST = "CONNECTION_LOST"
 # A server whose calls failed is tried again after 0.5, 1, 2 … 10 s, if it is healthy by then.
@@ -26,6 +27,13 @@ _LAST_PAUSE_SECONDS = 10.0
 # server is back within some five seconds of being well: a probe that hangs, a pause, one that
 # does not.
 _PROBE_PAUSES_SECONDS = (0.5, 1.0)
+
+
+def status_of(error: PacelineError) -> str:
+    """Say in one line why a server that failed so gets no work; empty: there is no word for it."""
+    if isinstance(error, BadAnswerError):
+        return f"BAD_ANSWER: {error.message}"
+    return error.reason
 
 
 class Pauses:
@@ -76,7 +84,7 @@ class Pauses:
             return  # a single call can be refused; of a broken connection health tells at once
         doublings = min(server.failure_count - 1, 20)
         pause = min(_FIRST_PAUSE_SECONDS * 2.0**doublings, _LAST_PAUSE_SECONDS)
-        self._take_out(server, error.reason or _CONNECTION_LOST)
+        self._take_out(server, status_of(error) or _CONNECTION_LOST)
         asyncio.get_running_loop().call_later(pause, self._resume, server, server.pause_count)
 
     def after_reconnection(self, server: ModelServer) -> None:

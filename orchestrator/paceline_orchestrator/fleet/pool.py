@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from bisect import insort
 from collections import Counter
@@ -20,11 +21,13 @@ from prometheus_client import Gauge
 
 from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError, demand
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
 from paceline_orchestrator.fleet.familiarity import Familiarity
 from paceline_orchestrator.fleet.listeners import Listeners
-from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.pauses import Pauses, status_of
 from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
+from paceline_orchestrator.fleet.silence import SilenceWatch
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from paceline_orchestrator.fleet.discovery import Discovery, Endpoint
     from paceline_orchestrator.fleet.familiarity import FamiliarText
+    from paceline_orchestrator.fleet.silence import Work
     from paceline_orchestrator.fleet.wire import ModelFacts
 
 __all__ = ["ServerPool", "count_ready_servers"]
@@ -53,6 +57,20 @@ _RECONNECT_SECONDS = 0.1
 # That of a server which is not known to be well: where certificates were renewed since, the next
 # stream connects with the new ones.
 _APPROACH_SECONDS = 5.0
+# One that ends its health stream as soon as that gets longer pauses each time, up to the next ones.
+_HASTY_SECONDS = 1.0
+# One that says what it must not is asked again after so long; an early end of the stream is one.
+_BAD_ANSWER_SECONDS = 5.0
+# However long a server says that it is to be left alone, it is asked after so long.
+_LONGEST_RETRY_SECONDS = 10.0
+# Health changes in a stream: each has the server asked what its model is.
+_MOST_CHANGES = 100
+# A call that its server says it has is endured for so long at least; and for so many times what
+# another target says that it would take there.
+_LEAST_ENDURED_SECONDS = 10.0
+_ENDURED_FACTOR = 4
+# Another target counts if each of its own calls was answered in this part of the time.
+_PROMPT_SHARE = 0.25
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
@@ -233,6 +251,26 @@ class ServerPool:
 
         return sorted(found, key=rank)
 
+    def _endured_seconds(self, server: ModelServer, work: Work, *, waited: float) -> float:
+        """For how long a call may be unanswered at a server that says it has it; see docs/adr/0036.
+
+        It is for ever where nobody else could do the work: the server may be busy. What it says of
+        its own speed does not count, only what others say of theirs that answer in time.
+        """
+
+        def seconds(other: ModelServer) -> float:
+            here_ns = _ENDURED_FACTOR * other.latency.expected_ns(work.row_count)
+            anew_ns = other.latency.expected_ns(work.whole_count)
+            return max(_LEAST_ENDURED_SECONDS, here_ns / 1e9, anew_ns / 1e9)
+
+        others = (
+            it
+            for it in self._in_order[Role.TARGET]
+            if it is not server and it.ready and _could_replace(it, server)
+        )
+        prompt = (it for it in others if it.silence.longest_wait_seconds < waited * _PROMPT_SHARE)
+        return min(map(seconds, prompt), default=math.inf)
+
     def _refuse(self, server: ModelServer, reason: str) -> None:
         """Log, once, why a server that is well is not used."""
         if (server.name, reason) not in self._refused:
@@ -267,7 +305,12 @@ class ServerPool:
         return {**listed, **kept}
 
     def _add(self, key: _Key, endpoint: Endpoint) -> None:
-        server = ModelServer(endpoint, self._open_channel(endpoint))
+        def endured_seconds(work: Work, waited: float) -> float:
+            return self._endured_seconds(server, work, waited=waited)
+
+        server = ModelServer(
+            endpoint, self._open_channel(endpoint), silence=SilenceWatch(endured_seconds)
+        )
         self._servers[key] = server
         insort(self._in_order[server.role], server, key=_name)
         self._watches[key] = self._tasks.create_task(
@@ -291,24 +334,57 @@ class ServerPool:
 
     async def _watch(self, key: _Key, server: ModelServer) -> None:
         """Follow a server's health for ever, or until one that is listed no more has gone."""
+        hasty_count = 0
         while True:
-            try:
-                await self._follow_health(server)
-            except DeadlineError:
-                continue  # the stream's time is over: renew it
-            except PacelineError as error:
-                server.health_status = error.reason or "NOT_REACHED"
+            begun = time.monotonic()
+            status, pause_seconds = await self._follow_health(server)
+            is_hasty = time.monotonic() - begun < _HASTY_SECONDS
+            hasty_count = hasty_count + 1 if is_hasty else 0
+            if status:
+                server.health_status = status
                 self._tell(server)
                 if key in self._unlisted:
                     await self._remove((key,))
-                await asyncio.sleep(error.retry_after_seconds or _RECONNECT_SECONDS)
+                own_seconds = _RECONNECT_SECONDS * 2.0 ** min(hasty_count, 10)
+                await asyncio.sleep(max(pause_seconds, min(own_seconds, _BAD_ANSWER_SECONDS)))
 
-    async def _follow_health(self, server: ModelServer) -> None:
+    async def _follow_health(self, server: ModelServer) -> tuple[str, float]:
+        """Follow it while that can be done.
+
+        Whatever one server does, it ends neither this task nor the pool, whose tasks have one
+        group; and it is not asked again and again without a pause.
+
+        Returns:
+            Why it is out, and when to try again, at least. Empty if the time of its stream is over.
+        """
         # One that says NOT_SERVING may have gone meanwhile.
         seconds = _APPROACH_SECONDS if server.health_status else _WATCH_SECONDS
+        begun = time.monotonic()
+        try:
+            await self._follow_health_for(seconds, server)
+        except DeadlineError as error:
+            if time.monotonic() - begun >= seconds / 2:
+                return "", 0.0
+            return error.reason, _BAD_ANSWER_SECONDS
+        except BadAnswerError as error:
+            return status_of(error), _BAD_ANSWER_SECONDS
+        except PacelineError as error:
+            told_seconds = min(error.retry_after_seconds or 0.0, _LONGEST_RETRY_SECONDS)
+            return error.reason or "NOT_REACHED", told_seconds
+        except Exception as bug:  # noqa: BLE001 - one server must not end the watch of the others
+            if (server.name, type(bug).__name__) not in self._refused:
+                self._refused.add((server.name, type(bug).__name__))
+                _log.exception("%s is not used: it could not be watched", server.name)
+            return f"FAILED: {type(bug).__name__}", _BAD_ANSWER_SECONDS
+        return "NOT_REACHED", 0.0  # it ended the stream
+
+    async def _follow_health_for(self, seconds: float, server: ModelServer) -> None:
         changes = health_changes(server.channel, seconds=seconds)
+        change_count = 0
         async with aclosing(changes):
             async for is_serving in changes:
+                change_count += 1
+                demand(change_count <= _MOST_CHANGES, "health", "changes all the time")
                 if is_serving:
                     if server.adopt(await fetch_facts(server.models)):
                         self._refused = {it for it in self._refused if it[0] != server.name}
@@ -360,6 +436,15 @@ def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
     states = [f"{it.name}: {it.status}" for it in targets[:_NAMED_TARGETS]]
     more = ["..."] if len(targets) > _NAMED_TARGETS else []
     return f"no target is ready ({', '.join(states + more)})"
+
+
+def _could_replace(target: ModelServer, server: ModelServer) -> bool:
+    """Whether a target could do the work of a server: of a drafter it can do without."""
+    if target.facts is None or server.facts is None:
+        return False
+    if server.role is Role.DRAFTER:
+        return _same_tokens(server.facts, target.facts)
+    return target.facts.fingerprint == server.facts.fingerprint
 
 
 def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:

@@ -36,6 +36,7 @@ class ModelServer:
         facts: What it said of its model; None before it was reached.
         latency: What its calls cost.
         silence: Gives up the calls that it leaves unanswered.
+        handles: Of the sessions that this orchestrator has open there.
         session_count: Sessions that this orchestrator has open there.
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         home_count: Requests of this orchestrator that are at home there; see Crew.
@@ -48,7 +49,13 @@ class ModelServer:
         told: Whether it was ready, and leaving, when the pool's listeners were last told.
     """
 
-    def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        channel: grpc.aio.Channel,
+        *,
+        silence: SilenceWatch | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.channel = channel
         self.models = ModelServiceStub(channel)
@@ -57,7 +64,8 @@ class ModelServer:
         self.target = TargetServiceStub(channel)
         self.facts: ModelFacts | None = None
         self.latency = ObservedLatency()
-        self.silence = SilenceWatch()
+        self.silence = silence or SilenceWatch()
+        self.handles: set[str] = set()
         self.session_count = 0
         self.call_count = 0
         self.home_count = 0

@@ -3,12 +3,14 @@
 Connections, pings and health can all be well while a model is stuck. So every call is watched: it
 waits for as long as it may be expected to take, several times over. Then its server is asked
 whether it still has the call: it may be busy with others, or with a long prompt. A call that is not
-in sight is given up.
+in sight is given up. One that is in sight waits on, until another server would long have answered
+it: whatever a server says of its calls, it cannot keep a request by saying it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,33 @@ from paceline.errors import DeadlineError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["SilenceError", "SilenceWatch", "Waiting"]
+__all__ = ["NeglectError", "SilenceError", "SilenceWatch", "Waiting", "Work"]
 
 
 class SilenceError(DeadlineError):
     """A server did not answer in the time that its answers take, and does not have the call."""
+
+
+class NeglectError(DeadlineError):
+    """A server says that it has the call, but another one would long have answered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call asks for, in rows: token positions to compute.
+
+    Attributes:
+        row_count: Here, where the session may hold most of the text.
+        whole_count: Elsewhere, where a session begins.
+    """
+
+    row_count: int = 1
+    whole_count: int = 1
+
+
+_ONE_ROW = Work()
+# A call is looked after as often at least.
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,28 +57,50 @@ class Waiting:
         patience_seconds: How long it waits before its server is asked.
         heard_at: When it was sent, or its server last answered or had it in sight; the loop's time.
         is_in_sight: Asks the server whether it has the call, in bounded time.
+        answered_at: When it was sent, or its server last answered.
+        looked_at: When it was last looked after.
+        work: What it asks for.
+        tolerance: How many times as long as others its server may have it in sight.
         is_given_up: Whether it has waited in vain.
+        is_neglected: Whether that is so though its server says that it has it.
     """
 
     rpc: Any
     patience_seconds: float
     heard_at: float
     is_in_sight: Callable[[], Awaitable[bool]]
+    answered_at: float
+    looked_at: float
+    work: Work
+    tolerance: float
     is_given_up: bool = False
+    is_neglected: bool = False
+
+    @property
+    def asked_at(self) -> float:
+        """When its server is asked."""
+        return self.heard_at + self.patience_seconds
 
     @property
     def due_at(self) -> float:
-        """When its server is asked."""
-        return self.heard_at + self.patience_seconds
+        """When to look after it. Its server may have said that its forwards take for ever."""
+        return min(self.asked_at, self.looked_at + _LOOK_SECONDS)
 
 
 class SilenceWatch:
     """Gives up the calls of one server that it leaves unanswered and has not in sight.
 
     Cost: no timer for a call, one for all of them.
+
+    Args:
+        endured_seconds: For how long a call may be in sight and unanswered, by its work and by how
+            long it has waited; by default for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, endured_seconds: Callable[[Work, float], float] = lambda _work, _waited: math.inf
+    ) -> None:
+        self._endured_seconds = endured_seconds
         self._waiting: set[Waiting] = set()
         self._inquiries: dict[Waiting, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -68,6 +114,8 @@ class SilenceWatch:
         patience_seconds: float,
         is_in_sight: Callable[[], Awaitable[bool]],
         instead_of: Waiting | None = None,
+        work: Work = _ONE_ROW,
+        tolerance: float = 1.0,
     ) -> Waiting:
         """Watch a call from now on. Whoever begins one ends it.
 
@@ -78,21 +126,24 @@ class SilenceWatch:
             instead_of: The call of its session that it replaces. While that one is unanswered it
                 goes on waiting as this one: a server that is asked anew again and again, and never
                 answers, is no less silent.
+            work: What it asks for.
+            tolerance: How many times as long as others its server may have it in sight.
         """
         if instead_of is not None and instead_of in self._waiting:
             waiting = instead_of
             waiting.rpc, waiting.patience_seconds = rpc, patience_seconds
-            waiting.is_in_sight = is_in_sight
+            waiting.is_in_sight, waiting.work = is_in_sight, work
         else:
             now = asyncio.get_running_loop().time()
-            waiting = Waiting(rpc, patience_seconds, now, is_in_sight)
+            waiting = Waiting(rpc, patience_seconds, now, is_in_sight, now, now, work, tolerance)
             self._waiting.add(waiting)
         self._look_at(waiting.due_at)
         return waiting
 
     def heard(self, answered: Waiting, *, patience_seconds: float | None = None) -> None:
         """Note an answer; a call with more to come may say how long the next one may take."""
-        now = answered.heard_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        answered.heard_at = answered.answered_at = answered.looked_at = now
         self._silent_seconds, self._counted_until = 0.0, now
         if patience_seconds is not None and answered in self._waiting:
             answered.patience_seconds = patience_seconds
@@ -127,6 +178,12 @@ class SilenceWatch:
         """Hold no silence of calls that have ended against the server: it is another process."""
         self._silent_seconds = 0.0
 
+    @property
+    def longest_wait_seconds(self) -> float:
+        """How long the call has waited whose last answer is the longest ago; 0 if none waits."""
+        now = asyncio.get_running_loop().time()
+        return max((now - it.answered_at for it in self._waiting), default=0.0)
+
     def _look_at(self, at: float) -> None:
         """Look after the calls at this time, or earlier if that was said before."""
         if self._timer is not None:
@@ -139,7 +196,13 @@ class SilenceWatch:
         self._timer = None
         loop = asyncio.get_running_loop()
         for waiting in self._waiting - self._inquiries.keys():
-            if waiting.due_at <= loop.time():
+            if waiting.due_at > loop.time():
+                continue
+            waiting.looked_at = loop.time()
+            if waiting.asked_at > loop.time():
+                if self._is_neglected(waiting):
+                    self._give_up(waiting, is_neglected=True)
+            else:
                 self._inquiries[waiting] = loop.create_task(
                     self._inquire(waiting), name="ask a server that is late"
                 )
@@ -152,11 +215,21 @@ class SilenceWatch:
             is_in_sight = await waiting.is_in_sight()
         finally:
             self._inquiries.pop(waiting, None)
-        if is_in_sight:
+        if waiting.heard_at != heard_at:  # it was answered meanwhile
+            self._look_at(waiting.due_at)
+            return
+        is_neglected = is_in_sight and self._is_neglected(waiting)
+        if is_in_sight and not is_neglected:
             waiting.heard_at = asyncio.get_running_loop().time()
-        if is_in_sight or waiting.heard_at != heard_at:  # or it was answered meanwhile
             self._look_at(waiting.due_at)
         else:
-            self._waiting.discard(waiting)
-            waiting.is_given_up = True
-            waiting.rpc.cancel()
+            self._give_up(waiting, is_neglected=is_neglected)
+
+    def _give_up(self, waiting: Waiting, *, is_neglected: bool) -> None:
+        self._waiting.discard(waiting)
+        waiting.is_given_up, waiting.is_neglected = True, is_neglected
+        waiting.rpc.cancel()
+
+    def _is_neglected(self, waiting: Waiting) -> bool:
+        waited = asyncio.get_running_loop().time() - waiting.answered_at
+        return waited >= waiting.tolerance * self._endured_seconds(waiting.work, waited)

@@ -13,7 +13,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline.errors import (
     ConnectionLostError,
-    InternalError,
     InvalidFieldError,
     OverloadedError,
 )
@@ -21,9 +20,17 @@ from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.model_service_pb2 import GetModelInfoRequest, GetTokenizerRequest
+from paceline_orchestrator.fleet.bad_answers import (
+    BadAnswerError,
+    check_chat_template,
+    check_model_info,
+    check_timing,
+    demand,
+)
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_protocol.task import VerificationRule
+from paceline_serving.client_calls import UndecodableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -54,11 +61,15 @@ _ROLES = {
     model_service_pb2.MODEL_ROLE_TARGET: Role.TARGET,
 }
 
+# What gRPC says of an answer that it does not take: of a message, or of the metadata behind it. Of
+# what we send it says "SERVER: Sent message larger than max".
+_TOO_LARGE = ("Received message larger than max", "received metadata size exceeds")
+
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class TokenizerRefusedError(InternalError):
+class TokenizerRefusedError(BadAnswerError):
     """A server has a tokenizer that cannot be used, and would have it when it is asked again."""
 
 
@@ -141,6 +152,7 @@ async def answer(call: Awaitable[_T]) -> _T:
     """Wait for an RPC.
 
     Raises:
+        BadAnswerError: The answer cannot be decoded, or is too large.
         PacelineError: What the server or the transport said.
     """
     with _translation():
@@ -170,6 +182,8 @@ def _translation() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise _read_error(error) from error
+    except UndecodableError as error:
+        raise BadAnswerError("the answer cannot be decoded") from error
     except grpc.aio.UsageError:
         raise ConnectionLostError("the channel is closed") from None
     except asyncio.CancelledError:
@@ -187,6 +201,8 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
     the orchestrator sends is not, so it comes from something in between that is full.
     """
     error = decode(rpc_error)
+    if any(words in (rpc_error.details() or "") for words in _TOO_LARGE):
+        return BadAnswerError("the answer is larger than any may be")
     if rpc_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(
         error, InvalidFieldError
     ):
@@ -195,7 +211,12 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
 
 
 def read_timing(timing: CallTiming) -> Timing:
-    """Read where a call's time went."""
+    """Read where a call's time went.
+
+    Raises:
+        BadAnswerError: It is out of its limits.
+    """
+    check_timing(timing)
     return Timing(
         queue_ns=timing.queue_ns,
         forward_ns=timing.forward_ns,
@@ -213,9 +234,11 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
     """Ask a server what its model is, and what it has measured of it.
 
     Raises:
+        BadAnswerError: It says what it must not.
         PacelineError: What the server or the transport said.
     """
     info = await answer(models.GetModelInfo(GetModelInfoRequest(), timeout=_INFO_SECONDS))
+    check_model_info(info)
     return ModelFacts(
         model_name=info.model_name,
         fingerprint=info.fingerprint,
@@ -252,6 +275,7 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     Raises:
         UnsupportedError: Its model has none.
         TokenizerRefusedError: It is larger than any tokenizer.
+        BadAnswerError: A piece of it is empty.
         PacelineError: What else the server or the transport said.
     """
     stream = models.GetTokenizer(GetTokenizerRequest(), timeout=_TOKENIZER_SECONDS)
@@ -259,6 +283,8 @@ async def fetch_tokenizer(models: ModelServiceAsyncStub, *, name: str) -> bytes:
     # Closed here and now: a server that sends without end must not wait for a collector.
     async with aclosing(answers(stream)) as messages:
         async for message in messages:
+            # Else a server could send nothing for ever.
+            demand(bool(message.data), f"a piece of {name}'s tokenizer", "is empty")
             content += message.data
             # The first message says how much is to come. Nobody has to keep to it.
             if max(len(content), message.total_bytes) > MOST_TOKENIZER_BYTES:
@@ -273,10 +299,12 @@ async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb
 
     Raises:
         UnsupportedError: Its model has no chat template, or the server does not know the question.
+        BadAnswerError: It says what it must not.
         PacelineError: What else the server or the transport said.
     """
     request = model_service_pb2.GetChatTemplateRequest()
     response = await answer(models.GetChatTemplate(request, timeout=_INFO_SECONDS))
+    check_chat_template(response.chat_template)
     return response.chat_template
 
 

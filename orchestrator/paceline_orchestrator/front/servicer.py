@@ -12,6 +12,7 @@ from paceline.errors import (
     DrainingError,
     LoadingError,
     NoTargetError,
+    PacelineError,
     UnsupportedError,
 )
 from paceline.v1 import orchestrator_service_pb2 as pb
@@ -212,11 +213,27 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def GetSystemChatTemplate(  # noqa: N802
         self, _request: pb.GetSystemChatTemplateRequest, _context: Any
     ) -> pb.GetSystemChatTemplateResponse:
-        """Ask a target for its model's chat template; whoever needs it often keeps it."""
+        """Ask a target for its model's chat template; whoever needs it often keeps it.
+
+        Raises:
+            UnsupportedError: The model has none.
+            NoTargetError: No target tells it.
+        """
         model = self._pool.model()
-        return pb.GetSystemChatTemplateResponse(
-            model_fingerprint=model.fingerprint,
-            chat_template=await fetch_chat_template(self._pool.targets(model)[0].models),
+        for target in self._pool.targets(model):
+            asked_at = time.monotonic()
+            try:
+                template = await fetch_chat_template(target.models)
+            except UnsupportedError:
+                raise
+            except PacelineError as error:
+                self._pool.report_failure(target, error, asked_at=asked_at)
+            else:
+                return pb.GetSystemChatTemplateResponse(
+                    model_fingerprint=model.fingerprint, chat_template=template
+                )
+        raise NoTargetError(
+            "no target tells its chat template", retry_after_seconds=shortage.RETRY_SECONDS
         )
 
     @asynccontextmanager

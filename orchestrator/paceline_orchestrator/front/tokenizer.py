@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Codec", "Codecs"]
 
+_MOST_WORDS = 256  # of what the library says of a tokenizer: it quotes it
 # Of the thread's processor time: honest tokenizers take a millisecond for hundreds of tokens.
 _MOST_DECODE_SECONDS = 0.5
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -231,16 +232,18 @@ class Codecs:
         except UnsupportedError:
             self._codecs[fingerprint] = None
             return
-        if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
-            raise TokenizerRefusedError(f"{server.name} sent a tokenizer that is not what it says")
-        try:
-            self._codecs[fingerprint] = await asyncio.to_thread(_new_codec, tokenizer_json)
-        except Exception as error:  # of the library, which has no class of its own for it
-            raise TokenizerRefusedError(
-                f"{server.name}'s tokenizer cannot be read: {error}"
-            ) from error
+        self._codecs[fingerprint] = await asyncio.to_thread(
+            _read, tokenizer_json, fingerprint=fingerprint, name=server.name
+        )
 
 
-def _new_codec(tokenizer_json: bytes) -> Codec:
-    with taking_panics():
-        return Codec(tokenizer_json)
+def _read(tokenizer_json: bytes, *, fingerprint: str, name: str) -> Codec:
+    """Read what the server of this name sent; on a thread, for hundreds of megabytes are hashed."""
+    if hashlib.sha256(tokenizer_json).hexdigest() != fingerprint:
+        raise TokenizerRefusedError(f"{name} sent a tokenizer that is not what it says")
+    try:
+        with taking_panics():
+            return Codec(tokenizer_json)
+    except Exception as error:  # of the library, which has no class of its own for it
+        words = f"{type(error).__name__}: {error}"[:_MOST_WORDS]
+        raise TokenizerRefusedError(f"{name}'s tokenizer cannot be read: {words}") from error

@@ -42,6 +42,9 @@ __all__ = [
 
 ClientMessage: TypeAlias = pb.GenerateResponse
 
+# What servers say of one call is checked where it is read; the sum of many calls is cut off here.
+_MOST_UINT32, _MOST_UINT64 = (1 << 32) - 1, (1 << 64) - 1
+
 _NUMBER_OF_STRATEGY = {it: pb.Strategy.Value(f"STRATEGY_{it.name}") for it in Strategy}
 # The other numbers leave the choice to the planner.
 _STRATEGIES = {int(number): strategy for strategy, number in _NUMBER_OF_STRATEGY.items()}
@@ -196,22 +199,22 @@ def _likeliest(tokens: LikeliestTokens) -> sampling_pb2.LikeliestTokens:
 
 def _statistics(took: Statistics) -> pb.GenerationStatistics:
     return pb.GenerationStatistics(
-        target_forward_count=took.target_forward_count,
-        drafter_forward_count=took.drafter_forward_count,
+        target_forward_count=min(took.target_forward_count, _MOST_UINT32),
+        drafter_forward_count=min(took.drafter_forward_count, _MOST_UINT32),
         drafted_token_count=took.drafts.drafted,
         accepted_token_count=took.drafts.accepted,
         rejected_token_count=took.drafts.rejected,
         discarded_token_count=took.drafts.discarded,
         acceptance_rate=took.drafts.acceptance_rate,
-        cancelled_rpc_count=took.cancelled_count,
+        cancelled_rpc_count=min(took.cancelled_count, _MOST_UINT32),
         fallbacks=[
             pb.Fallback(kind=_NUMBER_OF_FALLBACK[kind], count=took.fallbacks[kind])
             for kind in Fallback
             if took.fallbacks[kind]
         ],
-        queue_ns=took.queue_ns,
-        forward_ns=took.forward_ns,
-        network_ns=took.network_ns,
+        queue_ns=min(took.queue_ns, _MOST_UINT64),
+        forward_ns=min(took.forward_ns, _MOST_UINT64),
+        network_ns=min(took.network_ns, _MOST_UINT64),
         time_to_first_token_ns=took.time_to_first_token_ns,
         total_ns=took.total_ns,
         corrections_ahead_count=took.drafts.corrections_ahead,
@@ -221,7 +224,9 @@ def _statistics(took: Statistics) -> pb.GenerationStatistics:
         max_gram_accepted_token_count=took.text.accepted,
         drafter_models=[
             pb.ModelForwards(
-                model_name=name, forward_count=ran.forward_count, forward_ns=ran.forward_ns
+                model_name=name,
+                forward_count=min(ran.forward_count, _MOST_UINT32),
+                forward_ns=min(ran.forward_ns, _MOST_UINT64),
             )
             for name, ran in took.drafter_models.items()
         ],

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 from prometheus_client import CollectorRegistry
 
-from paceline.errors import InternalError, InvalidFieldError
+from paceline.errors import InvalidFieldError
+from paceline_orchestrator.fleet.bad_answers import at_most, demand
 from paceline_orchestrator.scaling.demand import Demand
 from paceline_orchestrator.scaling.externalscaler import externalscaler_pb2 as pb
 from paceline_orchestrator.scaling.externalscaler.externalscaler_pb2_grpc import (
@@ -41,6 +42,10 @@ _REPLICA = "replica"
 _STREAM_VERIFIERS = "stream_verifiers"
 _VERIFICATIONS = "verifications"
 _ACTIVE = "active"
+# Another replica's answer has four values. None asks for more verifiers than this: its requests are
+# some hundreds, and each has 64 at most.
+_MOST_VALUES = 16
+_MOST_WANTED = 1 << 20
 
 
 class ExternalScaler(ExternalScalerServicer):
@@ -108,17 +113,19 @@ def read_demand(response: pb.GetMetricsResponse) -> tuple[int, Demand]:
     """Read another replica's answer: who it is, and what its streams ask.
 
     Raises:
-        InternalError: It is no such answer.
+        BadAnswerError: It is no such answer, or says what cannot be.
     """
+    at_most("metric_values", response.metric_values, _MOST_VALUES)
     values = {it.metric_name: it.metric_value for it in response.metric_values}
-    try:
-        return values[_REPLICA], Demand(
-            stream_verifiers=values[_STREAM_VERIFIERS],
-            verification_count=values[_VERIFICATIONS],
-            is_active=bool(values[_ACTIVE]),
-        )
-    except KeyError as error:
-        raise InternalError(f"an orchestrator's demand came without {error}") from None
+    for name in (_REPLICA, _STREAM_VERIFIERS, _VERIFICATIONS, _ACTIVE):
+        demand(name in values, name, "is missing")
+    for name in (_STREAM_VERIFIERS, _VERIFICATIONS):
+        demand(0 <= values[name] <= _MOST_WANTED, name, f"is not in [0, {_MOST_WANTED}]")
+    return values[_REPLICA], Demand(
+        stream_verifiers=values[_STREAM_VERIFIERS],
+        verification_count=values[_VERIFICATIONS],
+        is_active=bool(values[_ACTIVE]),
+    )
 
 
 class ScalerServer:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+
+import pytest
+
+from paceline import Chunk, TokenLogprob, TokenOrigin
+from paceline_gateway.answers import ChatForm, CompletionForm
+from paceline_gateway.connection import Connection
 from support.gateway import gateway_over
 
 # Token p has -p, and the next ones by number are ever less likely (support.fake_orchestrator).
@@ -51,3 +60,30 @@ async def test_completions_tell_what_else_was_likely_and_the_chosen_token_among_
         assert streamed == told.top_logprobs
         alone = (await create(**asked, logprobs=0)).choices[0].logprobs
         assert (alone.token_logprobs, alone.top_logprobs) == (told.token_logprobs, None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", [ChatForm(), CompletionForm()], ids=["chat", "completion"])
+def test_a_log_probability_that_json_cannot_say_is_the_one_that_openai_says_then(form, value):
+    chunk = Chunk(
+        text="a",
+        token_ids=(3,),
+        logprobs=(value,),
+        origins=(TokenOrigin.TARGET,),
+        top_logprobs=((TokenLogprob(4, value),),),
+        position=0,
+    )
+    written = json.dumps(form.part(chunk, offset=0, logprobs=True))
+    assert written.count("-9999.0") >= 2
+    assert not {"NaN", "Infinity"}.intersection(re.findall(r"\w+", written))
+
+
+async def test_no_event_has_a_number_that_json_does_not_know():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    connection = Connection({"type": "http"}, None, send, headers={}, stall_seconds=1)
+    await connection.event({"a": [math.nan, 1.5, {"b": -math.inf}]})
+    assert sent[0]["body"] == b'data: {"a": [null, 1.5, {"b": null}]}\n\n'

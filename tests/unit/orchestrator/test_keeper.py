@@ -10,8 +10,11 @@ from paceline_orchestrator.calls.exchange import SessionSpec
 from paceline_orchestrator.calls.keeper import SessionKeeper
 from support.virtual_time import virtually
 
-SERVER = SimpleNamespace(name="target-0")
 SPEC = SessionSpec(fingerprint="it", reserve_length=1)
+
+
+def a_server():
+    return SimpleNamespace(name="target-0", handles=set())
 
 
 async def break_down(*_, **__):
@@ -27,12 +30,13 @@ async def test_an_unexpected_error_in_opening_a_session_is_answered_and_logged_o
     monkeypatch, caplog
 ):
     monkeypatch.setattr(module, "open_session", break_down)
+    server = a_server()
     async with SessionKeeper() as keeper:
-        opened = await keeper.open(SERVER, SPEC)
+        opened = await keeper.open(server, SPEC)
         assert isinstance(opened.error, errors.InternalError)
         assert "nobody thought" not in opened.error.message
         monkeypatch.setattr(module, "open_session", open_well)
-        assert (await keeper.open(SERVER, SPEC)).session_id == "a session", "it goes on"
+        assert (await keeper.open(server, SPEC)).session_id == "a session", "it goes on"
     assert caplog.messages == ["a session could not be opened at target-0"]
 
 
@@ -40,8 +44,9 @@ async def test_an_unexpected_error_in_opening_a_session_is_answered_and_logged_o
 async def test_an_unexpected_error_in_closing_a_session_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(module, "open_session", open_well)
     monkeypatch.setattr(module, "close_session", break_down)
+    server = a_server()
     async with SessionKeeper() as keeper:
-        opening = keeper.open(SERVER, SPEC)
-        keeper.close(SERVER, opening)
+        opening = keeper.open(server, SPEC)
+        keeper.close(server, opening)
         assert (await opening).session_id == "a session"
     assert caplog.messages == ["a session could not be closed at target-0"]

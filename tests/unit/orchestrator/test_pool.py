@@ -7,6 +7,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from paceline import errors
@@ -367,6 +368,42 @@ async def test_a_server_that_failed_for_hours_still_pauses_for_seconds():
         server.failure_count = 2000
         fail(pool, server, errors.InternalError("it broke"))
         assert server.status == "INTERNAL"
+
+
+class Garbled(FakeModelServer):
+    """A server whose answer about its model is of another world."""
+
+    answer = b"\x0a\x02\xff\xfe"  # a name that is no UTF-8
+
+    def register(self, server):
+        async def say(_request, _context):
+            return self.answer
+
+        # First, so that it answers instead of the service that is registered behind it.
+        methods = {"GetModelInfo": grpc.unary_unary_rpc_method_handler(say)}
+        service = "paceline.v1.ModelService"
+        handler = grpc.method_handlers_generic_handler(service, methods)
+        server.add_generic_rpc_handlers((handler,))
+        super().register(server)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Garbled.answer, "cannot be decoded"),
+        (b"\x00", "cannot be decoded"),
+        (b"\x0a\xff\xff\xff\x02" + b"x" * 6_291_455, "larger than any may be"),
+    ],
+    ids=["no UTF-8", "no message", "six megabytes"],
+)
+async def test_a_server_whose_answer_cannot_be_decoded_is_not_used_and_ends_nothing(answer, words):
+    garbled, well = Garbled("target"), FakeModelServer("target")
+    garbled.answer = answer
+    async with a_pool(garbled, well) as pool:
+        await until(pool, lambda: target_names(pool) == ["target-1"])
+        await soon(lambda: pool.servers[0].status.startswith("BAD_ANSWER"))
+        assert words in pool.servers[0].status
+        assert pool.model().fingerprint == "target-model"
 
 
 # --- what is remembered of a process, when another one is at its address --------------------------

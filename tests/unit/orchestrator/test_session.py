@@ -19,6 +19,7 @@ from paceline_orchestrator.calls.exchange import (
 )
 from paceline_orchestrator.calls.keeper import Opening, SessionKeeper
 from paceline_orchestrator.calls.session import RemoteSession
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import fetch_facts
@@ -128,7 +129,9 @@ async def test_a_loss_that_two_calls_hear_of_is_made_good_once_and_by_the_newer(
 
 async def test_who_waits_for_an_opening_that_is_replaced_waits_for_the_new_one():
     openings = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    keeper = SimpleNamespace(open=lambda *_: openings.pop(0), close=lambda *_: None)
+    keeper = SimpleNamespace(
+        open=lambda *_: openings.pop(0), close=lambda *_: None, forget=lambda *_: None
+    )
     first, second = openings
     session = RemoteSession(
         SimpleNamespace(session_count=0),
@@ -165,7 +168,7 @@ async def test_a_server_that_keeps_losing_is_given_up():
     fake = FakeModelServer("target")
     async with a_session(fake) as session:
         fake.faults.extend(["lose_session"] * 9)
-        with pytest.raises(errors.InternalError):
+        with pytest.raises(BadAnswerError):
             await verify(session, TEXT)
 
 
@@ -321,7 +324,7 @@ async def test_a_verdict_that_fits_no_call_is_none(distort):
     async with a_session(fake) as session:
         proposal = Proposal(tuple(continuation(TEXT, 2)))
         options = VerifyOptions(logprobs=True, top_logprobs=1)
-        with pytest.raises(errors.InternalError, match="not asked"):
+        with pytest.raises(BadAnswerError):
             await session.verify(TEXT, proposal, options, final_length=len(TEXT))
 
 
@@ -345,7 +348,7 @@ async def test_draft_tokens_that_fit_no_draft_are_none(distort):
     fake = FakeModelServer("drafter")
     fake.distort = distort
     async with a_session(fake) as session:
-        with pytest.raises(errors.InternalError, match="not asked"):
+        with pytest.raises(BadAnswerError):
             await session.draft(
                 TEXT, DraftOptions(max_tokens=4), final_length=len(TEXT), report=lambda _: None
             )

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import InternalError, LoadingError, NoTargetError
+from paceline.errors import LoadingError, NoTargetError
 from paceline.limits import MOST_TOKENIZER_BYTES
 from paceline.v1.model_service_pb2 import GetTokenizerResponse
 from paceline_orchestrator.fleet import wire
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_text import byte_tokenizer
 
@@ -47,7 +48,7 @@ def a_server(stream, *, tokenizer=TOKENIZER, incarnation="1", name="target-0"):
 async def test_a_tokenizer_that_is_too_large_is_left_at_the_limit(monkeypatch):
     monkeypatch.setattr(wire, "MOST_TOKENIZER_BYTES", 10_000)
     stream, codecs = Stream([bytes(1000)] * 100), Codecs()
-    with pytest.raises(InternalError, match="more than 10000 bytes"):
+    with pytest.raises(BadAnswerError, match="more than 10000 bytes"):
         await codecs.fetch(a_server(stream))
     assert stream.read_bytes == 11_000
     assert stream.is_cancelled
@@ -62,7 +63,7 @@ async def test_a_tokenizer_as_large_as_the_limit_is_taken(monkeypatch):
 
 async def test_a_tokenizer_that_came_damaged_is_not_kept():
     server, codecs = a_server(Stream([TOKENIZER[:-1]])), Codecs()
-    with pytest.raises(InternalError, match="not what it says"):
+    with pytest.raises(BadAnswerError, match="not what it says"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)
 
@@ -70,14 +71,14 @@ async def test_a_tokenizer_that_came_damaged_is_not_kept():
 @pytest.mark.parametrize("tokenizer", [b'{"version": "9.0"}', b"\xff"])
 async def test_a_tokenizer_that_cannot_be_read_is_told_with_its_server(tokenizer):
     server, codecs = a_server(Stream([tokenizer]), tokenizer=tokenizer), Codecs()
-    with pytest.raises(InternalError, match="target-0's tokenizer cannot be read"):
+    with pytest.raises(BadAnswerError, match="target-0's tokenizer cannot be read"):
         await codecs.fetch(server)
     assert not codecs.has(server.facts.tokenizer_fingerprint)
 
 
 async def test_a_tokenizer_that_says_it_is_too_large_is_left_at_its_first_message():
     stream = Stream([bytes(1000)] * 100, total_bytes=MOST_TOKENIZER_BYTES + 1)
-    with pytest.raises(InternalError, match=f"more than {MOST_TOKENIZER_BYTES} bytes"):
+    with pytest.raises(BadAnswerError, match=f"more than {MOST_TOKENIZER_BYTES} bytes"):
         await Codecs().fetch(a_server(stream))
     assert stream.read_bytes == 1000
 
@@ -89,7 +90,7 @@ async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_anot
     with pytest.raises(LoadingError, match="being fetched"):
         codecs.get(fingerprint)
     assert codecs.choose([damaged]) is damaged
-    with pytest.raises(InternalError):
+    with pytest.raises(BadAnswerError):
         await codecs.fetch(damaged)
     assert codecs.choose([damaged]) is None
     with pytest.raises(NoTargetError, match="target-0 sent a tokenizer that is not what it says"):

@@ -38,7 +38,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         model_name="name",
         fingerprint="fingerprint",
         tokenizer_fingerprint="tokenizer",
-        vocabulary_size=1,
+        vocabulary_size=4,
         eos_token_ids=[2, 3],
         context_length=4,
         verification_rules=[
@@ -62,7 +62,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         model_name="name",
         fingerprint="fingerprint",
         tokenizer_fingerprint="tokenizer",
-        vocabulary_size=1,
+        vocabulary_size=4,
         eos_token_ids=frozenset({2, 3}),
         context_length=4,
         rejection_sampling=True,

@@ -117,3 +117,17 @@ def test_a_status_fits_into_the_trailers_whatever_the_error_says():
     violations = tuple(errors.FieldViolation("f" * 5000, "d" * 5000) for _ in range(100))
     error = errors.InvalidFieldError("m" * 100_000, violations=violations)
     assert len(encode(error).SerializeToString()) < 3000  # of 8192, and base64 adds a third
+
+
+@pytest.mark.parametrize("seconds", [-1, -(10**18), 10**18, 2 * 86_400])
+def test_a_time_to_come_back_that_makes_no_sense_is_none(seconds):
+    status = Status(code=8, message="full")
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=seconds)))
+    arrived = decode(received("RESOURCE_EXHAUSTED", "full", status.SerializeToString()))
+    assert isinstance(arrived, errors.OverloadedError)
+    assert arrived.retry_after_seconds is None
+
+
+def test_of_a_long_message_the_beginning_is_read():
+    arrived = decode(received("INTERNAL", "x" * 7000, None))
+    assert 256 <= len(arrived.message) <= 1024

@@ -43,6 +43,26 @@ def test_the_text_of_an_exception_is_never_logged(stream, log_format):
         assert expected in written
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_of_a_group_of_failures_each_is_logged_with_where_it_was(stream, log_format):
+    telemetry.configure_logging(level="debug", log_format=log_format, stream=stream)
+    failures = []
+    for _ in range(2):
+        try:
+            fail_with_a_prompt()
+        except RuntimeError as error:
+            failures.append(error)
+    inner = ExceptionGroup(CANARY, [KeyError(CANARY)])
+    try:
+        raise ExceptionGroup(CANARY, [*failures, inner])
+    except ExceptionGroup:
+        logging.getLogger("test").exception("it failed")
+    written = stream.getvalue()
+    assert CANARY not in written
+    assert written.count("in fail_with_a_prompt") == 4  # both, and the cause of each
+    assert "KeyError" in written
+
+
 def test_a_json_log_is_one_object_a_line_with_the_call_it_belongs_to(stream):
     telemetry.configure_logging(level="info", log_format="json", stream=stream)
     call = tracing.enter("/service/Method", [("x-request-id", "request-1")])
