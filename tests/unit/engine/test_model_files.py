@@ -225,7 +225,9 @@ def test_what_other_programs_would_load_from_the_directory_is_left_alone(directo
     """An adapter beside a model, as the library takes it up by itself, would make another model."""
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "somebody/else"}
     (directory / "adapter_config.json").write_text(json.dumps(adapter))
-    load_model(find_model_files(str(directory)), dtype="float32")
+    shown = {"config.json", "generation_config.json", "model.safetensors"}
+    with find_model_files(str(directory)).laid_out() as seen:
+        assert {path.name for path in seen.iterdir()} == shown
 
 
 @pytest.mark.parametrize(
