@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import InvalidFieldError
-from paceline.plain_files import read_plain_file
+from paceline.plain_files import read_plain_text
 from paceline_bench.pair.acceptance import common_run
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def read_prompts(path: Path) -> list[str]:
         InvalidFieldError: It has none, or a line is not what it looks like.
     """
     prompts = []
-    text = read_plain_file(path, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True).decode()
+    text = read_plain_text(path, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("{"):
             prompts.append(line)

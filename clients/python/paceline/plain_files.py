@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import io
     from pathlib import Path
 
-__all__ = ["UnusableFileError", "open_plain_file", "read_plain_file"]
+__all__ = ["UnusableFileError", "open_plain_file", "read_plain_file", "read_plain_text"]
 
 
 class UnusableFileError(OSError):
@@ -84,6 +84,18 @@ def read_plain_file(path: Path | str, *, most_bytes: int, allow_pipe: bool = Fal
     if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
     return content
+
+
+def read_plain_text(path: Path | str, *, most_bytes: int, allow_pipe: bool = False) -> str:
+    r"""Read a file of UTF-8 whole, as `read_plain_file` does; all its lines end in `\n`.
+
+    Raises:
+        UnicodeDecodeError: It is no UTF-8.
+        UnusableFileError: It is no regular file, or holds more.
+        OSError: It cannot be read.
+    """
+    text = read_plain_file(path, most_bytes=most_bytes, allow_pipe=allow_pipe).decode()
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _not_regular(path: Path | str) -> UnusableFileError:

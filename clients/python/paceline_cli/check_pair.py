@@ -17,7 +17,7 @@ from paceline import AsyncClient
 from paceline.channel import open_async_channel
 from paceline.errors import InvalidFieldError, LoadingError, UnsupportedError
 from paceline.limits import MOST_TARGETS
-from paceline.plain_files import read_plain_file
+from paceline.plain_files import read_plain_text
 from paceline.status import decode
 from paceline.v1 import model_service_pb2, model_service_pb2_grpc
 from paceline.v1.model_service_pb2 import (
@@ -289,5 +289,5 @@ def _address(word: str) -> str | None:
 def _prompts(settings: CheckPairSettings) -> Sequence[str]:
     if settings.prompts is None:
         return _PROMPTS
-    content = read_plain_file(settings.prompts, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
-    return [line for line in content.decode().splitlines() if line]
+    text = read_plain_text(settings.prompts, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
+    return [line for line in text.splitlines() if line]

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
-from paceline.plain_files import read_plain_file
+from paceline.plain_files import read_plain_text
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
 from paceline_cli.options import CallerSettings, SvgFile, read_options
@@ -181,16 +181,14 @@ def _prompt(settings: GenerateSettings) -> str:
         raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
     try:
         if settings.file is not None:
-            content = read_plain_file(settings.file, most_bytes=_MOST_BYTES, allow_pipe=True)
-            return content.decode()
+            return read_plain_text(settings.file, most_bytes=_MOST_BYTES, allow_pipe=True)
         if settings.prompt != "-":
             return settings.prompt or ""
-        content = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise InvalidFieldError.of(
-                "prompt", f"standard input has more than {_MOST_BYTES} bytes"
-            )
-        return content.decode()
+        text = sys.stdin.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            problem = f"standard input has more than {_MOST_BYTES} characters"
+            raise InvalidFieldError.of("prompt", problem)
+        return text
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFieldError.of("prompt", f"cannot read it: {error}") from error
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from paceline.errors import InvalidFieldError
 from paceline.panics import PanicError, taking_panics
-from paceline.plain_files import read_plain_file
+from paceline.plain_files import read_plain_text
 from paceline_cli.options import read_options
 from paceline_serving.settings import OneOrMore, Settings, option
 
@@ -251,7 +251,7 @@ def _joint(settings: TrainSettings) -> Joint | None:
 
 def _read(path: Path) -> str:
     try:
-        return read_plain_file(path, most_bytes=_MOST_DATA_BYTES, allow_pipe=True).decode()
+        return read_plain_text(path, most_bytes=_MOST_DATA_BYTES, allow_pipe=True)
     except UnicodeDecodeError as error:
         raise InvalidFieldError.of("data", f"{path} is no UTF-8 text ({error.reason})") from error
 

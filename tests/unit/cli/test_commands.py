@@ -1,9 +1,11 @@
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from typing import get_args
 
@@ -183,6 +185,16 @@ def test_generate_reads_the_prompt_from_a_file(capsys, fake, tmp_path):
     assert fake.requests[0].text == "def f():\n"
 
 
+def test_a_prompt_can_come_from_a_pipe_as_shells_make_them(capsys, fake, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"def f():\r\n",))
+    writer.start()
+    run(capsys, "generate", "--file", str(pipe), "--address", fake.address)
+    writer.join()
+    assert fake.requests[0].text == "def f():\n"
+
+
 def test_every_word_for_a_strategy_is_a_choice_and_no_other():
     assert get_args(GenerateSettings.model_fields["strategy"].annotation) == tuple(STRATEGIES)
 
@@ -214,6 +226,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(capsys, arguments, words):
         ([], "prompt: give one"),
         (["x", "--file", "y"], "prompt: give one"),
         (["--file", "/nowhere/at/all"], "prompt: cannot read it"),
+        (["--file", "/dev/zero"], "prompt: cannot read it: /dev/zero: is not a regular file"),
         (["x", "--address", "example.com:1"], "no TLS"),
         (["x", "--tls-authority", "/nowhere/ca.pem"], "/nowhere/ca.pem: No such file"),
         (["x", "--address", "127.0.0.1:1"], "`paceline up` starts a system"),
