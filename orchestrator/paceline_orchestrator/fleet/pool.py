@@ -345,7 +345,7 @@ class ServerPool:
                 self._tell(server)
                 if key in self._unlisted:
                     await self._remove((key,))
-                own_seconds = _RECONNECT_SECONDS * 2.0 ** min(hasty_count, 10)
+                own_seconds = _RECONNECT_SECONDS * 2.0 ** min(max(0, hasty_count - 1), 10)
                 await asyncio.sleep(max(pause_seconds, min(own_seconds, _BAD_ANSWER_SECONDS)))
 
     async def _follow_health(self, server: ModelServer) -> tuple[str, float]:
@@ -367,6 +367,7 @@ class ServerPool:
                 return "", 0.0
             return error.reason, _BAD_ANSWER_SECONDS
         except BadAnswerError as error:
+            self._refuse(server, f"it said what it must not: {error.message}")
             return status_of(error), _BAD_ANSWER_SECONDS
         except PacelineError as error:
             told_seconds = min(error.retry_after_seconds or 0.0, _LONGEST_RETRY_SECONDS)

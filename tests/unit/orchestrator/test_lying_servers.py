@@ -504,7 +504,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("field", FORBIDDEN)
 @virtually
-async def test_a_server_that_says_of_its_model_what_it_must_not_is_not_used(field):
+async def test_a_server_that_says_of_its_model_what_it_must_not_is_not_used(field, caplog):
     talker = Talker("target", name="target-0")
     talker.said = FORBIDDEN[field]
     async with beside_an_honest_target(talker) as system:
@@ -512,7 +512,10 @@ async def test_a_server_that_says_of_its_model_what_it_must_not_is_not_used(fiel
         assert status.startswith("BAD_ANSWER")
         assert field in status
         assert len(status) < 200
+        await asyncio.sleep(60)
     assert not talker.specs
+    told = [it for it in caplog.messages if it.startswith("target-0 is not used") and field in it]
+    assert len(told) == 1
 
 
 @virtually

@@ -11,12 +11,15 @@ import grpc
 import pytest
 
 from paceline import errors
+from paceline.v1.model_service_pb2 import GetTokenizerResponse
+from paceline.v1.model_service_pb2_grpc import ModelServiceStub
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.fleet import pauses
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.silence import SilenceError
-from paceline_orchestrator.fleet.wire import Timing
+from paceline_orchestrator.fleet.wire import Timing, fetch_tokenizer
 from paceline_serving.transport import pod_channel
 from support.fake_models import FakeModelServer, serving
 from support.ports import free_address
@@ -379,12 +382,17 @@ class Garbled(FakeModelServer):
         async def say(_request, _context):
             return self.answer
 
-        # First, so that it answers instead of the service that is registered behind it.
-        methods = {"GetModelInfo": grpc.unary_unary_rpc_method_handler(say)}
+        async def stream(_request, _context):
+            yield GetTokenizerResponse(data=b"a piece").SerializeToString()
+            yield self.answer
+
+        methods = {
+            "GetModelInfo": grpc.unary_unary_rpc_method_handler(say),
+            "GetTokenizer": grpc.unary_stream_rpc_method_handler(stream),
+        }
         service = "paceline.v1.ModelService"
         handler = grpc.method_handlers_generic_handler(service, methods)
         server.add_generic_rpc_handlers((handler,))
-        super().register(server)
 
 
 @pytest.mark.parametrize(
@@ -401,9 +409,19 @@ async def test_a_server_whose_answer_cannot_be_decoded_is_not_used_and_ends_noth
     garbled.answer = answer
     async with a_pool(garbled, well) as pool:
         await until(pool, lambda: target_names(pool) == ["target-1"])
-        await soon(lambda: pool.servers[0].status.startswith("BAD_ANSWER"))
+        said = "why the server is not used"
+        await soon(lambda: pool.servers[0].status.startswith("BAD_ANSWER"), what=said)
         assert words in pool.servers[0].status
         assert pool.model().fingerprint == "target-model"
+
+
+async def test_a_stream_never_looks_complete_where_a_message_of_it_cannot_be_decoded():
+    garbled = Garbled("target")
+    async with serving(garbled):
+        channel = pod_channel(garbled.address, credentials=None)
+        with pytest.raises(BadAnswerError, match="cannot be decoded"):
+            await fetch_tokenizer(ModelServiceStub(channel), name="it")
+        await channel.close(None)
 
 
 # --- what is remembered of a process, when another one is at its address --------------------------
