@@ -492,6 +492,7 @@ FORBIDDEN = {
     "tree_token_limit": lambda it: setattr(it, "tree_token_limit", 2**32 - 1),
     "self_draft_depth": lambda it: setattr(it, "self_draft_depth", 2**32 - 1),
     "self_draft_kind": lambda it: setattr(it, "self_draft_kind", "x" * 65),
+    "incarnation": lambda it: setattr(it, "incarnation", "x" * 65),
     "stages": lambda it: [it.stages.add() for _ in range(5000)],
     "stages.model_name": lambda it: it.stages.add(model_name="x" * 1_000_000),
     "hardware.identity": lambda it: setattr(it.hardware, "identity", "x" * 65),
