@@ -59,6 +59,10 @@ TEMPLATES = {
         "{% set ns = namespace(n=0) %}\n{% for m in messages %}\n"
         "  {% set ns.n = ns.n + m.content | length %}\n{% endfor %}\n{{ ns.n }}\n"
     ),
+    "marks for training": (
+        "{% for m in messages %}\n  {% generation %}\n  {{ m.content }}\n  {% endgeneration %}\n"
+        "{% endfor %}"
+    ),
     "a date": "{{ strftime_now('%Y') }} {{ messages[-1].content }}",
     "a final newline": "{{ messages[0].content }}\n",
     "a macro": (
