@@ -35,7 +35,9 @@ from vocabulary import END_OF_TEXT_ID, token_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Family", "SharedNoise", "load_family", "measure"]
+    from corpus import SourceFile
+
+__all__ = ["Family", "SharedNoise", "completions", "load_family", "measure", "real_text"]
 
 _NEW_TOKENS = 128
 _COMPLETIONS = 100
@@ -103,26 +105,25 @@ def measure(folder: Path) -> dict[str, Any]:
     print("latency", flush=True)
     latency = _latency(family)
     print("held-out text", flush=True)
-    real_text = _real_text(family)
+    held_out = real_text(family, load_corpus().held_out)
     sampled = []
     for temperature in _TEMPERATURES:
         print(f"{len(prompts)} completions at temperature {temperature}", flush=True)
-        sampled.append(_completions(family, prompts, temperature=temperature))
+        sampled.append(completions(family, prompts, temperature=temperature))
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "parameters": {name: model.num_parameters() for name, model in family.models.items()},
         "context": CONTEXT,
-        "real_text": real_text,
+        "real_text": held_out,
         "completions": sampled,
         "latency": latency,
         "training": json.loads((folder / TRAINING_LOG).read_text()),
     }
 
 
-def _real_text(family: Family) -> dict[str, Any]:
-    """Measure the models on every full window of the held-out files."""
-    files = load_corpus().held_out
+def real_text(family: Family, files: Sequence[SourceFile]) -> dict[str, Any]:
+    """Measure the models on every full window of files."""
     stream = token_stream(files, tokenizer=family.tokenizer)
     text_bytes = sum(len(file.text.encode()) for file in files)
     tokens_per_byte = (len(stream) - len(files)) / text_bytes
@@ -160,7 +161,7 @@ def _real_text(family: Family) -> dict[str, Any]:
     }
 
 
-def _completions(family: Family, prompts: Sequence[str], *, temperature: float) -> dict[str, Any]:
+def completions(family: Family, prompts: Sequence[str], *, temperature: float) -> dict[str, Any]:
     """Complete prompts with the target, and ask its drafters at each position of the result."""
     accepted: dict[str, list[bool]] = {name: [] for name in family.drafters}
     distinct: list[float] = []

@@ -27,13 +27,15 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from jinja2 import Template
+    from jinja2.parser import Parser
 
 __all__ = ["HEAD", "MOST_CPU_SECONDS", "MOST_MEMORY_BYTES", "MOST_PROMPT_BYTES", "main"]
 
@@ -117,10 +119,30 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+class _GenerationMarks(Extension):
+    """What stands between `{% generation %}` and `{% endgeneration %}`, as it stands there.
+
+    Trainers take these marks for what the assistant said; a prompt has only the text.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Read one block; what it assigns stays in it, as in the library."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Make what templates beside models expect: whitespace, loop controls, four names more."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationMarks],
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

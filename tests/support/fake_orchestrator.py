@@ -40,6 +40,7 @@ class Leg:
     hangs: bool = False  # after `chunks` chunks
     refuses: bool = False  # raises the error before anything else
     fingerprint: str = "model-a"
+    word: str = "{} "  # how a token reads
     shift: int = 0  # added to positions: a broken server
     omits_finish: bool = False
     own_tokens: set[int] = field(default_factory=set)  # the target's; the others were drafted
@@ -170,8 +171,8 @@ def _chunk(positions: Sequence[int], leg: Leg) -> pb.GenerationChunk:
     return pb.GenerationChunk(
         position=positions[0] + leg.shift,
         token_ids=positions,
-        text="".join(f"{it} " for it in positions),
-        text_lengths=[len(f"{it} ") for it in positions],
+        text="".join(map(leg.word.format, positions)),
+        text_lengths=[len(leg.word.format(it)) for it in positions],
         origins=[
             pb.TOKEN_ORIGIN_TARGET if it in leg.own_tokens else pb.TOKEN_ORIGIN_ACCEPTED_DRAFT
             for it in positions

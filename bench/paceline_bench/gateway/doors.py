@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paceline import AsyncClient, GenerateOptions
 
-__all__ = ["DOORS", "Doors", "Heard", "Turn", "doors_table", "row", "take_turn"]
+__all__ = ["DOORS", "Doors", "Heard", "Turn", "doors_table", "listen", "row", "take_turn"]
 
 DOORS = ("gRPC", "HTTP")
 _OPTIONS: GenerateOptions = {"strategy": "autoregressive", "ignore_eos": True}
@@ -80,7 +80,7 @@ async def take_turn(doors: Doors, door: str, *, streams: int, max_tokens: int) -
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    _listen(pieces(doors, f"Request {index}:", max_tokens), max_tokens),
+                    listen(pieces(doors, f"Request {index}:", max_tokens), max_tokens),
                     name=f"stream {index}",
                 )
                 for index in range(streams)
@@ -97,12 +97,24 @@ async def take_turn(doors: Doors, door: str, *, streams: int, max_tokens: int) -
     )
 
 
-async def _listen(pieces: AsyncIterator[str], token_count: int) -> Heard:
-    started, first, text = time.perf_counter(), 0.0, ""
+async def listen(
+    pieces: AsyncIterator[str],
+    token_count: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Heard:
+    """Read a stream to its end, and time it.
+
+    Args:
+        pieces: Its text, as it comes.
+        token_count: How many tokens it has.
+        clock: Tells seconds.
+    """
+    started, first, text = clock(), 0.0, ""
     async for piece in pieces:
-        first = first or time.perf_counter()
+        first = first or clock()
         text += piece
-    return Heard(text, first - started, (time.perf_counter() - first) / max(1, token_count - 1))
+    return Heard(text, first - started, (clock() - first) / max(1, token_count - 1))
 
 
 async def _over_grpc(doors: Doors, prompt: str, max_tokens: int) -> AsyncIterator[str]:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from paceline import Strategy
 from paceline_bench.self_drafting.chart import draw_self_drafting
-from paceline_bench.self_drafting.tables import report
+from paceline_bench.self_drafting.tables import break_even, report
 from paceline_bench.ways import Way, compete, parameter_count, row_of
 
 
@@ -101,6 +101,16 @@ def test_the_report_says_what_two_models_would_have_to_give():
     told = report({"rows": [plain, two, a_row()]})
     assert "| self-SI | 2.00 | 4.0 | - | 11 | 2.67x | 20,480 | identical |" in told
     assert "would have to give 4.00 tokens for each target forward (2.00 times as many)" in told
+
+
+def test_the_break_even_is_of_both_ways_times_a_forward_and_of_the_ways_own_tokens():
+    two = {"name": "SI", "tokens_per_forward": 1.5, "tokens_per_second": 10.0}
+    own = {"name": "self-SI", "tokens_per_forward": 2.5, "tokens_per_second": 8.0}
+    # 0.15 s a forward against 0.3125 s.
+    assert break_even(own, two=two) == (
+        "- as good as self-SI, SI would have to give 1.20 tokens for each target forward"
+        " (0.48 times as many); it gives 1.50"
+    )
 
 
 def test_it_is_drawn():

@@ -11,7 +11,8 @@ import pytest
 from paceline import Chunk, TokenLogprob, TokenOrigin
 from paceline_gateway.answers import ChatForm, CompletionForm
 from paceline_gateway.connection import Connection
-from support.gateway import gateway_over
+from support.fake_orchestrator import FakeOrchestrator, Leg
+from support.gateway import TEMPLATE, gateway_over
 
 # Token p has -p, and the next ones by number are ever less likely (support.fake_orchestrator).
 TOLD = [
@@ -87,3 +88,40 @@ async def test_no_event_has_a_number_that_json_does_not_know():
     connection = Connection({"type": "http"}, None, send, headers={}, stall_seconds=1)
     await connection.event({"a": [math.nan, 1.5, {"b": -math.inf}]})
     assert sent[0]["body"] == b'data: {"a": [null, 1.5, {"b": null}]}\n\n'
+
+
+async def test_places_in_a_text_are_counted_in_characters_whatever_bytes_they_take():
+    legs = [Leg(word="\u00fc\U0001f44b{} ", chunk_tokens=2) for _ in range(2)]
+    async with gateway_over(FakeOrchestrator(script=legs)) as gateway:
+        create = gateway.client.completions.create
+        asked = {"model": "fake", "prompt": "say", "max_tokens": 5, "logprobs": 0}
+        whole = (await create(**asked)).choices[0]
+        assert whole.text == "".join(f"\u00fc\U0001f44b{it} " for it in range(3, 8))
+        assert whole.logprobs.text_offset == [0, 4, 8, 12, 16]
+        texts, offsets = "", []
+        async for chunk in await create(**asked, stream=True):
+            for choice in chunk.choices:
+                texts += choice.text
+                offsets += choice.logprobs.text_offset if choice.logprobs else []
+        assert (texts, offsets) == (whole.text, whole.logprobs.text_offset)
+
+
+async def test_every_door_gives_the_text_that_the_orchestrator_gave():
+    text = "".join(f"\u00fc\U0001f44b{it} " for it in range(3, 6))
+    asked = {"model": "fake", "stream": True}
+    script = [Leg(word="\u00fc\U0001f44b{} ") for _ in range(4)]
+    fake = FakeOrchestrator(script=script, chat_template=TEMPLATE)
+    async with gateway_over(fake) as gateway:
+        chat = await gateway.client.chat.completions.create(
+            **asked, messages=CHAT, max_completion_tokens=3
+        )
+        assert "".join([it.choices[0].delta.content or "" async for it in chat]) == text
+        stream = await gateway.client.responses.create(**asked, input="say", max_output_tokens=3)
+        events = [event async for event in stream]
+        assert "".join(it.delta for it in events if it.type.endswith("text.delta")) == text
+        assert events[-1].response.output_text == text
+        live = await gateway.post("/paceline/generate", prompt="say", max_tokens=3)
+        told = [json.loads(it[6:]) for it in live.text.split("\n") if it.startswith("data: ")]
+        assert "".join(it["text"] for it in told if "text" in it) == text
+        whole = await gateway.post("/v1/completions", prompt="say", max_tokens=3)
+        assert whole.json()["choices"][0]["text"] == text

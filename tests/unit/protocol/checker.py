@@ -388,7 +388,8 @@ class CheckedMethod:
     def _watches_idleness(self) -> bool:
         """Whether it overlaps chains, whose texts tell what there is to do."""
         is_exact = self.task.rule is VerificationRule.EXACT
-        return self.row.overlaps and is_exact and self.task.width == 1
+        promises = self.row.overlaps and Invariant.BUSY_FRONTIER in self.row.invariants
+        return promises and is_exact and self.task.width == 1
 
     def _check_idleness(self) -> None:
         drafting = {it.command.drafter for it in self.drafts.values()}

@@ -116,6 +116,31 @@ def test_a_sound_method_keeps_all_of_them():
     run(DistributedDecoding, Invariant)
 
 
+class Lazy(DistributedDecoding):
+    def _dispatch_chains(self, main_path):
+        return []
+
+
+@pytest.mark.parametrize("method", [DistributedDecoding, Lazy])
+def test_a_target_that_idles_while_a_second_chain_waits_is_seen(method):
+    servers = CapacityChanged(targets=(0, 1, 2), drafters=(0, 1))
+    checked = CheckedMethod(
+        method(TASK, servers),
+        row=METHODS[Strategy.DISTRIBUTED],
+        task=TASK,
+        capacity=servers,
+        target=AlwaysNine(),
+    )
+    checked.start()
+    checked.handle(drafted(1, (5, 6)))
+    second = drafted(2, (8, 7))
+    if method is Lazy:
+        with pytest.raises(AssertionError, match="waits"):
+            checked.handle(second)
+    else:
+        checked.handle(second)
+
+
 def test_every_invariant_is_broken_above():
     assert {param.values[0] for param in BROKEN} == set(Invariant)
 
