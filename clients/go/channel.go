@@ -86,6 +86,9 @@ func routeTo(address string, to target, options dialOptions) (func() (*grpc.Clie
 	if !to.leadsToOne {
 		all = append(all, spread())
 	}
+	if strings.HasPrefix(to.name, "dns:") && !to.leadsToOne {
+		all = append(all, nameOf(strings.TrimPrefix(to.name, "dns:")).lookUps())
+	}
 	all = append(all, options.grpc...)
 	return func() (*grpc.ClientConn, error) {
 		// Dial and not NewClient, which grpc-go has since 1.63: see README.md.

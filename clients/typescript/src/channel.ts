@@ -58,8 +58,13 @@ export interface Route {
   readonly open: () => OrchestratorServiceClient;
 }
 
-/** All that a name leads to are connected to, and take turns. */
+/**
+ * All that a name leads to are connected to, and take turns. DNS is asked again when a connection
+ * ends: by gRPC's default not within 30 s of the last time, in which pods with new addresses would
+ * not be found.
+ */
 const SPREAD: ChannelOptions = {
+  "grpc.dns_min_time_between_resolutions_ms": 1_000,
   "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] }),
 };
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["LANGUAGES", "ROOT", "Driver", "Language"]
 
@@ -52,8 +56,9 @@ LANGUAGES = (
 class Driver:
     """One language's driver process; started by the first request, and again after its death."""
 
-    def __init__(self, language: Language) -> None:
+    def __init__(self, language: Language, *, environment: Mapping[str, str] | None = None) -> None:
         self.language = language
+        self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the driver
         self._process: subprocess.Popen[str] | None = None
 
@@ -103,6 +108,7 @@ class Driver:
                 stderr=self._log,
                 text=True,
                 encoding="utf-8",
+                env=self._environment,
             )
         return self._process
 
