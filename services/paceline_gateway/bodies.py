@@ -6,7 +6,8 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+import json
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -49,8 +50,12 @@ __all__ = [
     "Message",
     "ResponseBody",
     "StreamOptions",
+    "check_kind",
     "parse",
 ]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _STRATEGIES = tuple(it.value for it in Strategy if it is not Strategy.UNKNOWN)
 _DRAFTERS = tuple(it.value for it in DrafterKind if it is not DrafterKind.UNKNOWN)
@@ -294,6 +299,8 @@ def parse(body_class: type[BodyT], content: bytes) -> BodyT:
     """
     try:
         value = from_json(content, allow_inf_nan=False)
+        # It takes the last of two values, and others the first one.
+        json.loads(content, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -310,6 +317,48 @@ def parse(body_class: type[BodyT], content: bytes) -> BodyT:
         ) from None
 
 
+def check_kind(headers: Mapping[str, str]) -> None:
+    """Check what a body is said to be; nothing said is as good as JSON.
+
+    Raises:
+        RequestError: It is said to be no JSON, or to be compressed.
+    """
+    kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
+    if kind.strip().lower() != _JSON_KIND:
+        raise RequestError(
+            f"content-type: must be {_JSON_KIND}, not {kind[:100]!r}",
+            status=415,
+            param="content-type",
+        )
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if charset not in {"", "utf-8", "utf8"}:
+        raise RequestError(
+            f"content-type: JSON is UTF-8, not {parameters[:100]!r}",
+            status=415,
+            param="content-type",
+        )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise RequestError(
+            "content-encoding: send the body as it is, not compressed",
+            status=415,
+            param="content-encoding",
+        )
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+    """Look for two values of one name.
+
+    Raises:
+        RequestError: There are two.
+    """
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise RequestError(f"{name[:200]}: is there twice", param=name[:200])
+        names.add(name)
+
+
+_JSON_KIND = "application/json"
 _UNSUPPORTED: frozenset[str] = frozenset({"unsupported", "extra_forbidden"})
 
 

@@ -64,6 +64,11 @@ class Connection:
         """Where the client is; empty where that is not known."""
         return (self._scope.get("client") or ("", 0))[0]
 
+    @property
+    def has_body(self) -> bool:
+        """Whether the request is of a kind whose body is read as one."""
+        return bool(self._scope["method"] == "POST")
+
     async def body(self, limit_bytes: int) -> bytes:
         """Read the whole body, which has no more time than a stall: who drips holds a place.
 

@@ -19,6 +19,7 @@ from paceline.errors import (
 )
 from paceline.panics import taking_panics
 from paceline.shares import FairShares
+from paceline_gateway.bodies import check_kind
 from paceline_gateway.browsers import refuse_other_pages
 from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
@@ -121,7 +122,11 @@ class Gateway:
         """
         connection.lane = lanes.lane_name(f"address:{lanes.network_of(connection.host)}")
         if self._keys is None:
-            refuse_other_pages(headers, is_local=is_loopback(self.settings.listen))
+            refuse_other_pages(
+                headers,
+                is_local=is_loopback(self.settings.listen),
+                scheme="http" if self.settings.tls_certificate is None else "https",
+            )
             yield
             return
         with ExitStack() as stack:
@@ -291,6 +296,8 @@ class Endpoint:
                 self._gateway.let_in(connection, headers),
                 self._gateway.admitted(connection.lane),
             ):
+                if connection.has_body:
+                    check_kind(headers)
                 content = await connection.body(self._gateway.settings.body_limit_bytes)
                 await connection.while_connected(self._answer(connection, content, request_id))
         except RequestError as error:

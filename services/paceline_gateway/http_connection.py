@@ -1,40 +1,47 @@
-"""One connection of a gateway's HTTP server: how long it may be silent, and beside how many."""
+"""One connection of a gateway's HTTP server: how long it may be silent, and what it may say."""
 
 from __future__ import annotations
 
-import logging
+import json
 from typing import TYPE_CHECKING, Any
 
 import h11
-from uvicorn.protocols.http.flow_control import service_unavailable
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from paceline_gateway.errors import RequestError
+from paceline_gateway.request_head import HeadError, check_head, end_of_head
 
 if TYPE_CHECKING:
     import asyncio
 
+    from paceline_serving.listener import Place
+
 __all__ = ["HttpConnection"]
 
-_log = logging.getLogger(__name__)
-
 _PROBES = "/health/"
+_TRANSFER_ENCODING = b"transfer-encoding"
 
 
 class HttpConnection(H11Protocol):
     """A connection that no client can hold without asking for something.
 
     Args:
+        place: Its place among the others; in a spare one only probes are answered: a gateway that
+            is full is no dead one.
         head_seconds: How long a request's head may take from its first byte on, or the first one's
             from the connection on; and the rest of a body that was answered before it was there.
-        limit: With so many connections requests are refused. Probes are answered all the same: a
-            gateway that is full is no dead one.
         options: What uvicorn makes connections with.
     """
 
-    def __init__(self, *, head_seconds: float, limit: int, **options: Any) -> None:
+    def __init__(self, place: Place, *, head_seconds: float, **options: Any) -> None:
         super().__init__(**options)
+        self._place = place
         self._head_seconds = head_seconds
-        self._limit = limit
         self._head_timer: asyncio.TimerHandle | None = None
+        self._strict = _StrictConnection(h11.SERVER)
+        self.conn = self._strict
         self._served, self.app = self.app, self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -51,6 +58,44 @@ class HttpConnection(H11Protocol):
         """Wait for nothing more."""
         super().connection_lost(exc)
         self._stop_timer()
+        self._place.leave()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next head, which may be there already."""
+        super().on_response_complete()
+        self._follow_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, and end the connection: what follows could be anything.
+
+        A request that is being answered sees its client go.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._refuse(msg)
+        self.transport.close()
+
+    def _refuse(self, msg: str) -> None:
+        refusal = self._strict.refusal
+        error = RequestError(str(refusal or msg), status=refusal.status if refusal else 400)
+        body = json.dumps(error.body).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            CLOSE_HEADER,
+        ]
+        reason = STATUS_PHRASES[error.status]
+        for event in (
+            h11.Response(status_code=error.status, headers=headers, reason=reason),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: whoever offers another protocol is answered in this one."""
 
     def _follow_head(self) -> None:
         """Let the timer run while nothing is served.
@@ -59,7 +104,10 @@ class HttpConnection(H11Protocol):
         """
         if self.conn.our_state not in {h11.IDLE, h11.DONE}:
             self._stop_timer()
-        elif self._head_timer is None and self.timeout_keep_alive_task is None:
+            self._place.speaks()
+            return
+        self._place.falls_silent()
+        if self._head_timer is None and self.timeout_keep_alive_task is None:
             self._head_timer = self.loop.call_later(self._head_seconds, self.transport.abort)
 
     def _stop_timer(self) -> None:
@@ -68,8 +116,64 @@ class HttpConnection(H11Protocol):
             self._head_timer = None
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if len(self.connections) < self._limit or scope["path"].startswith(_PROBES):
-            await self._served(scope, receive, send)
+        if self._place.is_spare and not scope["path"].startswith(_PROBES):
+            await _full()(scope, receive, send)
+        elif any(name == _TRANSFER_ENCODING for name, _ in scope["headers"]):
+            await self._served(scope, receive, _ending_with(send))
         else:
-            _log.warning("a request is refused: there are %d connections", len(self.connections))
-            await service_unavailable(scope, receive, send)
+            await self._served(scope, receive, send)
+
+
+class _StrictConnection(h11.Connection):
+    """h11, which sees only heads that can be read in one way.
+
+    Attributes:
+        refusal: Why it refused one.
+    """
+
+    refusal: HeadError | None = None
+
+    def next_event(self) -> Any:
+        """Read on.
+
+        Raises:
+            RemoteProtocolError: The other end speaks no HTTP, or no clear one.
+        """
+        try:
+            if self.their_state is h11.IDLE:
+                received = self.trailing_data[0]
+                check_head(received[: end_of_head(received)])
+            return super().next_event()
+        except HeadError as error:
+            self.refusal = error
+            raise h11.RemoteProtocolError(str(error)) from None
+        except h11.RemoteProtocolError as error:
+            self.refusal = HeadError(str(error), status=error.error_status_hint)
+            raise
+
+
+def _full() -> JSONResponse:
+    error = RequestError(
+        "too many connections are open here",
+        status=503,
+        kind="server_error",
+        code="overloaded",
+        retry_after_seconds=1,
+    )
+    headers = {**error.headers, "connection": "close"}
+    return JSONResponse(error.body, status_code=error.status, headers=headers)
+
+
+def _ending_with(send: Any) -> Any:
+    """Make the answer the connection's last one.
+
+    Where a body in chunks ends is told by the body itself. A proxy that reads its end otherwise
+    than h11 could let another client's request begin there.
+    """
+
+    async def send_last(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), CLOSE_HEADER]}
+        await send(message)
+
+    return send_last

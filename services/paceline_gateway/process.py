@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from contextlib import AsyncExitStack, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
@@ -19,6 +18,7 @@ from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.orchestrators import Orchestrators
 from paceline_serving import telemetry, tracing
 from paceline_serving.keys import follow_key
+from paceline_serving.listener import Listener
 from paceline_serving.metrics_endpoint import MetricsEndpoint
 from paceline_serving.process import announce, connection_limit
 from paceline_serving.sockets import bound_address, listen
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from paceline_gateway.settings import GatewaySettings
+    from paceline_serving.listener import Place
 
 __all__ = ["HttpProcess"]
 
@@ -39,6 +40,8 @@ logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 # For answers that are on their way when the drain ends.
 _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
+# For probes, where all connections are busy.
+_SPARE_CONNECTIONS = 16
 _KEEP_ALIVE_SECONDS = 60
 
 
@@ -91,7 +94,7 @@ class HttpProcess:
         settings = self._settings
         listener = _bind(settings.listen, settings.slow_reader_seconds)
         self.addresses["address"] = bound_address(listener)
-        self._server = _Server(self._configuration())
+        self._server = _Server(self._configuration(), head_seconds=settings.slow_reader_seconds)
         await self._exit.enter_async_context(self.orchestrators)
         await self._exit.enter_async_context(self._tasks)
         self._serving = self._tasks.create_task(
@@ -114,13 +117,8 @@ class HttpProcess:
             OSError: A file of TLS is unusable.
         """
         settings = self._settings
-        connection = partial(
-            HttpConnection, head_seconds=settings.slow_reader_seconds, limit=connection_limit()
-        )
         configuration = uvicorn.Config(
             application(self.gateway),
-            # h11: no parser in C between strangers and this process.
-            http=cast("type[HttpConnection]", connection),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -165,7 +163,41 @@ class HttpProcess:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals and accepting to us.
+
+    Args:
+        head_seconds: How long a TLS handshake may take, and how long a request's head.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, head_seconds: float) -> None:
+        super().__init__(config)
+        self._head_seconds = head_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on one socket, that it is given."""
+        assert sockets is not None
+        (listening,) = sockets
+        await self.lifespan.startup()
+        listener = Listener(
+            listening,
+            self._connection,
+            limit=connection_limit(),
+            reserve=_SPARE_CONNECTIONS,
+            tls=self.config.ssl,
+            handshake_seconds=self._head_seconds,
+        )
+        self.servers = [cast("asyncio.Server", listener)]  # closed as one of asyncio's is
+        self.started = True
+
+    def _connection(self, place: Place) -> HttpConnection:
+        """Make a connection of h11's: no parser in C between strangers and this process."""
+        return HttpConnection(
+            place,
+            head_seconds=self._head_seconds,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

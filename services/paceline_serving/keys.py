@@ -185,9 +185,16 @@ def counted_reason(error: PacelineError) -> str:
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return what a call's metadata, or headers in small letters, say of who calls."""
-    found = dict(metadata or ()).get(HEADER, "")
-    return found if isinstance(found, str) else ""
+    """Return what a call's metadata says of who calls; empty if it says nothing.
+
+    Raises:
+        UnauthenticatedError: It says it twice: a proxy before this process could have looked at the
+            other one.
+    """
+    found = [value for name, value in metadata or () if name == HEADER]
+    if len(found) > 1:
+        raise UnauthenticatedError(f"there is more than one `{HEADER}`: send one key")
+    return found[0] if found and isinstance(found[0], str) else ""
 
 
 def follow_key(path: Path) -> Callable[[], str]:

@@ -24,8 +24,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from paceline_serving import telemetry, tracing
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.metrics_endpoint import MetricsEndpoint
-from paceline_serving.process import announce, connection_limit, run_process
+from paceline_serving.process import (
+    announce,
+    connection_limit,
+    run_process,
+    side_connection_limit,
+)
 from paceline_serving.security import AccessPolicy, server_credentials
+from paceline_serving.transport import PROBE_SERVER_OPTIONS, connections_at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -207,11 +213,7 @@ class ServerProcess:
                     spans=self._spans,
                 )
             ],
-            options=(
-                *self._application.options,
-                # Beyond it gRPC refuses a connection at once, and the others go on.
-                ("grpc.max_allowed_incoming_connections", connection_limit()),
-            ),
+            options=(*self._application.options, *connections_at_most(connection_limit())),
         )
         self._services = self._application.register(main)
         AccessPolicy.require_known(self._services)
@@ -225,7 +227,9 @@ class ServerProcess:
         self.addresses["address"] = bind(main, settings.listen, credentials=credentials)
         if settings.health_listen:
             # Plaintext, as probes want it, and harmless: it tells a status and nothing else.
-            probes = grpc.aio.server(options=self._application.options)
+            probes = grpc.aio.server(
+                options=(*PROBE_SERVER_OPTIONS, *connections_at_most(side_connection_limit()))
+            )
             health_pb2_grpc.add_HealthServicer_to_server(self._health, probes)
             self._servers.append(probes)
             self.addresses["health_address"] = bind(

@@ -15,12 +15,14 @@ import logging
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from paceline_serving.listener import Listener
 from paceline_serving.sockets import bound_address, listen
 
 if TYPE_CHECKING:
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from paceline_serving.listener import Place
+
 __all__ = ["MetricsEndpoint"]
 
 _log = logging.getLogger(__name__)
 
 # More than the scrapers of a cluster; the descriptors are needed elsewhere.
 _CONNECTION_LIMIT = 32
+# Held for the time when there are none: for a connection, and for the files that a page reads.
+_SPARE_DESCRIPTORS = 4
 # Prometheus gives up after 10 s, too.
 _CONNECTION_SECONDS = 10.0
 _REQUEST_BYTES = 8192
@@ -43,7 +49,7 @@ class MetricsEndpoint:
     """Serves pages until it is closed.
 
     Each connection has 10 s in all. Of more than 32, the one that is open for longest is dropped:
-    so silent ones cannot keep a scraper out.
+    so silent ones cannot keep a scraper out. Nor can want of descriptors: some are kept for it.
 
     Args:
         address: HOST:PORT; port 0 is any free one.
@@ -66,7 +72,6 @@ class MetricsEndpoint:
     ) -> None:
         self._registry = registry
         self._pages = pages
-        self._open: dict[asyncio.StreamWriter, None] = {}
         self._socket = listen(address)
         self.address = bound_address(self._socket)
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
@@ -83,7 +88,7 @@ class MetricsEndpoint:
     @property
     def connection_count(self) -> int:
         """Connections that are open now."""
-        return len(self._open)
+        return len(self._listener.places)
 
     def close(self) -> None:
         """Stop listening, and drop what is open."""
@@ -104,22 +109,25 @@ class MetricsEndpoint:
     async def _serve(
         self, started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
     ) -> None:
-        server = await asyncio.start_server(
-            self._connected, sock=self._socket, limit=_REQUEST_BYTES
+        self._listener = Listener(
+            self._socket, self._protocol, limit=_CONNECTION_LIMIT, reserve=_SPARE_DESCRIPTORS
         )
         closing = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), closing))
         await closing.wait()
-        server.close()
-        for writer in tuple(self._open):
-            writer.transport.abort()
+        self._listener.close()
+        for place in tuple(self._listener.places):
+            place.abort()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open[writer] = None
-        if len(self._open) > _CONNECTION_LIMIT:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
+    def _protocol(self, place: Place) -> asyncio.StreamReaderProtocol:
+        """Make what reads and answers a connection: silent to its end, so the oldest one goes."""
+        return asyncio.StreamReaderProtocol(
+            asyncio.StreamReader(limit=_REQUEST_BYTES), partial(self._connected, place)
+        )
+
+    async def _connected(
+        self, place: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         # A peer that leaves, says too much, or nothing.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_CONNECTION_SECONDS):
@@ -128,8 +136,8 @@ class MetricsEndpoint:
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-        self._open.pop(writer, None)
         writer.transport.abort()
+        place.leave()
 
     def _answer(self, request: bytes) -> bytes:
         method, _, target = request.partition(b"\r\n")[0].partition(b" ")
@@ -138,9 +146,9 @@ class MetricsEndpoint:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED)
         try:
             if path == "/metrics":
-                return _response(
-                    HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
-                )
+                with self._listener.lent_descriptor():  # some numbers are read from files
+                    content = generate_latest(self._registry)
+                return _response(HTTPStatus.OK, CONTENT_TYPE_LATEST, content)
             if path in self._pages:
                 content = json.dumps(self._pages[path]()).encode()
                 return _response(HTTPStatus.OK, "application/json", content)

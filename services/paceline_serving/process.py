@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 
     from paceline_serving.server_settings import RunSettings
 
-__all__ = ["Process", "announce", "connection_limit", "leave_to_no_collector", "run_process"]
+__all__ = [
+    "Process",
+    "announce",
+    "connection_limit",
+    "leave_to_no_collector",
+    "run_process",
+    "side_connection_limit",
+]
 
 _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 1 << 20
+_MOST_SIDE_CONNECTIONS = 128
 
 
 class Process(Protocol):
@@ -113,9 +121,20 @@ def connection_limit() -> int:
 
     The others are for probes, scrapers, model servers and files.
     """
+    return _descriptor_count() // 2
+
+
+def side_connection_limit() -> int:
+    """Return how many connections to take at a port beside the main one, such as the probes'.
+
+    A sixteenth of the descriptors, 128 at most: all of these ports together leave a quarter.
+    """
+    return max(1, min(_descriptor_count() // 16, _MOST_SIDE_CONNECTIONS))
+
+
+def _descriptor_count() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
-    return most // 2
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft, _MOST_CONNECTIONS)
 
 
 def _allow_many_connections() -> None:

@@ -21,7 +21,9 @@ __all__ = [
     "CLIENT_SERVER_OPTIONS",
     "POD_CHANNEL_OPTIONS",
     "POD_SERVER_OPTIONS",
+    "PROBE_SERVER_OPTIONS",
     "client_server_options",
+    "connections_at_most",
     "pod_channel",
 ]
 
@@ -101,6 +103,24 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.max_send_message_length", 16 * _MEBIBYTE),
     *_METADATA_LIMITS,
 )
+
+PROBE_SERVER_OPTIONS: _Options = (
+    # A probe connects, asks and leaves. What says nothing for a second holds one of few places, and
+    # what watches connects anew.
+    ("grpc.server_handshake_timeout_ms", 1000),
+    ("grpc.max_connection_idle_ms", 1000),
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 1000),
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4096),
+    *_METADATA_LIMITS,
+)
+
+
+def connections_at_most(connections: int) -> _Options:
+    """Limit a server's connections: beyond it gRPC refuses one at once, and the others go on."""
+    return (("grpc.max_allowed_incoming_connections", connections),)
 
 
 def client_server_options(*, request_limit: int) -> _Options:

@@ -308,6 +308,23 @@ def test_each_role_may_call_what_the_table_says(service, roles):
             policy.check(service, {})
 
 
+@pytest.mark.parametrize(
+    "near",
+    [
+        *(b"spiffe://a/b/", b"spiffe://a/bb", b"spiffe://a/", b"spiffe://A/b", b"SPIFFE://a/b"),
+        *(b"spiffe://a.evil.example/b", b"xspiffe://a/b", b" spiffe://a/b", b"spiffe://a/b\0"),
+        *(b"spiffe://a/b,spiffe://c", b"spiffe://a/%62", b"spiffe://a//b", b"spiffe://a/c/../b"),
+    ],
+)
+def test_an_identity_that_nearly_is_one_with_a_role_has_none(near):
+    policy = AccessPolicy({"spiffe://a/b": "operator"})
+    with pytest.raises(PermissionDeniedError):
+        policy.check("paceline.v1.TargetService", {"peer_spiffe_id": [near]})
+    named = {"x509_common_name": [b"spiffe://a/b"]}
+    with pytest.raises(PermissionDeniedError):
+        policy.check("paceline.v1.TargetService", named)
+
+
 def test_a_service_without_a_row_cannot_be_served():
     with pytest.raises(ValueError, match="has no row"):
         AccessPolicy.require_known(["paceline.v1.TargetService", "paceline.v1.New"])
@@ -316,7 +333,14 @@ def test_a_service_without_a_row_cannot_be_served():
 def test_plaintext_to_another_machine_is_refused():
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/x"):
         refuse_plaintext(address, flag="--insecure")
-    for address in ("10.0.0.1:1", "target-0:50051", "0.0.0.0:1", "[::]:1", "localhost.evil:1"):
+    for address in (
+        "10.0.0.1:1",
+        "target-0:50051",
+        "0.0.0.0:1",
+        "[::]:1",
+        "localhost.evil:1",
+        "127.0.0.1.evil:1",
+    ):
         with pytest.raises(ValueError, match="--insecure"):
             refuse_plaintext(address, flag="--insecure")
 

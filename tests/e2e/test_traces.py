@@ -52,7 +52,10 @@ def collecting():
 
 def fetch(url, body=None, **headers):
     content = json.dumps(body).encode() if body else None
-    with urllib.request.urlopen(urllib.request.Request(url, content, headers), timeout=60) as page:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, content, {"content-type": "application/json", **headers}),
+        timeout=60,
+    ) as page:
         return json.loads(page.read())
 
 

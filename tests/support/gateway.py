@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,16 @@ class GatewayUnderTest:
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json={"model": "fake", **body})
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect, to say what no HTTP client would."""
+        host, _, port = self.process.addresses["address"].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
 
 
 @asynccontextmanager

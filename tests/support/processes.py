@@ -48,15 +48,24 @@ class ServerProcess:
         tls: Whether it speaks TLS, so that its health is asked on a port of its own.
         is_warm: Whether it is spared the seconds of its imports, by a fork. Libraries that read the
             environment while they are imported need a process that imports them itself.
+        descriptor_limit: How many descriptors a warm one may have at most (`ulimit -n`).
 
     Attributes:
         address: Its gRPC address, which it keeps over restarts.
     """
 
     def __init__(
-        self, role: str, *flags: str, name: str = "", tls: bool = False, is_warm: bool = True
+        self,
+        role: str,
+        *flags: str,
+        name: str = "",
+        tls: bool = False,
+        is_warm: bool = True,
+        descriptor_limit: int | None = None,
     ) -> None:
+        assert is_warm or descriptor_limit is None
         self.role = role
+        self._descriptor_limit = descriptor_limit
         self._is_warm = is_warm
         self.name = name or role
         self.address = free_address()
@@ -84,6 +93,11 @@ class ServerProcess:
         return Path(self._log.name).read_text(errors="replace")
 
     @property
+    def health_address(self) -> str:
+        """Where its health is asked: on a port of its own where it speaks TLS."""
+        return self._health_address
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -91,7 +105,9 @@ class ServerProcess:
         assert not self.is_running
         module, output = f"paceline_{self.role}", Path(self._log.name)
         if self._is_warm:
-            self._process = WarmProcess(module, self._flags, output=output)
+            self._process = WarmProcess(
+                module, self._flags, output=output, descriptor_limit=self._descriptor_limit
+            )
         else:
             with output.open("ab") as file:
                 self._process = subprocess.Popen(
@@ -215,8 +231,8 @@ class ServerProcess:
 class GatewayProcess(ServerProcess):
     """A gateway, which speaks HTTP."""
 
-    def __init__(self, *flags: str, name: str = "") -> None:
-        super().__init__("gateway", *flags, name=name)
+    def __init__(self, *flags: str, name: str = "", descriptor_limit: int | None = None) -> None:
+        super().__init__("gateway", *flags, name=name, descriptor_limit=descriptor_limit)
 
     @property
     def url(self) -> str:

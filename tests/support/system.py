@@ -113,13 +113,26 @@ def bundled_system(*, target_count: int) -> System:
 
 
 def simulated_model(
-    role: str, index: int = 0, *, seconds: float = 0.005, tls: bool = False, **settings: Any
+    role: str,
+    index: int = 0,
+    *,
+    seconds: float = 0.005,
+    tls: bool = False,
+    descriptor_limit: int | None = None,
+    **settings: Any,
 ) -> ServerProcess:
     """Return a server of a model that waits; settings are named as the server's flags."""
     latencies = {"simulated_ttft_seconds": seconds, "simulated_tpot_seconds": seconds}
     flags = {"backend": "simulated", **latencies, **settings}
     arguments = (f"--{name.replace('_', '-')}={value}" for name, value in flags.items())
-    return ServerProcess(role, *arguments, "--debug-calls", name=f"{role}-{index}", tls=tls)
+    return ServerProcess(
+        role,
+        *arguments,
+        "--debug-calls",
+        name=f"{role}-{index}",
+        tls=tls,
+        descriptor_limit=descriptor_limit,
+    )
 
 
 def simulated_system(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -46,16 +47,24 @@ class WarmProcess:
         module: What is run as `__main__`.
         arguments: Its command line.
         output: The file to which stdout and stderr are appended.
+        descriptor_limit: How many descriptors it may have at most; None is as many as this process.
 
     Attributes:
         stdin: The other end of the process's standard input.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], *, output: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        output: Path,
+        descriptor_limit: int | None = None,
+    ) -> None:
         theirs, self.stdin = _CONTEXT.Pipe(duplex=False)
         self._process = _CONTEXT.Process(
             target=_run,
-            args=(module, list(arguments), theirs, output, dict(os.environ)),
+            args=(module, list(arguments), theirs, output, dict(os.environ), descriptor_limit),
             daemon=True,
         )
         self._process.start()
@@ -104,7 +113,10 @@ def _run(
     stdin: Connection,
     output: Path,
     environment: dict[str, str],
+    descriptor_limit: int | None,
 ) -> None:
+    if descriptor_limit is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
     with output.open("ab") as file:
         for descriptor, source in enumerate((stdin, file, file)):
             os.dup2(source.fileno(), descriptor)

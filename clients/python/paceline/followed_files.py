@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from pathlib import Path
@@ -23,13 +24,16 @@ _SHORT_BYTES = 16 * 1024
 _T = TypeVar("_T")
 _Stamp: TypeAlias = tuple[int, int, int]
 
+_WANTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 
 class FollowedFiles(Generic[_T]):
     """What some files say together; if they break later, what they said before stays in use.
 
     Nothing watches them: they are looked at whenever somebody asks for their content. Files that
-    are broken are logged once, until they change again. Large ones are read on a thread of their
-    own, and what they said before counts until that is done.
+    are broken are logged once, until they change again. Files that cannot be read for want of
+    descriptors or memory are not broken: they are read the next time. Large ones are read on a
+    thread of their own, and what they said before counts until that is done.
 
     Args:
         paths: Whose changes count.
@@ -43,7 +47,7 @@ class FollowedFiles(Generic[_T]):
         self._paths = [Path(path) for path in paths]
         self._read = read
         self._reading: threading.Thread | None = None
-        self._stamps = self._look()
+        self._stamps: list[_Stamp | None] = self._look()
         self._content = read()
 
     def content(self) -> _T:
@@ -66,10 +70,23 @@ class FollowedFiles(Generic[_T]):
         try:
             self._content = self._read()
         except (InvalidFieldError, OSError, ValueError) as error:
+            if _is_the_process_own(error):
+                self._stamps = []  # other ones than any that are found next
+                return
             _log.error("what was read before stays in use: %s", error)
 
     def _look(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]
+
+
+def _is_the_process_own(error: BaseException) -> bool:
+    """Whether a file could not be read for want of what has nothing to do with it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _WANTS:
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def _stamp(path: Path) -> _Stamp | None:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["OrchestratorServicer"]
 
 _DRAINING = "this orchestrator is shutting down"
+# Read once: a file for each question would want a descriptor, and hold up the loop.
+_VERSION = metadata.version("paceline")
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -195,9 +197,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, _request: pb.GetSystemInfoRequest, _context: Any
     ) -> pb.GetSystemInfoResponse:
         """Describe the models and servers."""
-        info = pb.GetSystemInfoResponse(
-            version=metadata.version("paceline"), running_request_count=self.running_count
-        )
+        info = pb.GetSystemInfoResponse(version=_VERSION, running_request_count=self.running_count)
         model = self._pool.last_model()
         if model is not None:
             info.model_name = model.model_name

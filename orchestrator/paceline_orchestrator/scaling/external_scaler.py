@@ -20,9 +20,10 @@ from paceline_orchestrator.scaling.externalscaler.externalscaler_pb2_grpc import
 )
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.lifecycle import bind
+from paceline_serving.process import side_connection_limit
 from paceline_serving.security import AccessPolicy, server_credentials
 from paceline_serving.telemetry import RpcMetrics
-from paceline_serving.transport import CLIENT_SERVER_OPTIONS
+from paceline_serving.transport import CLIENT_SERVER_OPTIONS, connections_at_most
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -156,7 +157,10 @@ class ScalerServer:
         guard = EdgeInterceptor(
             RpcMetrics(CollectorRegistry()), access=access, unbounded={_SERVICE}
         )
-        self._server = grpc.aio.server(interceptors=[guard], options=CLIENT_SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[guard],
+            options=(*CLIENT_SERVER_OPTIONS, *connections_at_most(side_connection_limit())),
+        )
         add_ExternalScalerServicer_to_server(ExternalScaler(self._autoscaler), self._server)
         credentials = server_credentials(self._settings.server_tls)
         self.address = bind(self._server, self._settings.scaler_listen, credentials=credentials)

@@ -52,6 +52,20 @@ async def test_no_method_may_be_called_without_a_key(path, method, key):
         assert not system.targets[0].specs
 
 
+@pytest.mark.parametrize("others", [("wrong", SECRET), (SECRET, "wrong"), (SECRET, SECRET)])
+async def test_a_call_with_two_keys_has_none(path, others):
+    async with orchestrating(targets=targets(1), api_keys=path) as system:
+        metadata = tuple(("authorization", f"Bearer {key}") for key in others)
+        call = system.channel.unary_stream(f"/{_SERVICE.full_name}/GetSystemInfo")(
+            b"", metadata=metadata, timeout=60
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    error = decode(refused.value)
+    assert type(error) is UnauthenticatedError
+    assert "more than one" in error.message
+
+
 async def test_who_has_a_key_is_served_and_no_log_tells_of_it(path, caplog):
     caplog.set_level(logging.DEBUG)
     async with orchestrating(targets=targets(1), api_keys=path) as system:

@@ -34,6 +34,14 @@ async def test_system_info_tells_who_is_there():
         assert info.tokenizer_fingerprint
 
 
+async def test_the_version_is_told_without_a_file(monkeypatch):
+    async with orchestrating(targets=targets(1)) as system:
+        # Each look at a package's metadata opens files, and a process may have no descriptor left.
+        monkeypatch.setattr("importlib.metadata.version", lambda _: pytest.fail("it reads a file"))
+        info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
+    assert info.version
+
+
 async def test_system_info_still_tells_the_model_when_the_last_target_is_gone():
     async with orchestrating(targets=targets(1)) as system:
         before = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)

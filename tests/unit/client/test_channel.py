@@ -20,7 +20,10 @@ def test_these_are_on_this_machine(address):
 @pytest.mark.parametrize(
     "address",
     ["example.com:1", "10.0.0.1:1", "0.0.0.0:1", "dns:///example.com:1", "localhost.example:1",
-     "ipv4:127.0.0.1:1,10.0.0.1:1"],
+     "ipv4:127.0.0.1:1,10.0.0.1:1", "127.0.0.1.example:1", "example.127.0.0.1:1", "127.1:1",
+     "localhost.:1", "LOCALHOST.example:1", "evil-localhost:1", "localhost@example.com:1",
+     "127.0.0.1@example.com:1", "[::1].example:1", "[::ffff:10.0.0.1]:1", "2130706433:1",
+     "unix.example:1", "localhost:1,example.com:1", "dns:///127.0.0.1.example:1"],
 )  # fmt: skip
 def test_these_are_elsewhere(address):
     assert not is_loopback(address)

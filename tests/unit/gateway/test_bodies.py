@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidFieldError, UnsupportedError
+from paceline.request import build_request
+from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_gateway.bodies import ChatBody, CompletionBody, Extension, ResponseBody, parse
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
@@ -169,6 +172,19 @@ def test_any_bytes_are_a_body_or_a_refusal(content):
         (b'{"model":"fake","prompt":"p","seed":' + b"9" * 5_000 + b"}", 400),
         (b'{"model":"' + b"x" * 100_000 + b'","prompt":"p"}', 404),
         (b'{"model":"fake","prompt":"\\u0000"}', 200),
+        (b'\xef\xbb\xbf{"model":"fake","prompt":"p"}', 400),
+        ('{"model":"fake","prompt":"p"}'.encode("utf-16"), 400),
+        (b"model=fake&prompt=p", 400),
+        (gzip.compress(b'{"model":"fake","prompt":"p"}'), 400),
+        (b'{"model":"fake","prompt":"p","prompt":"q"}', 400),
+        (b'{"model":"fake","prompt":"p","paceline":{"width":1,"width":2}}', 400),
+        (b'{"model":"fake","prompt":"p","user":{"a":1,"a":1}}', 400),
+        (b'{"model":"fake","prompt":"p","stop":"\\udfff"}', 400),
+        (b'{"model":"fake","prompt":"p","stop":["\\u0000"]}', 200),
+        (b'{"model":"fake","prompt":[1e0]}', 400),
+        (b'{"model":"fake","prompt":[-1]}', 400),
+        (b'{"model":"fake","prompt":"p","temperature":-0.0}', 200),
+        (b'{"model":"fake","prompt":"p","seed":' + b"9" * 100_000 + b"}", 400),
         (b" " * (1 << 20) + b"{}", 413),
     ],
 )
@@ -179,3 +195,68 @@ async def test_over_http_a_strange_body_is_answered_with_what_is_wrong(content, 
     if status != 200:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert len(response.content) < 2000
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "Application/JSON; charset=UTF-8"}, 200),
+        ({"content-type": 'application/json; charset="utf-8"'}, 200),
+        ({"content-encoding": "identity"}, 200),
+        ({}, 200),
+        ({"content-type": ""}, 415),
+        ({"content-type": "application/json; charset=utf-16"}, 415),
+        ({"content-type": "application/json-patch+json"}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+        ({"content-encoding": "identity, gzip"}, 415),
+    ],
+    ids=str,
+)
+async def test_a_body_that_is_said_to_be_something_else_is_refused_unread(headers, status):
+    content = json.dumps(TEXT).encode()
+    async with gateway_over() as gateway:
+        answer = await gateway.http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"]["param"] == next(iter(headers))
+
+
+WHOLE = [
+    json.dumps(
+        {
+            **TEXT,
+            "seed": 7,
+            "stop": ["a", "\u00e9"],
+            "temperature": 0.5,
+            "logprobs": 2,
+            "stream_options": None,
+            "paceline": {"strategy": "distributed", "width": 2, "min_p": 0.1, "top_k": 40},
+        }
+    ).encode(),
+    json.dumps({**TEXT, "prompt": [[1, 2], [3]], "n": 2, "max_tokens": 5}).encode(),
+]
+ODD = [
+    *(b'"', b"\\", b"\0", b"\xff", b"[", b"]", b"{", b"}", b",", b":", b"-", b"e", b"."),
+    *(b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1e-999", b"9" * 400, b"0x10", b"1_0"),
+    *(b'"\\ud800"', b'"\\u0000"', b'"\xed\xa0\x80"', b"\xef\xbb\xbf", b"[" * 300, b'{"a":' * 300),
+]
+
+
+@settings(max_examples=3000)
+@given(
+    st.sampled_from(WHOLE),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.sampled_from(ODD)), max_size=3),
+)
+def test_a_body_that_was_tampered_with_is_a_message_or_a_refusal(content, changes):
+    for start, length, odd in changes:
+        content = content[:start] + odd + content[start + length :]
+    with suppress(RequestError):
+        body = parse(CompletionBody, content)
+        for prompt in body.prompt:
+            with suppress(InvalidFieldError):
+                request = build_request(prompt, body.options())
+                assert pb.GenerateRequest.FromString(request.SerializeToString()) == request

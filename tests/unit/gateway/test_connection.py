@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 
 import pytest
 
@@ -71,3 +73,20 @@ async def test_a_cancel_from_outside_is_no_leaving_client():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+async def test_what_is_no_number_of_json_is_told_as_null(value):
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b"").decode())
+
+    content = {"rates": [0.5, value], "inner": {"each": (value, 1, "text")}}
+    expected = {"rates": [0.5, None], "inner": {"each": [None, 1, "text"]}}
+    client = connection(send=send)
+    await client.answer(content)
+    await client.event(content)
+    whole, event = sent[1], sent[2].removeprefix("data: ")
+    for text in (whole, event):
+        assert json.loads(text, parse_constant=lambda word: pytest.fail(word)) == expected

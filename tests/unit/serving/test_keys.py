@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -29,7 +30,12 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(
     "header",
-    ["", SECRET, f"Basic {SECRET}", "Bearer", "Bearer ", f"Bearer {SECRET}x", "Bearer \xff"],
+    [
+        *("", SECRET, f"Basic {SECRET}", "Bearer", "Bearer ", f"Bearer {SECRET}x", "Bearer \xff"),
+        *(f"Bearer {SECRET[:-1]}", f"Bearer {SECRET[1:]}", f"Bearer {SECRET.upper()}"),
+        *(f"Bearer Bearer {SECRET}", f"Bearer {SECRET},{SECRET}", f"Bearer {SECRET} {SECRET}"),
+        *(f"Bearer {SECRET}\0", f"Bearers {SECRET}", f"Bearer\t{SECRET}", f"Bear {SECRET}"),
+    ],
 )
 def test_what_is_no_key_is_refused(path, header):
     with pytest.raises(UnauthenticatedError, match="authorization: Bearer KEY") as refused:
@@ -235,3 +241,27 @@ def test_more_keys_than_any_service_has_are_refused_by_the_files_size(path):
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"keys\.yaml: has more than 4194304 bytes"):
         Keys(path)
+
+
+@pytest.mark.parametrize("second", ["Bearer x", "Bearer y", b"Bearer x"])
+def test_two_keys_in_one_call_are_none(second):
+    with pytest.raises(UnauthenticatedError, match="more than one"):
+        authorization_of((("authorization", "Bearer x"), ("authorization", second)))
+
+
+@pytest.mark.parametrize("want", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_key_that_changes_while_there_are_no_descriptors_is_read_when_there_are(
+    path, want, monkeypatch
+):
+    keys = Keys(path)
+    rewrite(path, entry("bob", "another key"))
+
+    def fails(*_, **__):
+        raise OSError(want, "there are none")
+
+    with monkeypatch.context() as without:
+        without.setattr("paceline_serving.followed_file.read_plain_file", fails)
+        assert keys.find(f"Bearer {SECRET}").key.name == "alice"
+    assert keys.find("Bearer another key").key.name == "bob"
+    with pytest.raises(UnauthenticatedError):
+        keys.find(f"Bearer {SECRET}")

@@ -1,0 +1,106 @@
+"""What a request's head may look like, before it is parsed.
+
+Two programs that read one head differently let a request hide in another one's body (request
+smuggling), or one key behind another. h11 repairs what a strict reader refuses: it takes bare line
+feeds and folded lines, drops a repeated Content-Length, and lets Transfer-Encoding win over it. So
+whatever could be read in two ways is refused here, and the connection ends.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["HeadError", "check_head", "end_of_head"]
+
+_MOST_FIELDS = 128
+_MOST_BYTES = 16 * 1024
+
+_REQUEST_LINE = re.compile(rb"[!-~]+ (?P<target>[!-~]+) HTTP/(?P<version>[0-9]\.[0-9])")
+_VERSIONS = frozenset({b"1.0", b"1.1"})
+_NUMBER = re.compile(rb"[0-9]{1,19}")
+# Also where the head is not there as a whole; its last byte may be the first of a pair.
+_STRAY_END_OF_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
+_FOLD = re.compile(rb"\n[ \t]")
+# What this server decides by: the second one would be a matter of taste.
+_ONCE = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+    }
+)
+
+
+class HeadError(Exception):
+    """A head that is refused, in the words of the exception.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def end_of_head(received: bytes) -> int:
+    """Return where the head ends in what came so far; its length so far if it has not ended."""
+    found = received.find(b"\r\n\r\n")
+    return len(received) if found < 0 else found + 4
+
+
+def check_head(head: bytes) -> None:
+    """Check a head as far as it is there.
+
+    Raises:
+        HeadError: It could be read in two ways, or asks for what no gateway serves.
+    """
+    if _STRAY_END_OF_LINE.search(head):
+        raise HeadError("a line of the head does not end with CR LF")
+    if _FOLD.search(head):
+        raise HeadError("a line of the head is folded")
+    if len(head) > _MOST_BYTES:
+        raise HeadError(f"the head has more than {_MOST_BYTES} bytes", status=431)
+    if not head.endswith(b"\r\n\r\n"):
+        return
+    request_line, *lines = head[:-4].split(b"\r\n")
+    version = _check_request_line(request_line)
+    if len(lines) > _MOST_FIELDS:
+        raise HeadError(f"the head has more than {_MOST_FIELDS} fields", status=431)
+    _check_fields([line.partition(b":") for line in lines], version=version)
+
+
+def _check_request_line(line: bytes) -> bytes:
+    """Return the version."""
+    found = _REQUEST_LINE.fullmatch(line)
+    if found is None:
+        raise HeadError("the first line is no request")
+    if found["version"] not in _VERSIONS:
+        raise HeadError("only HTTP/1.0 and HTTP/1.1 are spoken here", status=505)
+    if not found["target"].startswith(b"/"):
+        raise HeadError("the request's target must be a path: this is no proxy")
+    return found["version"]
+
+
+def _check_fields(fields: list[tuple[bytes, bytes, bytes]], *, version: bytes) -> None:
+    values: dict[bytes, bytes] = {}
+    for name, _, value in fields:
+        known = name.lower()
+        if known in values and known in _ONCE:
+            raise HeadError(f"{known.decode('ascii')} is there twice")
+        values[known] = value.strip(b" \t")
+    length = values.get(b"content-length")
+    if length is not None and not _NUMBER.fullmatch(length):
+        raise HeadError("content-length is no number")
+    if (coding := values.get(b"transfer-encoding")) is None:
+        return
+    if length is not None:
+        raise HeadError("content-length and transfer-encoding exclude each other")
+    if version == b"1.0":
+        raise HeadError("HTTP/1.0 has no transfer-encoding")
+    if coding.lower() != b"chunked":
+        raise HeadError("transfer-encoding must be chunked", status=501)
