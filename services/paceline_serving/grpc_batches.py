@@ -26,7 +26,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined] # it is compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
