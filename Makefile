@@ -189,7 +189,7 @@ bench: install wide-models ## measure everything on this machine, which should b
 	$(BIN)/paceline bench table2 --grid 5 --json bench/results/grid.json --chart bench/results/grid.png
 	$(BIN)/python bench/publish.py
 
-soak: install ## 50,000 requests: the orchestrator may keep 100 bytes of each (twenty minutes)
+soak: install ## 50,000 requests: each server may keep 100 bytes of each (twenty minutes)
 	$(BIN)/paceline bench soak --json bench/results/soak.json --log bench/LOG.md
 
 figures: install ## write what was measured into README.md and docs/

@@ -9,6 +9,8 @@ orchestrator cancels calls with every rejection.
 So here a task of grpc.aio is never cancelled. A cancel ends the call in core, as the library's does
 first of all; core then completes the batch at once, without the peer, and the task frees it.
 
+A process that serves loses nothing anyway (`grpc_batches`); this holds in every other one as well.
+
 That takes two private names of the library. In one that has them no longer a cancel is its own: all
 is as before but for the memory, and a line in the log says so.
 """

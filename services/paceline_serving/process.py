@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from paceline_serving import telemetry
+from paceline_serving.grpc_batches import free_all_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,6 +74,7 @@ def run_process(new_process: Callable[[], Process], settings: RunSettings) -> in
     """
     telemetry.configure_logging(level=settings.log_level, log_format=settings.log_format)
     _allow_many_connections()
+    free_all_batches()
     return asyncio.run(_serve(new_process, settings))
 
 

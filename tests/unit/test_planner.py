@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -26,6 +28,7 @@ VICUNA = Measurements(
     acceptance_rate=0.63,
     target_count=7,
 )
+DISTRIBUTED = Wish(strategy=Strategy.DISTRIBUTED)
 
 
 def refined(measurements: Measurements, wish: Wish | None = None, *, times: int = 1) -> Planner:
@@ -461,6 +464,23 @@ def test_however_many_cases_there_were_the_simulations_of_those_used_last_are_ke
     assert simulated(every[0])
     assert not simulated(every[-_MOST_REHEARSED])
     assert simulated(every[-_MOST_REHEARSED + 1])
+
+
+def test_what_is_kept_of_a_setting_is_small_however_many_wander_by():
+    """Where latencies wander there are always new ones: as lists of numbers 30 KB each."""
+    planner = refined(VICUNA)
+    settings = [replace(VICUNA, target_count=count) for count in (3, 4)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for measurements in settings:
+            planner.choose(measurements, DISTRIBUTED)
+            planner.refine()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / len(settings) < 10_000
 
 
 # --- what a call costs -------------------------------------------------------------------------

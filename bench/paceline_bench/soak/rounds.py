@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.client import AsyncGeneration
 
 __all__ = [
+    "STRATEGIES",
     "Growth",
     "Reading",
     "Request",
@@ -39,15 +41,21 @@ __all__ = [
     "soak",
 ]
 
-# Its targets do not draft for themselves.
-_STRATEGIES = (
-    *(Strategy(strategy.value) for strategy, row in METHODS.items() if not row.self_drafts),
-    Strategy.AUTO,
-)
+STRATEGIES = {
+    strategy.abbreviation.lower(): strategy
+    for strategy in (
+        *(Strategy(strategy.value) for strategy, row in METHODS.items() if not row.self_drafts),
+        Strategy.AUTO,
+    )
+}
+"""By the names that options have for them. Its targets do not draft for themselves."""
+
 _TEMPERATURE = 0.8
 _SAMPLED_SHARE = 0.3
 _PROMPTS = tuple(f"Request {index}:" for index in range(16))
 _TIMEOUT_SECONDS = 120.0
+# Half of the clients that leave do so within this time, wherever their requests are then.
+_LONGEST_WAIT_SECONDS = 0.05
 # Sessions are closed behind the client's back; then all that a round has begun has ended.
 _SETTLE_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
@@ -66,6 +74,7 @@ class Soak:
         max_tokens: Tokens of each.
         leaving_share: How many clients leave in the middle, in [0, 1].
         seed: What the requests follow from.
+        strategies: What they ask for, in turn.
     """
 
     request_count: int
@@ -75,16 +84,23 @@ class Soak:
     max_tokens: int
     leaving_share: float
     seed: int
+    strategies: tuple[Strategy, ...] = tuple(STRATEGIES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `leaves` if its client goes after the first tokens."""
+    """One request.
+
+    Attributes:
+        leaves: Whether its client goes after the first tokens.
+        waits_seconds: How long such a client waits for them; None: as long as it takes.
+    """
 
     prompt: str
     strategy: Strategy
     temperature: float
     leaves: bool
+    waits_seconds: float | None = None
 
     @property
     def sampling(self) -> tuple[str, float]:
@@ -136,9 +152,10 @@ def requests(soak: Soak) -> Iterator[Request]:
     for index in count():
         yield Request(
             prompt=rng.choice(_PROMPTS),
-            strategy=_STRATEGIES[index % len(_STRATEGIES)],
+            strategy=soak.strategies[index % len(soak.strategies)],
             temperature=_TEMPERATURE if rng.random() < _SAMPLED_SHARE else 0.0,
             leaves=rng.random() < soak.leaving_share,
+            waits_seconds=rng.choice((None, rng.uniform(0, _LONGEST_WAIT_SECONDS))),
         )
 
 
@@ -215,7 +232,8 @@ async def _round(
     async def run() -> None:
         nonlocal wrong_count
         for request in queue:
-            wrong_count += not await _is_right(client, plan, request, expected)
+            is_right = await _is_right(client, plan, request, expected)
+            wrong_count += not is_right  # not in one line: others count during the wait
 
     try:
         async with asyncio.TaskGroup() as streams:
@@ -235,13 +253,14 @@ async def _is_right(
     """Run a request; tell whether its tokens, as far as they were wanted, are plain decoding's."""
     wanted = expected[request.sampling]
     token_ids: tuple[int, ...] = ()
-    async with _generation(client, request, plan) as generation:
-        async for chunk in generation:
-            token_ids += chunk.token_ids
-            if request.leaves:
-                wanted = wanted[: len(token_ids)]
-                break
-    return token_ids == wanted
+    patience = request.waits_seconds if request.leaves else None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience), _generation(client, request, plan) as generation:
+            async for chunk in generation:
+                token_ids += chunk.token_ids
+                if request.leaves:
+                    break
+    return token_ids == (wanted[: len(token_ids)] if request.leaves else wanted)
 
 
 def _generation(client: AsyncClient, request: Request, plan: Soak) -> AsyncGeneration:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     _Process = tuple[str, Sequence[Reading]]
 
-__all__ = ["LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "soak_table"]
+__all__ = ["CLIENT", "LOG_MARK", "Soaked", "add_to_log", "log_line", "record", "soak_table"]
 
 LOG_MARK = "<!-- soaks: new lines go above this one -->"
 """Where a log has its list of soaks."""
+
+CLIENT = "client"
+"""The process that asks, which has no limit."""
 
 _MIB = 1 << 20
 
@@ -33,7 +36,7 @@ class Soaked:
         plan: What was asked for.
         readings: By process, after the warm-up and after each round.
         wrong_count: Outputs that were not plain decoding's.
-        limit: The most bytes by which the orchestrator may grow with each request.
+        limit: The most bytes by which each server may grow with each request.
     """
 
     plan: Soak
@@ -42,14 +45,18 @@ class Soaked:
     limit: float
 
     @property
-    def orchestrator(self) -> Growth:
-        """How the orchestrator grew."""
-        return growth(self.readings["orchestrator"])
+    def excesses(self) -> tuple[str, ...]:
+        """The servers that grew beyond the limit. The client's process also keeps the readings."""
+        return tuple(
+            name
+            for name, readings in self.readings.items()
+            if name != CLIENT and growth(readings).bytes_per_request > self.limit
+        )
 
     @property
     def held(self) -> bool:
-        """Whether the orchestrator stayed within its limit, and every output was right."""
-        return self.orchestrator.bytes_per_request <= self.limit and not self.wrong_count
+        """Whether each server stayed within the limit, and every output was right."""
+        return not self.excesses and not self.wrong_count
 
 
 def soak_table(soaked: Soaked) -> str:
@@ -63,13 +70,18 @@ def log_line(soaked: Soaked) -> str:
     slopes = ", ".join(
         f"{name} {_slope(growth(readings))}" for name, readings in soaked.readings.items()
     )
+    strategies = ", ".join(strategy.abbreviation for strategy in plan.strategies)
     wrong = f", {soaked.wrong_count} outputs WRONG" if soaked.wrong_count else ""
     return (
-        f"- {circumstances()['date']}: {plan.request_count:,} requests after "
+        f"- {circumstances()['date']}: {plan.request_count:,} requests ({strategies}) after "
         f"{plan.warm_up_count:,}, {plan.max_tokens} tokens each, {plan.leaving_share:.0%} left "
-        f"early, seed {plan.seed}; bytes a request: {slopes}; goal for the orchestrator "
-        f"{soaked.limit:g}: {'met' if soaked.held else 'MISSED'}{wrong}"
+        f"early, seed {plan.seed}; bytes a request: {slopes}; goal for each server "
+        f"{soaked.limit:g}: {_verdict(soaked)}{wrong}"
     )
+
+
+def _verdict(soaked: Soaked) -> str:
+    return f"MISSED by {', '.join(soaked.excesses)}" if soaked.excesses else "met"
 
 
 def add_to_log(line: str, log: Path) -> None:

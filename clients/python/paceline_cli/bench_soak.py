@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from paceline import AsyncClient
 from paceline_bench.report import load_average, write_json
-from paceline_bench.soak.rounds import Soak, Watched, references, soak
-from paceline_bench.soak.tables import Soaked, add_to_log, log_line, record, soak_table
+from paceline_bench.soak.rounds import STRATEGIES, Soak, Watched, references, soak
+from paceline_bench.soak.tables import CLIENT, Soaked, add_to_log, log_line, record, soak_table
+from paceline_cli.choices import names_of
 from paceline_cli.local_system import LocalSystemConfig
 from paceline_cli.options import ResultFile, read_options
 from paceline_cli.screen import progress
 from paceline_cli.up import running_system
-from paceline_serving.settings import Settings, option
+from paceline_serving.settings import Settings, StringList, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +31,14 @@ _EXAMPLES = """
 paceline bench soak
 paceline bench soak --requests 2000 --warm-up 500 --seed 7
 paceline bench soak --json soak.json --log bench/LOG.md
+paceline bench soak --strategies dsi --leaving 0.3             what calls that are withdrawn cost
 """
 # So many looks tell a slope from what an allocator does now and then.
 _ROUNDS = 50
 # Forwards so short that nearly all of the time is spent on what is under test.
 _TARGET_SECONDS, _DRAFTER_SECONDS = 0.0005, 0.0001
+
+_StrategyNames = Annotated[StringList, names_of(STRATEGIES, kind="strategy", needed=True)]
 
 
 class SoakSettings(Settings):
@@ -43,8 +47,8 @@ class SoakSettings(Settings):
     Simulated models with next to no latency, every strategy, greedy and sampled, and clients that
     leave in the middle; every output is compared with plain decoding's. After each of 50 rounds
     nothing is under way, and the memory of each process is read; a line is fitted through that. The
-    exit code is 0 if the orchestrator grew by no more than the limit and every output was right,
-    else 1. That is a promise about memory, and none about speed.
+    exit code is 0 if no server grew by more than the limit and every output was right, else 1. That
+    is a promise about memory, and none about speed.
     """
 
     requests: int = Field(50_000, ge=10, description="requests after the warm-up")
@@ -53,9 +57,12 @@ class SoakSettings(Settings):
     tokens: int = Field(6, ge=1, le=4096, description="tokens of each request")
     leaving: float = Field(0.1, ge=0, le=1, description="how many clients leave in the middle")
     targets: int = Field(2, ge=1, le=8, description="target processes")
+    strategies: _StrategyNames = Field(
+        tuple(STRATEGIES), description="what the requests ask for, in turn"
+    )
     acceptance: float = Field(0.7, ge=0, le=1, description="how often a draft token is right")
     limit_bytes: float = Field(
-        100, ge=0, description="by how much the orchestrator may grow with each request"
+        100, ge=0, description="by how much each server may grow with each request"
     )
     seed: int = Field(1, ge=0, description="what the requests follow from")
     json_file: ResultFile | None = option(
@@ -116,13 +123,14 @@ def _plan(settings: SoakSettings) -> Soak:
         stream_count=settings.streams,
         max_tokens=settings.tokens,
         leaving_share=settings.leaving,
+        strategies=tuple(STRATEGIES[name] for name in settings.strategies),
         seed=settings.seed,
     )
 
 
 def _watched(system: LocalSystem) -> list[Watched]:
     servers = [Watched(it.name, it.pid, it.metrics_address) for it in system.servers]
-    return [*reversed(servers), Watched("client", os.getpid())]
+    return [*reversed(servers), Watched(CLIENT, os.getpid())]
 
 
 def _config(settings: SoakSettings) -> LocalSystemConfig:

@@ -9,6 +9,7 @@ after any number of accepted ones is final; how likely that number is says the a
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,9 @@ VERIFICATION = 10_000
 
 # Settings that are left to be simulated: the last ones are the likeliest to come again.
 _MOST_MISSING = 4
-# Settings whose simulations are kept, those used last: of 10 to 30 KiB each. A system that does not
-# change has a few, since similar measurements share one.
-_MOST_REHEARSED = 64
+# Settings whose simulations are kept, those used last: of at most 6 KiB each. A system that does
+# not change has a few, since similar measurements share one; on a busy machine latencies wander.
+_MOST_REHEARSED = 32
 _TOKENS = (40, 160)  # the fewer, the more drafter steps are in a verification
 _DRAFTS = 1600
 
@@ -150,7 +151,8 @@ def _rehearse_lookaheads(
     setting: Setting, *, after_event: Callable[[], None]
 ) -> Mapping[int, Sequence[int]]:
     return {
-        lookahead: rehearse(setting, lookahead=lookahead, after_event=after_event)
+        # Times are below 2^32: a list of them would take nine times as much memory.
+        lookahead: array("I", rehearse(setting, lookahead=lookahead, after_event=after_event))
         for lookahead in _lookaheads(setting)
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import Counter
@@ -23,6 +24,7 @@ from paceline_bench.soak.rounds import (
     soak,
 )
 from paceline_bench.soak.tables import LOG_MARK, Soaked, add_to_log, log_line, record, soak_table
+from support.virtual_time import virtually
 
 PLAN = Soak(
     request_count=5,
@@ -85,6 +87,7 @@ class Generation:
 
     async def __aiter__(self):
         for chunk in self._chunks:
+            await asyncio.sleep(self._client.delay_seconds)
             self._client.chunk_count += 1
             yield chunk
 
@@ -97,6 +100,7 @@ class Client:
         self.wrong = wrong
         self.asked = []
         self.running = self.most = self.chunk_count = 0
+        self.delay_seconds = 0.0
 
     def generate(self, prompt, **options):
         self.asked.append((prompt, options))
@@ -140,6 +144,11 @@ async def test_a_soak_is_read_after_its_warm_up_and_after_each_round():
     assert client.running == 0
 
 
+def test_requests_can_be_of_some_strategies_only():
+    some = list(islice(requests(replace(PLAN, strategies=(Strategy.DISTRIBUTED,))), 50))
+    assert {it.strategy for it in some} == {Strategy.DISTRIBUTED}
+
+
 async def test_wrong_outputs_are_counted():
     everything = {each.prompt for each in islice(requests(PLAN), 1000)}
     (*_, (_, wrong_count)) = await run(Client(everything), replace(PLAN, leaving_share=0))
@@ -151,6 +160,24 @@ async def test_who_leaves_goes_after_the_first_tokens_and_those_are_compared():
     client = Client({each.prompt for each in islice(requests(PLAN), 1000)})
     (*_, (_, wrong_count)) = await run(client, replace(PLAN, leaving_share=1))
     assert client.chunk_count == 7
+    assert wrong_count == 0
+
+
+def test_half_of_those_who_leave_wait_for_their_first_tokens_and_half_only_for_a_while():
+    some = [it.waits_seconds for it in islice(requests(PLAN), 400)]
+    waits = [it for it in some if it is not None]
+    # Binomial: 5 standard deviations to each side, a false alarm in 2 million seeds; one is tried.
+    assert 150 <= len(waits) <= 250
+    assert len(set(waits)) == len(waits)
+    assert 0 <= min(waits) < max(waits) <= 0.05
+
+
+@virtually
+async def test_who_waits_only_for_a_while_leaves_without_a_token_and_is_not_wrong():
+    client = Client()
+    client.delay_seconds = 1.0
+    (*_, (_, wrong_count)) = await run(client, replace(PLAN, leaving_share=1))
+    assert client.chunk_count < 7
     assert wrong_count == 0
 
 
@@ -189,6 +216,16 @@ def test_a_soak_holds_within_its_limit_with_every_output_right(
     assert soaked(bytes_per_request, wrong_count=wrong_count).held is held
 
 
+def test_each_server_has_to_stay_within_the_limit_and_the_client_need_not():
+    servers = {"orchestrator": readings(10), "target-0": readings(10), "drafter-0": readings(10)}
+    found = soaked(10, readings={**servers, "client": readings(500)})
+    assert found.held
+    for name in servers:
+        grown = replace(found, readings={**found.readings, name: readings(101)})
+        assert not grown.held
+        assert log_line(grown).endswith(f"goal for each server 100: MISSED by {name}")
+
+
 def test_the_table_tells_what_has_changed():
     found = soaked(10)
     last = replace(found.readings["orchestrator"][-1], thread_count=16)
@@ -199,10 +236,10 @@ def test_the_table_tells_what_has_changed():
 
 def test_the_line_for_the_log_has_the_slopes_and_the_verdict(tmp_path):
     line = log_line(soaked(250, wrong_count=2))
-    assert "5 requests after 2, 3 tokens each, 25% left early, seed 1" in line
+    assert "5 requests (non-SI, SI, DSI, AUTO) after 2, 3 tokens each, 25% left early" in line
     assert "bytes a request: orchestrator +250 ± 0, client +7 ± 0" in line
-    assert line.endswith("goal for the orchestrator 100: MISSED, 2 outputs WRONG")
-    assert log_line(soaked(10)).endswith("goal for the orchestrator 100: met")
+    assert line.endswith("goal for each server 100: MISSED by orchestrator, 2 outputs WRONG")
+    assert log_line(soaked(10)).endswith("goal for each server 100: met")
     log = tmp_path / "LOG.md"
     log.write_text(f"# Log\n\n- an older one\n{LOG_MARK}\n\n## More\n")
     add_to_log(line, log)
