@@ -49,8 +49,10 @@ __all__ = ["RequestQueue"]
 
 # Without an arrival for so long, nobody waits in gRPC's own queue: it takes four turns for a call.
 _QUIET_SECONDS, _QUIET_TURNS = 0.0005, 5
+# In a flood, where a client or this process may be short of processor time.
+_FLOOD, _QUIET_FLOOD_SECONDS = 32, 0.02
 # Arrivals hold places back for so long at most.
-_LONGEST_HOLD_SECONDS = 1.0
+_LONGEST_HOLD_SECONDS = 3.0
 # So many requests are begun however late the loop is; then a few at a time, while it is not.
 _BEGUN_AT_ONCE, _BEGUN_TOGETHER = 32, 8
 _BEAT_SECONDS = 0.02
@@ -244,8 +246,9 @@ class RequestQueue:
         self._served_at[share] = self._served
 
     def _look_soon(self) -> None:
+        seconds = _QUIET_SECONDS if self.waiting_count < _FLOOD else _QUIET_FLOOD_SECONDS
         loop = asyncio.get_running_loop()
-        loop.call_later(_QUIET_SECONDS, self._look, self._arrival_count, _QUIET_TURNS)
+        loop.call_later(seconds, self._look, self._arrival_count, _QUIET_TURNS)
 
     def _look(self, arrival_count: int, turns_left: int) -> None:
         """Give places once no request has arrived for a few turns."""
