@@ -17,7 +17,7 @@ import type { GetSystemInfoResponse } from "./generated/paceline/v1/orchestrator
 import type { SystemInfo } from "./generation.js";
 import { buildRequest, type GenerateOptions, type Prompt } from "./request.js";
 import { readSystemInfo } from "./responses.js";
-import { deadlineOf, Generation , pause } from "./streaming.js";
+import { deadlineOf, Generation, pause } from "./streaming.js";
 import { Transcript } from "./transcript.js";
 
 /** The default deadline of a call, in seconds. */

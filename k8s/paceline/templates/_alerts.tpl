@@ -68,7 +68,7 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
   labels: {severity: warning}
   annotations:
     summary: Requests are refused for want of room
-    description: Not those of a key that is at its own limit. Add targets, or raise the orchestrator's request_limit or the targets' token_budget if they have memory left.
+    description: Not those of a key that is at its own limit. Add targets, or raise the orchestrator's queue_limit or the targets' token_budget if they have memory left.
 - alert: PacelineSlowFirstToken
   expr: histogram_quantile(0.95, sum by (le) (rate(paceline_time_to_first_token_seconds_bucket{{ "{" }}{{ $scope }}}[5m]))) > {{ $values.firstTokenSeconds }}
   for: 10m

@@ -46,4 +46,5 @@ def _network(peer: str) -> str:
     kind, _, place = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return peer
-    return network_of(place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]"))
+    host = place.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
+    return network_of(host)

@@ -17,6 +17,13 @@ among its own clients: it divides the proxy's share, and is never worth a second
 
 The queue is bounded in three ways: requests, bytes of their messages (both shared by dynamic
 thresholds, too), and seconds.
+
+Places are also given no faster than the event loop can bear, for a reason that is hard to see:
+gRPC accepts one call in some four turns of the loop. If the first hundred of a thousand requests
+began at once, each turn would take long, the other nine hundred would be accepted over half a
+minute, and the next client would be behind them, in a queue of gRPC's that is not fair. So places
+are given when no request has arrived for a few turns, few at a time beyond the first ones, and none
+while the loop is late, except to a client that holds none.
 """
 
 from __future__ import annotations
@@ -39,6 +46,17 @@ if TYPE_CHECKING:
     from paceline_orchestrator.settings import RequestSettings
 
 __all__ = ["RequestQueue"]
+
+# Without an arrival for so long, nobody waits in gRPC's own queue: it takes four turns for a call.
+_QUIET_SECONDS, _QUIET_TURNS = 0.0005, 5
+# In a flood, where a client or this process may be short of processor time.
+_FLOOD, _QUIET_FLOOD_SECONDS = 32, 0.02
+# Arrivals hold places back for so long at most.
+_LONGEST_HOLD_SECONDS = 3.0
+# So many requests are begun however late the loop is; then a few at a time, while it is not.
+_BEGUN_AT_ONCE, _BEGUN_TOGETHER = 32, 8
+_BEAT_SECONDS = 0.02
+_LATE_SECONDS = 0.03
 
 
 class _Ticket:
@@ -99,6 +117,10 @@ class RequestQueue:
         self._most_seconds = settings.queue_seconds
         self._metrics = metrics
         self._lines: dict[str, _Line] = {}
+        self._arrival_count = 0
+        self._looks = False  # whether `_look` or `_beat` comes
+        self._held_since = 0.0
+        self._is_late = False
         self._served = 0
         self._served_at: Counter[str] = Counter()  # of clients that are here: which one was last
         self._closed: str | None = None
@@ -139,8 +161,8 @@ class RequestQueue:
             It waits no longer, and holds nothing.
         """
         self.check_open()
-        waited_seconds = 0.0
-        if share not in self._lines and self._places.allows(share):
+        waited_seconds, is_free = 0.0, share not in self._lines and self._places.allows(share)
+        if is_free and not (self.running_count and self._has_room(share, size)):
             self._take(share)
         else:
             began = time.monotonic()
@@ -154,12 +176,17 @@ class RequestQueue:
         """Give a place back, to whoever is next."""
         self.running_count -= 1
         self._places.give_back(share)
-        self._serve()
+        if not self._looks:
+            self._serve()
         self._forget(share)
 
     async def _turn(self, share: str, ticket: _Ticket, *, deadline: Deadline) -> None:
         line = self._lines.setdefault(share, _Line())
         line.add(ticket)
+        self._arrival_count += 1
+        if not self._looks:
+            self._looks, self._held_since = True, time.monotonic()
+            self._look_soon()
         try:
             await self._served_in_time(ticket, deadline=deadline)
         except BaseException:
@@ -185,10 +212,13 @@ class RequestQueue:
                 retry_after_seconds=shortage.RETRY_SECONDS,
             ) from None
 
+    def _has_room(self, share: str, size: int) -> bool:
+        return self._waiting.allows(share) and self._bytes.allows(share, size)
+
     @contextmanager
     def _counted(self, share: str, size: int) -> Iterator[None]:
         """Count a request that waits, or refuse it."""
-        if not (self._waiting.allows(share) and self._bytes.allows(share, size)):
+        if not self._has_room(share, size):
             raise OverloadedError(
                 f"{self.running_count} requests are running and {self.waiting_count} wait,"
                 f" {self._places.held_by(share)} and {self._waiting.held_by(share)} of them this"
@@ -215,16 +245,46 @@ class RequestQueue:
         self._served += 1
         self._served_at[share] = self._served
 
+    def _look_soon(self) -> None:
+        seconds = _QUIET_SECONDS if self.waiting_count < _FLOOD else _QUIET_FLOOD_SECONDS
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._look, self._arrival_count, _QUIET_TURNS)
+
+    def _look(self, arrival_count: int, turns_left: int) -> None:
+        """Give places once no request has arrived for a few turns."""
+        is_held = time.monotonic() - self._held_since < _LONGEST_HOLD_SECONDS
+        if arrival_count != self._arrival_count and is_held:
+            self._look_soon()
+        elif turns_left:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._look, arrival_count, turns_left - 1)
+        else:
+            self._serve()
+
+    def _beat(self, due: float) -> None:
+        """See whether the loop is late, and give more places."""
+        self._is_late = time.monotonic() - due > _LATE_SECONDS
+        self._serve()
+
     def _serve(self) -> None:
-        """Give free places to those that wait."""
+        """Give places to requests that wait; if more could have one, again in a moment."""
+        self._looks = False
+        left = max(_BEGUN_AT_ONCE - self.running_count, _BEGUN_TOGETHER)
         while served := [it for it in self._lines if self._places.allows(it)]:
             share = min(served, key=lambda it: (self._places.held_by(it), self._served_at[it]))
-            line = self._lines[share]
-            ticket = line.pop()
+            is_bearable = left > 0 and not (self._is_late and self.running_count >= _BEGUN_AT_ONCE)
+            if self._places.held_by(share) and not is_bearable:
+                self._looks, self._held_since = True, time.monotonic()
+                due = self._held_since + _BEAT_SECONDS
+                asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat, due)
+                return
+            ticket = self._lines[share].pop()
             if not ticket.turn.done():
                 self._take(share)
                 ticket.turn.set_result(None)
+                left -= 1
             self._forget(share)
+        self._is_late = False
 
     def _forget(self, share: str) -> None:
         """Keep nothing of a client that is not here."""

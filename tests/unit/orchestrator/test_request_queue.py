@@ -38,12 +38,11 @@ def request(system, **options):
 
 
 async def begun(tasks, *requests):
-    """Begin these one after the other, each as far as it comes at once."""
+    """Begin these one after the other; a millisecond later those that get a place have it."""
     begun = []
     for each in requests:
         begun.append(tasks.create_task(each))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     return begun
 
 
@@ -272,3 +271,45 @@ async def test_the_autoscaler_counts_requests_that_wait():
         await begun(tasks, *(request(system) for _ in range(7)))
         assert system.servicer.waiting_count == 6
         assert system.demand.demand().stream_verifiers >= 6
+
+
+@virtually
+async def test_a_flood_is_let_in_before_it_begins_and_then_begins_step_by_step():
+    async with (
+        virtual_system(*targets(1)) as system,
+        asyncio.TaskGroup() as tasks,
+    ):
+        servicer, running = system.servicer, []
+        for _ in range(100):  # one in four turns of the loop, as gRPC accepts them
+            running.append(tasks.create_task(request(system, max_tokens=50)))
+            for _ in range(4):
+                await asyncio.sleep(0)
+        assert (servicer.running_count, servicer.waiting_count) == (1, 99)
+        await asyncio.sleep(0.025)
+        assert servicer.running_count == 32
+        await asyncio.sleep(0.02)
+        assert servicer.running_count == 40
+        for each in running:
+            each.cancel()
+
+
+@virtually
+async def test_arrivals_without_end_do_not_hold_requests_back_for_ever():
+    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=100)
+    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    async with asyncio.TaskGroup() as tasks:
+
+        def arrive():
+            entering = queue.enter("a", size=1, deadline=Deadline.after(60))
+            waiting.append(tasks.create_task(entering))
+
+        waiting = []
+        for _ in range(40):
+            arrive()
+        began = asyncio.get_running_loop().time()
+        while queue.running_count < 2:
+            arrive()
+            await asyncio.sleep(0.002)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.1)
+        for each in waiting:
+            each.cancel()

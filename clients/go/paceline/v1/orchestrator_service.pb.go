@@ -1325,7 +1325,8 @@ type GenerationStatistics struct {
 	CancelledRpcCount uint32 `protobuf:"varint,8,opt,name=cancelled_rpc_count,json=cancelledRpcCount,proto3" json:"cancelled_rpc_count,omitempty"`
 	// What had to be done differently, and how often.
 	Fallbacks []*Fallback `protobuf:"bytes,9,rep,name=fallbacks,proto3" json:"fallbacks,omitempty"`
-	// Of answered calls: time in the servers' queues, ns.
+	// Time in queues: the request's own at the orchestrator, until it was worked on, and that of
+	// answered calls at the servers, ns.
 	QueueNs uint64 `protobuf:"varint,10,opt,name=queue_ns,json=queueNs,proto3" json:"queue_ns,omitempty"`
 	// Of answered calls: time in forwards, ns.
 	ForwardNs uint64 `protobuf:"varint,11,opt,name=forward_ns,json=forwardNs,proto3" json:"forward_ns,omitempty"`

@@ -764,7 +764,9 @@ class GenerationStatistics(_message.Message):
     cancelled_rpc_count: _builtins.int
     """RPCs that were cancelled because a rejection made them worthless."""
     queue_ns: _builtins.int
-    """Of answered calls: time in the servers' queues, ns."""
+    """Time in queues: the request's own at the orchestrator, until it was worked on, and that of
+    answered calls at the servers, ns.
+    """
     forward_ns: _builtins.int
     """Of answered calls: time in forwards, ns."""
     network_ns: _builtins.int

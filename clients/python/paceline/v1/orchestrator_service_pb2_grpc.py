@@ -65,6 +65,8 @@ class OrchestratorServiceServicer:
 
         Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
         Idempotency: under EXACT the same request with the same seed gives the same text.
+        A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+        can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
         Errors:
         INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
         RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo

@@ -42,6 +42,8 @@ class OrchestratorServiceStub:
 
     Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
     Idempotency: under EXACT the same request with the same seed gives the same text.
+    A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+    can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -82,6 +84,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
 
     Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
     Idempotency: under EXACT the same request with the same seed gives the same text.
+    A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+    can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
     Errors:
       INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
       RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -125,6 +129,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
         Idempotency: under EXACT the same request with the same seed gives the same text.
+        A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+        can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
         Errors:
           INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
           RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo

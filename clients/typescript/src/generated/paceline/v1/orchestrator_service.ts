@@ -390,7 +390,10 @@ export interface GenerationStatistics {
   cancelledRpcCount: number;
   /** What had to be done differently, and how often. */
   fallbacks: Fallback[];
-  /** Of answered calls: time in the servers' queues, ns. */
+  /**
+   * Time in queues: the request's own at the orchestrator, until it was worked on, and that of
+   * answered calls at the servers, ns.
+   */
   queueNs: number;
   /** Of answered calls: time in forwards, ns. */
   forwardNs: number;
@@ -2772,6 +2775,8 @@ export const OrchestratorServiceService = {
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
+   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -2839,6 +2844,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
+   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
@@ -2879,6 +2886,8 @@ export interface OrchestratorServiceClient extends Client {
    *
    * Precondition: none. Effect: none that outlives the call; leaving the stream frees everything.
    * Idempotency: under EXACT the same request with the same seed gives the same text.
+   * A request beyond what is worked on at once waits for its turn, fairly among clients. A proxy
+   * can tell its own clients apart by the metadata `paceline-lane`: they take turns within its share.
    * Errors:
    *   INVALID_ARGUMENT / INVALID_FIELD, CONTEXT_LENGTH_EXCEEDED   fix the request
    *   RESOURCE_EXHAUSTED / OVERLOADED                             retry after RetryInfo
