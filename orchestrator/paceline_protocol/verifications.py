@@ -60,10 +60,12 @@ class Verifications:
 
     def learnt(self, verification: Verification, end: Node) -> None:
         """Let the target of an answered one hold what it has accepted."""
-        if verification.branches or verification.guesses:
+        # A target that judges no trees has judged the trunk alone; and one that rejects a token may
+        # draw that very one, where rounding leaves it no other: what follows it is open then.
+        if verification.branches or verification.guesses or verification.is_useful():
             if verification.target in self._held:
                 self._held[verification.target] = end
-            self._release(verification)  # a target that judges no trees has judged the trunk alone
+            self._release(verification)
 
     def failed(self, verify_id: int) -> None:
         """Take one off the list that came to nothing."""

@@ -101,6 +101,18 @@ async def code_of(call):
     return error.value.code()
 
 
+async def test_answers_are_changed_until_it_heals():
+    async with relayed() as (_, relay, channel):
+        relay.change("Say", "Count", how=lambda answer: b"not " + answer)
+        assert await unary(channel, "Say") == b"not hmhm"
+        assert [it async for it in stream(channel)] == [b"not x\x00", b"not x\x01", b"not x\x02"]
+        assert (relay.hits["Say"], relay.hits["Count"]) == (1, 3)
+        relay.heal("Count")
+        assert await unary(channel, "Say") == b"not hmhm"
+        relay.heal()
+        assert await unary(channel, "Say") == b"hmhm"
+
+
 async def test_answers_metadata_and_deadlines_pass_both_ways():
     async with relayed() as (upstream, _, channel):
         call = unary(channel, "Say", metadata=(("who", "me"), ("raw-bin", b"\x00")))

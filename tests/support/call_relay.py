@@ -1,8 +1,9 @@
 """A gRPC server that passes every call on to another one, and can be well and not answer.
 
 It stands between an orchestrator and a model server. Per method, and at any time, it keeps calls
-without an answer, delays or fails them. Pings are answered and all other methods, such as health,
-go through: so looks a stuck GPU, or a stopped process behind a sidecar.
+without an answer, delays or fails them, or changes what is answered. Pings are answered and all
+other methods, such as health, go through: so looks a stuck GPU, or a stopped process behind a
+sidecar.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline.status import DETAILS_KEY, encode
 from support.ports import free_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -45,8 +46,9 @@ _OWN_METADATA = "user-agent"
 
 @dataclass(frozen=True)
 class _Fault:
-    """What happens to calls of a method: an end with a status, or else a wait."""
+    """What happens to calls of a method: other answers, an end with a status, or else a wait."""
 
+    change: Callable[[bytes], bytes] | None = None
     delay_seconds: float = 0.0
     status: grpc.StatusCode | None = None
     trailers: Metadata = ()
@@ -60,7 +62,7 @@ class CallRelay:
     already: before each answer, their fault is looked up again. What waits when the fault is lifted
     goes on.
 
-    Concurrency: `hang`, `delay`, `fail` and `heal` may be called from any thread.
+    Concurrency: `hang`, `delay`, `fail`, `change` and `heal` may be called from any thread.
 
     Args:
         upstream: The server's address.
@@ -112,6 +114,10 @@ class CallRelay:
         else:
             self._set(methods, lambda: _Fault(status=how))
 
+    def change(self, *methods: str, how: Callable[[bytes], bytes]) -> None:
+        """Pass on other answers than the server gave."""
+        self._set(methods, lambda: _Fault(change=how))
+
     def heal(self, *methods: str) -> None:
         """Let everything through again, or these methods."""
         for method in methods or tuple(self._faults):
@@ -154,7 +160,7 @@ class CallRelay:
                 await context.send_initial_metadata(_passed(await call.initial_metadata()))
                 while (answer := await call.read()) is not grpc.aio.EOF:
                     await self._meet_fault(method, context)
-                    await context.write(answer)
+                    await context.write(self._changed(method, answer))
             await _end_alike(context, call)
         finally:
             call.cancel()
@@ -162,7 +168,7 @@ class CallRelay:
     async def _meet_fault(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Wait, or end the call, as long as there is a fault for its method."""
         met = False
-        while (fault := self._faults.get(method)) is not None:
+        while (fault := self._faults.get(method)) is not None and fault.change is None:
             self.hits[method] += not met
             met = True
             if fault.status is not None:
@@ -171,6 +177,13 @@ class CallRelay:
                 await asyncio.wait_for(fault.lifted.wait(), fault.delay_seconds or None)
             except TimeoutError:
                 return
+
+    def _changed(self, method: str, answer: bytes) -> bytes:
+        fault = self._faults.get(method)
+        if fault is None or fault.change is None:
+            return answer
+        self.hits[method] += 1
+        return fault.change(answer)
 
 
 class _EveryMethod(grpc.GenericRpcHandler):

@@ -99,7 +99,8 @@ class FakeModelServer:
             it agrees with, and a wrong token beside each of theirs.
         stalls: Whether it never answers about a prefix; of a drafter, about a text so far.
         eos_ids: Tokens that end a text.
-        rules: The verification rules that it says it knows; it decides by equality all the same.
+        rules: The verification rules that it says it knows; it decides by equality all the same,
+            and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
         fingerprint: The model's.
         incarnation: The process that it says it is.
@@ -590,6 +591,8 @@ class _Drafter(drafter_service_pb2_grpc.DrafterServiceServicer):
                             found.token_ids.extend(piece.token_ids)
                             found.parents.extend(piece.parents)
                         text.append(fake.draft_after(text))
+                        if session.spec.rule is VerificationRule.REJECTION:
+                            found.distributions.add(token_ids=text[-1:], probabilities=[1.0])
                         left, rows = left - 1, len(tree.due) if tree else 1
                     await fake.answers.wait()
                     response = drafter_service_pb2.DraftResponse(

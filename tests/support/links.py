@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "linked_system"]
 
+_CONNECT_SECONDS = 10.0
+
 
 class Link:
     """The way from the orchestrators to a server: a relay of connections, then one of calls.
@@ -25,10 +28,12 @@ class Link:
         server: At its end.
         calls: What can happen to its calls.
         connections: What can happen to its connections.
+        silent: Connections to the server itself that say nothing.
     """
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
+        self.silent: list[socket.socket] = []
         self.calls = CallRelay(server.address)
         self.connections = ConnectionRelay("")
 
@@ -55,7 +60,15 @@ class Link:
         """How often a fault on the way met something."""
         return self.connections.hits + self.calls.hits.total()
 
+    def open_silent_connections(self, count: int) -> None:
+        """Connect to the server so often, and say nothing."""
+        host, _, port = self.server.address.rpartition(":")
+        for _ in range(count):
+            self.silent.append(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
+
     def heal(self) -> None:
+        while self.silent:
+            self.silent.pop().close()
         self.calls.heal()
         self.connections.heal()
 

@@ -17,8 +17,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from paceline import errors, status
+from paceline_serving.client_calls import UndecodableError
+from paceline_serving.transport import POD_CHANNEL_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Mapping
@@ -28,6 +31,7 @@ __all__ = ["CallRecord", "Link", "VirtualChannel"]
 # A peer that answers no pings is noticed; see POD_CHANNEL_OPTIONS.
 _FROZEN_SECONDS = 2.0
 HEALTH = "/grpc.health.v1.Health/Watch"
+_MOST_BYTES = dict(POD_CHANNEL_OPTIONS)["grpc.max_receive_message_length"]
 
 
 @dataclass(eq=False)
@@ -350,10 +354,21 @@ class VirtualCall:
         self._fail(errors.DeadlineError("Deadline Exceeded"))
 
     def _take(self, message: bytes) -> None:
-        if not self._is_over:
+        if self._is_over:
+            return
+        if len(message) > _MOST_BYTES:
+            too_large = (
+                f"CLIENT: Received message larger than max ({len(message)} vs. {_MOST_BYTES})"
+            )
+            self._end("too large", _status(grpc.StatusCode.RESOURCE_EXHAUSTED, too_large))
+            return
+        try:
             self._inbox.append(self._read(message))
-            self._record.messages.append((self._loop.time(), self._inbox[-1]))
-            self._news.set()
+        except DecodeError:
+            self._end("undecodable", UndecodableError("an answer cannot be decoded"))
+            return
+        self._record.messages.append((self._loop.time(), self._inbox[-1]))
+        self._news.set()
 
     def _fail(self, error: errors.PacelineError) -> None:
         self._end(error.reason or error.code, _rpc_error(error))
@@ -402,6 +417,9 @@ class VirtualCall:
         except asyncio.CancelledError:
             self._leave("cancelled")
             raise
+        except _AbortedError as end:
+            self._leave(end.error.code().name)
+            self._send(partial(self._end, end.error.code().name, end.error))
         except errors.PacelineError as error:
             self._leave(error.reason)
             self._send(partial(self._fail, error))
@@ -415,7 +433,7 @@ class VirtualCall:
 
     async def _handle(self) -> None:
         request = self._handler.request_deserializer(self._request)
-        context = SimpleNamespace(invocation_metadata=lambda: ())
+        context = SimpleNamespace(invocation_metadata=lambda: (), abort=_abort)
         if self._handler.unary_unary:
             self._answer_with(await self._handler.unary_unary(request, context))
             return
@@ -424,7 +442,8 @@ class VirtualCall:
                 self._answer_with(answer)
 
     def _answer_with(self, message: Any) -> None:
-        self._send(partial(self._take, self._handler.response_serializer(message)))
+        serialise = self._handler.response_serializer  # none: these are bytes
+        self._send(partial(self._take, serialise(message) if serialise else message))
 
     def _leave(self, left: str) -> None:
         self._record.left_at, self._record.left = self._loop.time(), left
@@ -436,13 +455,31 @@ class VirtualCall:
         self._loop.call_at(at, self._link.deliver, action)
 
 
+class _AbortedError(Exception):
+    """A handler ended its call with a status of its own words."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+async def _abort(code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
+    """End a call; see grpc.aio.ServicerContext."""
+    raise _AbortedError(_status(code, details, trailers))
+
+
 def _rpc_error(error: errors.PacelineError) -> grpc.aio.AioRpcError:
     """Say it as the wire does."""
     encoded = status.encode(error)
     details = encoded.SerializeToString() if error.reason else b""
+    trailers = ((status.DETAILS_KEY, details),)
+    return _status(grpc.StatusCode[error.code], encoded.message, trailers)
+
+
+def _status(code: grpc.StatusCode, text: str, trailers: Any = ()) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(
-        grpc.StatusCode[error.code],
+        code,
         initial_metadata=grpc.aio.Metadata(),
-        trailing_metadata=grpc.aio.Metadata((status.DETAILS_KEY, details)),
-        details=encoded.message,
+        trailing_metadata=grpc.aio.Metadata(*trailers),
+        details=text,
     )

@@ -96,11 +96,11 @@ class Candidates:
     def all_refuse(self) -> bool:
         """Whether each target with this model has refused the request, those that are out too."""
         targets = (it for it in self._pool.servers if it.role is Role.TARGET and it.facts)
-        model = self._model.fingerprint
+        model = self._model.identity
         return all(
             self._barred_until.get(it) == math.inf
             for it in targets
-            if it.facts and it.facts.fingerprint == model
+            if it.facts and it.facts.identity == model
         )
 
     def note_seated(self, server: ModelServer) -> None:

@@ -168,7 +168,7 @@ class ServerPool:
         tolerated = int(self._draw_lot() >= _PUT_OFF_SHARE)
         return self._ready(
             Role.TARGET,
-            lambda facts: facts.fingerprint == model.fingerprint,
+            lambda facts: facts.identity == model.identity,
             text=text,
             tolerated_calls=tolerated,
         )
@@ -427,8 +427,8 @@ def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
 
 def _commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
     known = [it.facts for it in servers if it.facts]
-    counts = Counter(it.fingerprint for it in known)
-    return max(known, key=lambda it: counts[it.fingerprint], default=None)
+    counts = Counter(it.identity for it in known)  # a lone one must not speak for the others
+    return max(known, key=lambda it: counts[it.identity], default=None)
 
 
 def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
@@ -445,7 +445,7 @@ def _could_replace(target: ModelServer, server: ModelServer) -> bool:
         return False
     if server.role is Role.DRAFTER:
         return _same_tokens(server.facts, target.facts)
-    return target.facts.fingerprint == server.facts.fingerprint
+    return target.facts.identity == server.facts.identity
 
 
 def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:

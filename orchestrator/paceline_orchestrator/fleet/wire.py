@@ -143,6 +143,16 @@ class ModelFacts:
     hardware: Hardware | None = None
     incarnation: str = ""
 
+    @property
+    def identity(self) -> tuple[str, str, int, frozenset[int]]:
+        """What servers with one model say alike: any difference there is one of tokens."""
+        return (
+            self.fingerprint,
+            self.tokenizer_fingerprint,
+            self.vocabulary_size,
+            self.eos_token_ids,
+        )
+
     def knows(self, rule: VerificationRule) -> bool:
         """Whether the model can work under a rule."""
         return rule is VerificationRule.EXACT or self.rejection_sampling

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from paceline.errors import LoadingError, OverloadedError
+from paceline.v1.drafter_service_pb2 import DraftResponse
+from support.lies.list_of_lies import ANSWERS, field_lies, is_believed_of_targets
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from support.links import Link
 
@@ -30,6 +33,16 @@ _FAILURES = (
     LoadingError("by chance", retry_after_seconds=0.5),
 )
 _ASKED_SECONDS = 0.5
+_SILENT_CONNECTIONS = 200
+# What is about a token in the vocabulary only its target can know: nobody can see that it is wrong.
+_LIES = {
+    method: [
+        lie for lie in field_lies() if lie.method == method and not is_believed_of_targets(lie.path)
+    ]
+    for method in _CALLS
+}
+# An answer of another method, of a broken server, of none.
+_NO_ANSWERS = (b"", b"\xff\xff\xff\xff", b"\x0a\x7f\x01")
 
 
 @dataclass(frozen=True)
@@ -70,9 +83,38 @@ def _answers_nobody_new(link: Link) -> bool:
 
 
 def _surely(link: Link) -> bool:
-    """A process that has calls when it is killed or stopped does not go on with them."""
+    """What is done to a process that has calls, it meets."""
     del link
     return True
+
+
+def _lie(link: Link, lots: random.Random) -> None:
+    """Have one field of each answer wrong, or each answer another one."""
+    for method in _CALLS:
+        link.calls.change(method, how=lots.choice(_ways_to_lie(method, lots)))
+
+
+def _ways_to_lie(method: str, lots: random.Random) -> Sequence[Callable[[bytes], bytes]]:
+    lie, nothing = lots.choice(_LIES[method]), lots.choice(_NO_ANSWERS)
+    answer_class = GetMessageClass(ANSWERS[method])
+
+    def distorted(answer: bytes) -> bytes:
+        return lie.distort(answer_class.FromString(answer))
+
+    return distorted, lambda _: nothing
+
+
+def _draft_wrongly(link: Link, lots: random.Random) -> None:
+    """Have each draft token another one of the vocabulary."""
+    added = lots.randrange(1, 256)
+
+    def wrong(answer: bytes) -> bytes:
+        drafted = DraftResponse.FromString(answer)
+        ids = [256 + (it + added) % 256 for it in drafted.proposal.token_ids]
+        drafted.proposal.token_ids[:] = ids
+        return drafted.SerializeToString()
+
+    link.calls.change("Draft", how=wrong)
 
 
 _PROCESS_FAULTS = (
@@ -104,7 +146,17 @@ MODEL_FAULTS = (
         "fail",
         lambda link, lots: link.calls.fail(*_CALLS, how=lots.choice(_FAILURES)),
     ),
+    Fault("lie", _lie),
+    Fault("draft wrongly", _draft_wrongly),
 )
 # A client has no deadline for a call of the orchestrator but its request's: what hangs there is the
 # client's to give up.
-ORCHESTRATOR_FAULTS = (*_PROCESS_FAULTS, *_CONNECTION_FAULTS)
+ORCHESTRATOR_FAULTS = (
+    *_PROCESS_FAULTS,
+    *_CONNECTION_FAULTS,
+    Fault(
+        "silent connections",
+        lambda link, _: link.open_silent_connections(_SILENT_CONNECTIONS),
+        _surely,
+    ),
+)

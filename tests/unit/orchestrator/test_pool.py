@@ -224,6 +224,17 @@ async def test_new_requests_get_the_model_of_most_targets():
         assert len(pool.targets(pool.model())) == 2
 
 
+async def test_a_target_that_says_other_things_of_the_same_model_speaks_for_itself_alone():
+    odd, *others = [FakeModelServer("target") for _ in range(3)]
+    odd.eos_ids = (1,)
+    odd.tokenizer = b"{}"
+    async with a_pool(odd, *others) as pool:
+        await until(pool, lambda: len([it for it in pool.servers if it.ready]) == 3)
+        model = pool.model()
+        assert model.eos_token_ids == frozenset(others[0].eos_ids)
+        assert sorted(it.name for it in pool.targets(model)) == ["target-1", "target-2"]
+
+
 async def test_discovery_adds_and_removes_servers():
     first, second = FakeModelServer("target"), FakeModelServer("target")
     discovery = ChangingDiscovery()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import wraps
 
+import grpc
 import pytest
 
 from paceline import errors
@@ -17,13 +18,17 @@ from paceline_orchestrator.calls.exchange import (
     SessionSpec,
     VerifyOptions,
 )
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Endpoint, Role
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.wire import answer, health_changes
 from paceline_protocol.proposal import Proposal
 from paceline_serving.transport import pod_channel
-from support.fake_models import FakeModelServer, serving
+from support.fake_models import serving
 from support.fake_text import continuation
+from support.lies.conversation import ConversationLie, EndingError
+from support.lies.liar import LyingModelServer
+from support.lies.trials import VirtualLiar
 from support.orchestrating import PROMPT
 from support.virtual_network import VirtualChannel
 from support.virtual_servers import VirtualServer
@@ -40,7 +45,7 @@ STRATEGIES = [
 
 @asynccontextmanager
 async def over_sockets(role):
-    fake = FakeModelServer(role)
+    fake = LyingModelServer(role)
     async with serving(fake):
         channel = pod_channel(fake.address, credentials=None)
         yield fake, ModelServer(Endpoint("it", fake.address, Role(role)), channel)
@@ -49,7 +54,7 @@ async def over_sockets(role):
 
 @asynccontextmanager
 async def over_nothing(role):
-    fake = VirtualServer(role, name="it", latency_seconds=0.001)
+    fake = VirtualLiar(role, name="it", latency_seconds=0.001)
     yield fake, ModelServer(Endpoint("it", fake.address, Role(role)), VirtualChannel(fake.link))
     assert not fake.link.bugs
 
@@ -87,6 +92,10 @@ def draft(server, call, *, max_tokens=3):
     return rpcs.send_draft(server, call, options, timeout_seconds=10.0)
 
 
+def drafts(rpc, *, max_tokens=3):
+    return rpcs.read_drafts(rpc, DraftOptions(max_tokens=max_tokens), sent_ns=0)
+
+
 async def running(fake, count=1):
     await fake.until(lambda it: it.running == count)
 
@@ -96,7 +105,7 @@ async def test_a_call_is_answered(world):
     async with world("target") as (fake, server):
         call = a_call(fake, await open_at(server, fake))
         rpc = verify(server, call)
-        judged = await rpcs.read_verdict(rpc, sent_ns=0)
+        judged = await rpcs.read_verdict(rpc, sent_ns=0, block_length=0)
         assert judged.next_token == continuation(TEXT, 1)[0]
         assert not rpc.cancel()
 
@@ -105,7 +114,7 @@ async def test_a_call_is_answered(world):
 async def test_a_stream_comes_in_order_and_ends(world):
     async with world("drafter") as (fake, server):
         call = a_call(fake, await open_at(server, fake))
-        drafted = [it async for it in rpcs.read_drafts(draft(server, call), sent_ns=0)]
+        drafted = [it async for it in drafts(draft(server, call))]
         tokens = [token for it in drafted for token in it.proposal.token_ids]
         assert tokens == continuation(TEXT, 3)
 
@@ -118,6 +127,56 @@ async def test_an_error_arrives_as_the_class_that_was_raised(world):
         with pytest.raises(errors.OverloadedError, match="full") as caught:
             await answer(rpc)
         assert caught.value.retry_after_seconds == 0.01
+
+
+def lying_about(method, fake, tell):
+    fake.liar.begin(ConversationLie(method, "a lie of this test", tell))
+
+
+async def _undecodable(asked):
+    async for honest in asked.answers:
+        yield honest.SerializeToString()
+        yield b"\xff\xff"
+
+
+async def _too_large(asked):
+    async for _ in asked.answers:
+        yield bytes(5 << 20)
+
+
+async def _ends_in_its_own_words(_asked):
+    raise EndingError(grpc.StatusCode.UNKNOWN, "so there", b"\xff no details")
+    yield b""
+
+
+@in_both_worlds
+async def test_a_message_that_cannot_be_decoded_ends_a_stream_after_those_before_it(world):
+    async with world("drafter") as (fake, server):
+        lying_about("Draft", fake, _undecodable)
+        call = a_call(fake, await open_at(server, fake))
+        async with aclosing(aiter(drafts(draft(server, call)))) as messages:
+            assert (await anext(messages)).proposal.token_ids
+            with pytest.raises(BadAnswerError, match="decoded"):
+                await anext(messages)
+        await running(fake, 0)
+
+
+@in_both_worlds
+async def test_an_answer_that_is_too_large_is_none(world):
+    async with world("target") as (fake, server):
+        lying_about("Verify", fake, _too_large)
+        rpc = verify(server, a_call(fake, await open_at(server, fake)))
+        with pytest.raises(BadAnswerError, match="larger"):
+            await answer(rpc)
+
+
+@in_both_worlds
+async def test_an_end_in_a_servers_own_words_arrives_as_it_is(world):
+    async with world("target") as (fake, server):
+        lying_about("Verify", fake, _ends_in_its_own_words)
+        rpc = verify(server, a_call(fake, await open_at(server, fake)))
+        with pytest.raises(errors.InternalError, match="so there"):
+            await answer(rpc)
 
 
 @in_both_worlds
@@ -161,7 +220,7 @@ async def test_leaving_a_stream_cancels_it(world):
     async with world("drafter") as (fake, server):
         call = a_call(fake, await open_at(server, fake))
         fake.latency_seconds = 0.05
-        messages = rpcs.read_drafts(draft(server, call, max_tokens=64), sent_ns=0)
+        messages = drafts(draft(server, call, max_tokens=64), max_tokens=64)
         await anext(messages)
         await messages.aclose()
         await running(fake, 0)
@@ -218,7 +277,7 @@ async def test_a_channel_that_is_closed_loses_its_calls_and_makes_no_more(world)
 async def test_a_call_without_a_timeout_is_refused(world):
     async with world("target") as (_, server):
         with pytest.raises(ValueError, match="without a timeout"):
-            verify(server, a_call(FakeModelServer("target"), "it"), timeout_seconds=None)
+            verify(server, a_call(VirtualLiar("target", name="it"), "it"), timeout_seconds=None)
 
 
 @virtually
