@@ -62,8 +62,8 @@ def cut_prompts(
 
 def load_prompts(path: Path) -> list[Prompt]:
     """Read a file of prompts, one JSON object per line."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Prompt(**json.loads(line)) for line in lines]
+    with path.open(encoding="utf-8") as lines:
+        return [Prompt(**json.loads(line)) for line in lines]
 
 
 def _beginnings(file: SourceFile, *, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

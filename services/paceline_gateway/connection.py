@@ -19,6 +19,9 @@ __all__ = ["Connection"]
 
 _T = TypeVar("_T")
 
+# JSON may have these as they are, but much that reads a stream by lines takes them for line breaks.
+_ESCAPES = {ord(it): f"\\u{ord(it):04x}" for it in "\x85\u2028\u2029"}
+
 
 class Connection:
     """What is read from a client and sent to it, in bounded time and space.
@@ -182,11 +185,15 @@ class Connection:
 
 
 def _json(content: Any) -> str:
-    """Write what every parser reads: Python's own words for NaN and infinities are no JSON."""
+    """Write what every parser reads, in one line for whoever reads by lines.
+
+    Python's own words for NaN and infinities are no JSON.
+    """
     try:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(content), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_finite(content), ensure_ascii=False, allow_nan=False)
+    return text.translate(_ESCAPES)
 
 
 def _finite(content: Any) -> Any:

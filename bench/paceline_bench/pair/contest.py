@@ -271,7 +271,7 @@ def read_prompts(path: Path) -> list[str]:
     """
     prompts = []
     text = read_plain_text(path, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
         if not line.startswith("{"):
             prompts.append(line)
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - pydantic reads it
@@ -137,8 +136,7 @@ class _Bench:
 
     def _texts(self) -> Iterator[_Texts]:
         code = held_out_prompts(self._models)
-        lines = self._models.prompts.read_text().splitlines()
-        prose = prose_prompts(list(dict.fromkeys(json.loads(line)["file"] for line in lines)))
+        prose = prose_prompts(list(dict.fromkeys(it["file"] for it in self._models.held_out())))
         count, others = self._settings.prompts, self._settings.search_prompts
         for kind, prompts in (("code", code), ("prose", prose)):
             yield _Texts(kind, prompts[:count], prompts[count : count + others])

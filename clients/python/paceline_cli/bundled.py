@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,12 @@ class BundledModels:
     def prompts(self) -> Path:
         """Prompts from files kept out of training: JSON lines with `file` and `text`."""
         return self.folder / "prompts.jsonl"
+
+    def held_out(self) -> list[dict[str, str]]:
+        """Read these prompts: `file` and `text` of each."""
+        # By line breaks alone: the text may have other characters that `splitlines` splits at.
+        lines = self.prompts.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line]
 
 
 def find_models(folder: Path | None) -> BundledModels:

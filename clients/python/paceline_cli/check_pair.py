@@ -290,4 +290,4 @@ def _prompts(settings: CheckPairSettings) -> Sequence[str]:
     if settings.prompts is None:
         return _PROMPTS
     text = read_plain_text(settings.prompts, most_bytes=_MOST_PROMPT_BYTES, allow_pipe=True)
-    return [line for line in text.splitlines() if line]
+    return [line for line in text.split("\n") if line]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from paceline_bench.ways import compete, row_of
@@ -42,7 +41,7 @@ def exit_code(rows: Iterable[Row]) -> int:
 
 def held_out_prompts(models: BundledModels) -> list[str]:
     """Read the prompts from files that no bundled model has seen."""
-    return [json.loads(line)["text"] for line in models.prompts.read_text().splitlines()]
+    return [prompt["text"] for prompt in models.held_out()]
 
 
 def model_flags(directory: Path) -> tuple[str, ...]:

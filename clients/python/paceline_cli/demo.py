@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -254,8 +253,7 @@ def _size(model: Path) -> str:
 
 def _held_out_prompts(models: BundledModels, count: int) -> list[str]:
     """Take prompts from different files, as far as there are."""
-    lines = map(json.loads, models.prompts.read_text().splitlines())
-    by_file = {line["file"]: str(line["text"]) for line in lines}
+    by_file = {prompt["file"]: prompt["text"] for prompt in models.held_out()}
     return list(by_file.values())[:count]
 
 

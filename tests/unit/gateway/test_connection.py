@@ -90,3 +90,17 @@ async def test_what_is_no_number_of_json_is_told_as_null(value):
     whole, event = sent[1], sent[2].removeprefix("data: ")
     for text in (whole, event):
         assert json.loads(text, parse_constant=lambda word: pytest.fail(word)) == expected
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c"])
+async def test_an_event_is_one_line_for_whoever_reads_by_lines(separator):
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b"").decode())
+
+    await connection(send=send).event({"text": f"a{separator}b"})
+    (event,) = [it for it in sent if it]
+    line, empty = event.splitlines()
+    assert not empty
+    assert json.loads(line.removeprefix("data: ")) == {"text": f"a{separator}b"}
