@@ -248,9 +248,9 @@ def in_seconds(seconds):
         ("-3", 0, 0),
         ("1.5", 0, 0),
         ("\u0663", 0, 0),
-        (in_seconds(-30), 0, 0),
+        pytest.param(in_seconds(-30), 0, 0, id="half a minute ago"),
         ("Sun, 06 Nov 1994 08:49:37 GMT", 0, 0),
-        (in_seconds(86_400), 60, 60),
+        pytest.param(in_seconds(86_400), 60, 60, id="in a day"),
     ],
 )
 @pytest.mark.parametrize("what", ["list", "watch"])
