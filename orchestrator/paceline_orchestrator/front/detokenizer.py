@@ -49,6 +49,9 @@ _INCOMPLETE_BYTES = 3  # the most that a character can lack its last byte with
 # So many units before a token decide what the token looks like. One is enough for every decoder of
 # the library except those that replace text across tokens.
 _CONTEXT_UNITS = 8
+# So many tokens are looked at before an answer. Special tokens have no text, so a prompt of nothing
+# else would be looked at whole, on the event loop.
+_MOST_LOOKED_AT = 256
 # So many tokens are decoded at once: about a millisecond, in which no other thread runs.
 _TOKENS_AT_ONCE = 512
 
@@ -109,12 +112,12 @@ class _ByteDetokenizer:
         self._codec = codec
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._open = _OpenTokens()
-        ending: list[bytes] = []
-        for token_id in reversed(prompt):
-            ending.insert(0, codec.bytes_of(token_id))
-            if sum(map(len, ending)) >= _INCOMPLETE_BYTES:
+        ending = b""
+        for token_id in reversed(prompt[-_MOST_LOOKED_AT:]):
+            ending = codec.bytes_of(token_id) + ending
+            if len(ending) >= _INCOMPLETE_BYTES:
                 break
-        self._utf8.decode(b"".join(ending))
+        self._utf8.decode(ending)
 
     @property
     def open_count(self) -> int:
@@ -182,7 +185,8 @@ class _ChainDetokenizer:
     def _window_start(self, token_ids: Sequence[int]) -> int:
         """Return from where on tokens decide what follows them."""
         count, start = 0, len(token_ids)
-        while start > 0 and count < _CONTEXT_UNITS + _INCOMPLETE_BYTES:
+        first = max(0, start - _MOST_LOOKED_AT)
+        while start > first and count < _CONTEXT_UNITS + _INCOMPLETE_BYTES:
             start -= 1
             count += self._codec.token_of(token_ids[start]) is not None
         return start

@@ -285,6 +285,30 @@ def test_a_tokens_text_costs_the_same_however_long_the_text_is(name):
         assert most > 100, "many at once"
 
 
+@ALL
+@pytest.mark.parametrize("count", [300, 20_000])
+def test_a_prompt_of_special_tokens_alone_is_not_looked_at_whole(name, count):
+    codec, looked_at = codec_of(name), 0
+    special_id = next(iter(codec.special_ids.values()), 0)
+
+    class Watching:
+        def __getattr__(self, attribute):
+            return getattr(codec, attribute)
+
+        def token_of(self, token_id):
+            nonlocal looked_at
+            looked_at += 1
+            return codec.token_of(token_id)
+
+        def bytes_of(self, token_id):
+            nonlocal looked_at
+            looked_at += 1
+            return codec.bytes_of(token_id)
+
+    make_detokenizer(Watching(), prompt=(special_id,) * count)
+    assert looked_at < 1000
+
+
 def test_what_an_end_of_text_token_cuts_short_belongs_to_the_token_before_it():
     first, *_ = byte_ids("你")
     text = StreamedText(codec_of(FALLBACK))
