@@ -211,13 +211,14 @@ def describe(
     """
     config = model.config.get_text_config(decoder=True)
     fingerprint = files.fingerprint(dtype)
+    vocabulary_size = min(token_count, config.vocab_size)
     return ModelDescription(
         name=files.name,
         revision=files.revision or fingerprint[:16],
         fingerprint=fingerprint,
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
-        vocabulary_size=min(token_count, config.vocab_size),
-        eos_token_ids=files.eos_token_ids(),
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=_end_token_ids(files, vocabulary_size),
         context_length=_context_length(files.name, config),
         backend="transformers",
         dtype=dtype,
@@ -231,6 +232,19 @@ def describe(
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
     )
+
+
+def _end_token_ids(files: ModelFiles, vocabulary_size: int) -> tuple[int, ...]:
+    """Return the tokens that end a text, without those that the model can never choose."""
+    ids = files.eos_token_ids()
+    known = tuple(it for it in ids if it < vocabulary_size)
+    if len(known) < len(ids):
+        _log.warning(
+            "model %r: eos_token_id names tokens beyond its vocabulary of %d, which are left out",
+            files.name,
+            vocabulary_size,
+        )
+    return known
 
 
 def _context_length(name: str, config: Any) -> int:

@@ -467,6 +467,13 @@ def test_nonsense_in_a_configuration_is_one_line_that_names_it(tiny_pair, tmp_pa
     assert isinstance(value, list) or str(value) in str(caught.value)
 
 
+def test_an_end_beyond_the_vocabulary_is_left_out_and_said(tiny_pair, tmp_path, caplog):
+    directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
+    (directory / "generation_config.json").write_text('{"eos_token_id": [0, 299, 300, 128009]}')
+    assert TransformersBackend(str(directory)).description.eos_token_ids == (0, 299)
+    assert "beyond its vocabulary of 300" in caplog.text
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": [{}]}'])
 def test_a_broken_tokenizer_is_one_line_that_names_it(tiny_pair, tmp_path, content):
     directory = shutil.copytree(tiny_pair.target, tmp_path / "odd")
