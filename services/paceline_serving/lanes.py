@@ -34,8 +34,16 @@ def lane_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return an address as far as it tells one client from another: of IPv6 its network."""
-    address = host.partition("%")[0]
-    if ":" not in address:
+    """Return an address as far as it tells one client from another: of IPv6 its network.
+
+    What is no address is returned as it is: a proxy may write anything into its headers.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
         return host
-    return str(ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False))
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:  # how a socket for both kinds names a client of IPv4
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))

@@ -170,6 +170,18 @@ async def test_orchestrators_are_told_whose_requests_take_turns(path):
     assert not {"alice", "bob"} & set(told)
 
 
+async def test_whatever_a_proxy_says_of_its_client_is_no_error():
+    fake = FakeOrchestrator()
+    async with gateway_over(fake) as gateway:
+        for said in ("::no", "unknown", "10.0.0.1", "2001:db8::1"):
+            answer = await gateway.http.post(
+                "/v1/completions",
+                json={"model": "fake", "prompt": "p", "max_tokens": 3},
+                headers={"x-forwarded-for": said},
+            )
+            assert answer.status_code == 200, answer.text
+
+
 async def test_one_client_cannot_take_all_requests_there_may_be(path):
     path.write_text(entry() + entry("bob", "other"))
     fake = FakeOrchestrator(script=[Leg(hangs=True)] * 5)

@@ -28,6 +28,12 @@ def test_one_network_of_ipv6_is_one_client():
     assert share_of(context("ipv6:[fe80::1%25eth0]:50000"))
 
 
+def test_a_client_of_ipv4_is_the_same_at_a_socket_for_both_kinds():
+    here = share_of(context("ipv6:[::ffff:10.0.0.1]:50000"))
+    assert here == share_of(context("ipv4:10.0.0.1:50000"))
+    assert here != share_of(context("ipv6:[::ffff:10.0.0.2]:50000"))
+
+
 def test_other_addresses_are_other_clients():
     assert share_of(context("ipv4:10.0.0.1:50000")) != share_of(context("ipv4:10.0.0.2:50000"))
 
