@@ -158,25 +158,26 @@ def check_proposal_lengths(proposal: Proposal, *, most: int) -> None:
 def check_distribution(distribution: Any, *, token_id: int, vocabulary_size: int) -> None:
     """Check what a draft token is said to be drawn from, as the target that gets it will.
 
-    Cost: some 0.2 ms for 4096 entries, a few us for 50.
+    Cost: some 0.4 ms for 4096 entries, a few us for 50.
 
     Raises:
         BadAnswerError: It is no distribution, or the token cannot be drawn from it.
     """
-    ids, probabilities = distribution.token_ids, distribution.probabilities
     demand(
-        1 <= len(ids) == len(probabilities) <= _MOST_ENTRIES,
+        1 <= len(distribution.token_ids) == len(distribution.probabilities) <= _MOST_ENTRIES,
         "proposal.distributions",
         f"has other than 1 to {_MOST_ENTRIES} tokens with one probability each",
     )
+    # As lists: each look at a message's own fields makes new numbers of all of them.
+    ids, probabilities = list(distribution.token_ids), list(distribution.probabilities)
     demand(
         max(ids) < vocabulary_size and len(set(ids)) == len(ids) and token_id in ids,
         "proposal.distributions.token_ids",
         "are not distinct tokens of the vocabulary, the drafted one among them",
     )
-    total = math.fsum(probabilities) if all(map(math.isfinite, probabilities)) else math.nan
     demand(
-        min(probabilities) > 0 and abs(total - 1) <= _SUM_TOLERANCE,
+        # With a NaN or an infinity among them, the sum is one, too.
+        min(probabilities) > 0 and abs(sum(probabilities) - 1) <= _SUM_TOLERANCE,
         "proposal.distributions.probabilities",
         "are not above 0 with a sum of 1",
     )
