@@ -22,7 +22,6 @@ class FollowedFile(FollowedFiles[_T], Generic[_T]):
 
     Args:
         parse: Reads its text. What it raises a ValueError with is logged: nothing secret.
-
         most_bytes: What it may hold.
 
     Raises:

@@ -50,7 +50,7 @@ LATENCY_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 
-# Of a group of failures so many are shown.
+# So many failures of a group are shown.
 _MOST_MEMBERS = 8
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -17,8 +17,8 @@ __all__ = ["FollowedFiles"]
 
 _log = logging.getLogger(__name__)
 
-# Of as many bytes reading and parsing take a few milliseconds. Larger files are read on a thread:
-# who asks is often an event loop.
+# Reading and parsing so many bytes takes a few milliseconds. Larger files are read on a thread,
+# because the caller is often an event loop.
 _SHORT_BYTES = 16 * 1024
 
 _T = TypeVar("_T")

@@ -28,8 +28,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 _DOMAIN = "paceline"
 _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
-# Of what a peer says. It may be a proxy or a server of another kind, whose words are longer; a time
-# after which nobody waits, or one that has passed, is none.
+# What is read of a peer's answer. The peer may be a proxy or a server of another kind, with longer
+# texts. A retry time that is negative, or longer than this, counts as no retry time.
 _READ_TEXT_LIMIT = 1024
 _MOST_RETRY_SECONDS = 24 * 3600.0
 

@@ -35,7 +35,7 @@ _LOST = {Role.TARGET: Fallback.TARGET_LOST, Role.DRAFTER: Fallback.DRAFTER_LOST}
 
 # A server without room for a session is asked again after so long, if it did not say when.
 _REFUSAL_SECONDS = 1.0
-# Nor earlier if it did: else it could have itself asked as fast as it answers.
+# The shortest pause, whatever it said: otherwise it would be asked as fast as it answers.
 _LEAST_REFUSAL_SECONDS = 0.1
 # One that has a call and does not answer it is left alone for so long, times the tolerance: a probe
 # of it that is not answered either has ended by then.

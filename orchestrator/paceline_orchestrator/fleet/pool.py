@@ -59,7 +59,8 @@ _RECONNECT_SECONDS = 0.1
 _APPROACH_SECONDS = 5.0
 # One that ends its health stream as soon as that gets longer pauses each time, up to the next ones.
 _HASTY_SECONDS = 1.0
-# One that says what it must not is asked again after so long; an early end of the stream is one.
+# A server that says what it must not is asked again after so long. A health stream whose time is
+# over too early counts as such an answer.
 _BAD_ANSWER_SECONDS = 5.0
 # However long a server says that it is to be left alone, it is asked after so long.
 _LONGEST_RETRY_SECONDS = 10.0

@@ -44,7 +44,7 @@ class Work:
 
 
 _ONE_ROW = Work()
-# A call is looked after as often at least.
+# Each call is looked at once in so many seconds, or more often.
 _LOOK_SECONDS = 10.0
 
 
