@@ -176,7 +176,9 @@ class RequestQueue:
         """Give a place back, to whoever is next."""
         self.running_count -= 1
         self._places.give_back(share)
-        if not self._looks:
+        if self._looks:
+            self._replace()
+        else:
             self._serve()
         self._forget(share)
 
@@ -270,21 +272,41 @@ class RequestQueue:
         """Give places to requests that wait; if more could have one, again in a moment."""
         self._looks = False
         left = max(_BEGUN_AT_ONCE - self.running_count, _BEGUN_TOGETHER)
-        while served := [it for it in self._lines if self._places.allows(it)]:
-            share = min(served, key=lambda it: (self._places.held_by(it), self._served_at[it]))
+        while (share := self._next_share()) is not None:
             is_bearable = left > 0 and not (self._is_late and self.running_count >= _BEGUN_AT_ONCE)
             if self._places.held_by(share) and not is_bearable:
                 self._looks, self._held_since = True, time.monotonic()
                 due = self._held_since + _BEAT_SECONDS
                 asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat, due)
                 return
-            ticket = self._lines[share].pop()
-            if not ticket.turn.done():
-                self._take(share)
-                ticket.turn.set_result(None)
-                left -= 1
-            self._forget(share)
+            left -= self._give(share)
         self._is_late = False
+
+    def _replace(self) -> None:
+        """Give the place that has become free to the next request.
+
+        As many are worked on as before, so this need not wait until no request arrives.
+        """
+        while (share := self._next_share()) is not None:
+            if self._give(share):
+                return
+
+    def _next_share(self) -> str | None:
+        """Return whose request is next; None if nobody waits, or may have a place."""
+        served = [it for it in self._lines if self._places.allows(it)]
+        if not served:
+            return None
+        return min(served, key=lambda it: (self._places.held_by(it), self._served_at[it]))
+
+    def _give(self, share: str) -> bool:
+        """Give a place to a client's next request; False if that one waits no longer."""
+        ticket = self._lines[share].pop()
+        is_there = not ticket.turn.done()
+        if is_there:
+            self._take(share)
+            ticket.turn.set_result(None)
+        self._forget(share)
+        return is_there
 
     def _forget(self, share: str) -> None:
         """Keep nothing of a client that is not here."""

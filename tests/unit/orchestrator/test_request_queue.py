@@ -313,3 +313,28 @@ async def test_arrivals_without_end_do_not_hold_requests_back_for_ever():
         assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.1)
         for each in waiting:
             each.cancel()
+
+
+@virtually
+async def test_a_place_that_becomes_free_is_given_at_once_however_many_arrive():
+    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=40)
+    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    async with asyncio.TaskGroup() as tasks:
+
+        def arrive():
+            entering = queue.enter("a", size=1, deadline=Deadline.after(60))
+            waiting.append(tasks.create_task(entering))
+
+        waiting = []
+        for _ in range(100):
+            arrive()
+        await asyncio.sleep(1)
+        most = queue.running_count
+        assert most >= 32
+        for _ in range(200):  # as many end as arrive
+            arrive()
+            queue.leave("a")
+            await asyncio.sleep(0.002)
+            assert queue.running_count == most
+        for each in waiting:
+            each.cancel()
