@@ -26,7 +26,8 @@ __all__ = ["BeyondLimitsError", "NoProcessError", "TemplateProcesses"]
 
 _log = logging.getLogger(__name__)
 
-_PROCESSES = max(1, min(4, os.cpu_count() or 1))
+# Each is 20 MB, and 64 MiB more with a bad template: together less than the chart's memory limit.
+_PROCESSES = 3
 _START_SECONDS = 30.0  # Python takes a tenth of a second, and more on a busy machine
 # The processor's time is what counts; this ends what is stopped or swapped out.
 _ANSWER_SECONDS = 20.0

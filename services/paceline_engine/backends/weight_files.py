@@ -70,11 +70,15 @@ def part_names(directory: Path, index: Mapping[str, object] | None) -> Mapping[s
 
 
 def check_weights(directory: Path, parts: Mapping[str, frozenset[str]]) -> None:
-    """Check that each part holds what the index says, and say which files are left alone.
+    """Check that each part holds what the index says; say what is there besides.
+
+    A weight that no part is said to hold is loaded if the model has one of that name.
 
     Raises:
-        ModelLoadError: It does not; or a file is missing, no plain file, or has too many weights.
+        ModelLoadError: A part lacks a weight, or holds one of another part; or a file is missing,
+            no plain file, or has too many weights.
     """
+    named = frozenset[str]().union(*parts.values())
     for part, weights in parts.items():
         path = directory / part
         try:
@@ -84,10 +88,12 @@ def check_weights(directory: Path, parts: Mapping[str, frozenset[str]]) -> None:
             raise ModelLoadError(f"{path}: {error.strerror}") from error
         if missing := weights - stored:
             raise ModelLoadError(f"{path} lacks {few_names(missing)}, which {INDEX_FILE} names")
-        if weights and (extra := stored - weights):
+        if twice := stored & (named - weights):
             raise ModelLoadError(
-                f"{path} holds {few_names(extra)}, which {INDEX_FILE} does not say"
+                f"{path} holds {few_names(twice)}, which {INDEX_FILE} names in another file"
             )
+        if weights and (extra := stored - named):
+            _log.warning("%s holds what %s does not name: %s", path, INDEX_FILE, few_names(extra))
     if others := {path.name for path in directory.glob("*.safetensors")} - parts.keys():
         _log.warning("%s: not loaded, as they are no part: %s", directory, few_names(others))
 

@@ -176,8 +176,21 @@ def test_a_weight_that_two_parts_have_is_refused(directory):
     }
     save_file(both, directory / "model-2.safetensors")
     write_index(directory, placed)
-    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors holds .* does not say"):
+    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors holds .* names in another"):
         find_model_files(str(directory))
+
+
+def test_a_weight_that_no_part_is_said_to_hold_is_told_and_is_in_the_fingerprint(directory, caplog):
+    placed = shard(directory)
+    part = directory / "model-2.safetensors"
+    before = find_model_files(str(directory)).fingerprint("float32")
+    save_file(load_file(part) | {"left.over": torch.zeros(1)}, part, metadata={"format": "pt"})
+    write_index(directory, placed)
+    files = find_model_files(str(directory))
+    assert "model-2.safetensors holds what" in caplog.text
+    assert "left.over" in caplog.text
+    load_model(files, dtype="float32")
+    assert files.fingerprint("float32") != before
 
 
 def test_a_part_that_is_missing_is_named(directory):

@@ -98,7 +98,7 @@ async def test_after_a_short_text_took_long_none_is_worked_on_in_the_loop(monkey
     times = iter([0.0, 1.0])
     monkeypatch.setattr(
         "paceline_orchestrator.front.text_workers.time",
-        SimpleNamespace(perf_counter=lambda: next(times)),
+        SimpleNamespace(thread_time=lambda: next(times)),
     )
     workers, here = TextWorkers(), threading.current_thread()
     assert await workers.run(threading.current_thread, size=1, share="a") is here
