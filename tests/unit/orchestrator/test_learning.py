@@ -160,6 +160,20 @@ def test_of_an_answer_of_several_forwards_each_number_is_that_of_one():
     assert meter.other_calls == pytest.approx(in_one * (1 + waited) - 1)
 
 
+def test_what_was_seen_of_others_has_faded_when_the_next_answer_comes():
+    """Of 800 ns and of 2 calls an eighth is believed; a second later half of that is left."""
+    now = 0.0
+    meter = ObservedLatency(clock=lambda: now)
+    meter.adopt(((1, 100),), prefill_fixed_ns=0, prefill_ns_per_token=0)
+    for _ in range(2):
+        meter.observe(Timing(800, 100, 1, 1, shared_call_count=3), elapsed_ns=900)
+        now += 1.0
+    queue_ns, beside = (seen / 8 + seen / 8 / 2 * 7 / 8 for seen in (800, 2))
+    assert meter.queue_ns == round(queue_ns / 2)
+    waited = round(queue_ns / 2) / 100
+    assert meter.other_calls == pytest.approx((1 + beside / 2) * (1 + waited) - 1)
+
+
 def test_an_answer_whose_forward_began_before_its_call_came_says_nothing_of_the_way():
     meter, timing = a_meter(), Timing(0, 300, 1, 3, began_early=True)
     for is_first in (True, False):
