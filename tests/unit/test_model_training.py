@@ -71,6 +71,7 @@ def test_an_epoch_shows_each_window_once_and_each_stream_as_often():
             assert [start - starts[0] for start in starts] == [0, CONTEXT, 2 * CONTEXT]
             assert all(torch.equal(row, row[0] + torch.arange(CONTEXT + 1)) for row in part)
     assert not torch.equal(*epochs)
+    assert len({int(epoch[0, 0, 0]) % CONTEXT for epoch in epochs}) == 2, "each cuts elsewhere"
     assert torch.equal(Windows(streams, batch=2, seed=7).at(4), epochs[1][1]), (
         "whatever came before"
     )

@@ -51,14 +51,19 @@ async def test_a_request_that_needs_no_target_had_nothing_cached():
         assert (told.prompt_token_count, told.cached_prompt_token_count) == (LENGTH, 0)
 
 
-@pytest.mark.parametrize("resumed", [0, 4, 11])
+@pytest.mark.parametrize("resumed", [0, 4, 11, 14])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_completion_counts_to_its_end_with_what_was_resumed(strategy, resumed):
-    """A stop string counts whole, and the token that ends the text; what was drafted behind not."""
-    whole = continuation(PROMPT, 12)
+    """A stop string counts whole, and the token that ends the text; what was drafted behind not.
+
+    The tenth character has four tokens; of these 15 the last two are the stop string's.
+    """
+    whole = continuation(PROMPT, 15)
+    text = byte_tokenizer().decode(whole)
+    assert len(text) == 12
 
     def ending(text):
-        return EOS if len(text) == LENGTH + 12 else next_token(text)
+        return EOS if len(text) == LENGTH + 15 else next_token(text)
 
     models = targets(2, token_after=ending)
     async with orchestrating(drafters=[a_drafter(token_after=ending)], targets=models) as system:
@@ -72,8 +77,8 @@ async def test_a_completion_counts_to_its_end_with_what_was_resumed(strategy, re
             assert told.completion_token_count == resumed + len(received.token_ids)
             return told.finish_reason, told.completion_token_count
 
-        stop = byte_tokenizer().decode(whole[10:12])
-        assert await counted(stop_strings=[stop]) == (pb.FINISH_REASON_STOP_STRING, 12)
-        assert await counted() == (pb.FINISH_REASON_EOS, 13)
-        assert await counted(max_tokens=13) == (pb.FINISH_REASON_EOS, 13)
-        assert await counted(max_tokens=12) == (pb.FINISH_REASON_LENGTH, 12)
+        stopped = await counted(stop_strings=[text[-2:]])
+        assert stopped == (pb.FINISH_REASON_STOP_STRING, 15)
+        assert await counted() == (pb.FINISH_REASON_EOS, 16)
+        assert await counted(max_tokens=16) == (pb.FINISH_REASON_EOS, 16)
+        assert await counted(max_tokens=15) == (pb.FINISH_REASON_LENGTH, 15)
