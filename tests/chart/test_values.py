@@ -56,6 +56,44 @@ def test_the_table_in_the_readme_and_the_settings_in_the_schema_are_fresh():
         assert path.read_text() == text, "run `make chart`"
 
 
+TOY = """\
+# Of no value: there is a line between.
+
+# How many there are,
+# 1 or more | none.
+count: 3
+pool:
+  # A text.
+  name: "4"
+  # Open, and empty by default.
+  labels: {}
+  # Of one line: {a: b}.
+  limits: {cpu: 2}
+  deeper:
+    # Null, and there all the same.
+    gone: null
+  plain: []
+"""
+TOY_TABLE = """\
+| value | default | what it is |
+| --- | --- | --- |
+| `count` | `3` | How many there are, 1 or more / none. |
+| `pool.name` | `"4"` | A text. |
+| `pool.labels` | `{}` | Open, and empty by default. |
+| `pool.limits` | `{"cpu": 2}` | Of one line: {a: b}. |
+| `pool.deeper.gone` | `null` | Null, and there all the same. |
+| `pool.plain` | `[]` |  |
+"""
+
+
+def test_the_table_has_each_value_by_its_whole_name_with_the_comment_right_above_it():
+    assert generator().values_table(TOY) == TOY_TABLE
+    text = "before\n<!-- values -->\nold\n<!-- /values -->\nafter\n"
+    written = generator().readme(TOY, text)
+    assert written == f"before\n<!-- values -->\n{TOY_TABLE}<!-- /values -->\nafter\n"
+    assert generator().readme(TOY, written) == written
+
+
 def test_every_value_says_what_it_is():
     rows = list(generator().value_rows(yaml.compose(VALUES), VALUES.splitlines()))
     assert len(rows) > 100

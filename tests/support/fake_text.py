@@ -1,4 +1,7 @@
-"""What fake models write: each next token is a function of the text, over the bytes' alphabet."""
+"""What fake models write: each next token is a function of the text, over the bytes' alphabet.
+
+Most characters are one byte, and one token. An umlaut is two, and an emoji four.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,22 @@ __all__ = [
 VOCABULARY_SIZE = 257
 EOS = 256
 
+_CHARACTERS = (
+    *"abcdefghijklmnopqrstuvwxyz",
+    "\N{LATIN SMALL LETTER O WITH DIAERESIS}",
+    "\N{BICYCLIST}",
+)
+
 
 def next_token(text: Sequence[int]) -> int:
-    """Return the target's token after a text: a printable ASCII byte of the byte tokenizer."""
-    recent = struct.pack(f"<{len(text[-4:])}I", *text[-4:])
-    letter = 97 + zlib.crc32(recent, len(text)) % 26
-    return byte_tokenizer().token_to_id(chr(letter))
+    """Return the target's token after a text: the next byte of a character, or the first of one."""
+    recent = tuple(text[-4:])
+    for encoded in _encoded():
+        for length in range(min(len(encoded) - 1, len(recent)), 0, -1):
+            if recent[-length:] == encoded[:length]:
+                return encoded[length]
+    drawn = zlib.crc32(struct.pack(f"<{len(recent)}I", *recent), len(text))
+    return _encoded()[drawn % len(_CHARACTERS)][0]
 
 
 def logprob_of(text: Sequence[int]) -> float:
@@ -52,6 +65,11 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         text.append(next_token(text))
     return text[len(prompt) :]
+
+
+@cache
+def _encoded() -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(byte_tokenizer().encode(it).ids) for it in _CHARACTERS)
 
 
 @cache

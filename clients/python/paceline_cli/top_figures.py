@@ -35,7 +35,9 @@ class Totals:
         targets_per_stream: SP: the most targets that verified for a stream at the same time, the
             mean of the streams that ended.
         verifications: Verifications that run or wait at targets.
-        acceptance_rate: Accepted share of the draft tokens that targets judged.
+        acceptance_rate: Accepted share of the judged draft tokens, the mean of the requests that
+            ended. Without metrics of an orchestrator: the accepted share of the blocks at targets,
+            where tokens behind a rejection count too.
         rejected_per_second: Draft tokens that a target rejected.
         discarded_per_second: Draft tokens that no target judged, since those before were wrong.
         wasted_share: Rejected and discarded tokens, as a share of all draft tokens.
@@ -83,7 +85,8 @@ class Figures:
         positions_per_second: Token positions computed in them.
         queue_seconds: Mean wait of a call in the queue.
         forward_seconds: Mean forward time of an answered call.
-        acceptance_rate: Accepted share of the draft tokens that a target judged.
+        accepted_share: Accepted part of the blocks and trees that a target answered. Tokens behind
+            a rejection count, so it is below the acceptance rate.
         wasted_per_second: Token positions that a target was asked for in vain.
         cancelled_per_second: Calls that were given up, or replaced by newer ones.
         memory_share: Reserved part of the token budget; of a pool, its fullest server's.
@@ -96,7 +99,7 @@ class Figures:
     positions_per_second: float | None = None
     queue_seconds: float | None = None
     forward_seconds: float | None = None
-    acceptance_rate: float | None = None
+    accepted_share: float | None = None
     wasted_per_second: float | None = None
     cancelled_per_second: float | None = None
     memory_share: float | None = None
@@ -121,7 +124,7 @@ def figures(role: str, parts: Sequence[Readings]) -> Figures:
         positions_per_second=readings.rate("paceline_forward_rows_total"),
         queue_seconds=readings.mean("paceline_queue_seconds"),
         forward_seconds=readings.mean("paceline_forward_seconds"),
-        acceptance_rate=_acceptance_rate(readings) if is_target else None,
+        accepted_share=_accepted_share(readings) if is_target else None,
         wasted_per_second=readings.rate("paceline_wasted_tokens_total") if is_target else None,
         cancelled_per_second=readings.rate(
             "paceline_calls_cancelled_total", "paceline_calls_superseded_total"
@@ -130,7 +133,7 @@ def figures(role: str, parts: Sequence[Readings]) -> Figures:
     )
 
 
-def _acceptance_rate(targets: Readings) -> float | None:
+def _accepted_share(targets: Readings) -> float | None:
     return targets.share(
         "paceline_spec_decode_num_accepted_tokens_total",
         of="paceline_spec_decode_num_draft_tokens_total",
@@ -147,14 +150,13 @@ def totals(
         targets: Readings of the targets whose metrics are known.
         told_running: Requests that an orchestrator said it serves, where there are no metrics.
     """
-    judged = _acceptance_rate(Readings.sum(targets))
     if not orchestrators:
-        return Totals(running=told_running, acceptance_rate=judged)
+        accepted = _accepted_share(Readings.sum(targets))
+        return Totals(running=told_running, acceptance_rate=accepted)
     readings = Readings.sum(orchestrators)
     now = readings.now
     rejected = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="rejected")
     discarded = readings.rate("paceline_spec_decode_num_wasted_tokens_total", reason="discarded")
-    of_requests = readings.mean("paceline_request_spec_decode_acceptance_rate")
     return Totals(
         running=int(now.total("paceline_num_requests_running")),
         requests_per_second=readings.rate("paceline_incoming_requests_total"),
@@ -169,7 +171,7 @@ def totals(
         speed_up=readings.mean("paceline_speedup_vs_autoregressive"),
         targets_per_stream=readings.mean("paceline_speculation_parallelism"),
         verifications=int(now.total("paceline_verifications_in_flight")),
-        acceptance_rate=of_requests if judged is None else judged,
+        acceptance_rate=readings.mean("paceline_request_spec_decode_acceptance_rate"),
         rejected_per_second=rejected,
         discarded_per_second=discarded,
         wasted_share=readings.share(

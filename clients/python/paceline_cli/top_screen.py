@@ -153,7 +153,7 @@ _COLUMNS = (
     _Column("forward ms", lambda it: _milliseconds(it.forward_seconds), 5),
     _Column("forwards/s", lambda it: _rate(it.forwards_per_second), 3),
     _Column("positions/s", lambda it: _rate(it.positions_per_second), 8),
-    _Column("accepted", lambda it: _percent(it.acceptance_rate), 10),
+    _Column("accepted", lambda it: _percent(it.accepted_share), 10),
     _Column("wasted/s", lambda it: _rate(it.wasted_per_second), 6),
     _Column("cancelled/s", lambda it: _rate(it.cancelled_per_second), 7),
     _Column("memory", lambda it: _percent(it.memory_share), 9),

@@ -145,10 +145,10 @@ class StreamedText:
             tokens.append(held.token)
             pieces.append(self._stops.without_marks(self._text[end : held.end]))
             end = max(end, held.end)
+        if not tokens:
+            return None  # right after a resume a stop string may begin in what was sent
         self._text, self._sent_length = self._text[end:], 0
         self._held = deque(_Held(it.token, it.end - end) for it in self._held)
-        if not tokens:
-            return None
         return Piece(tuple(tokens), "".join(pieces), tuple(map(len, pieces)))
 
     def _take_in(self, token_ids: Sequence[int]) -> None:

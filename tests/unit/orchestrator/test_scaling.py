@@ -135,6 +135,12 @@ def test_one_slow_server_does_not_count_and_unknown_latencies_make_one():
     assert wanted(DemandMeter(a_pool(drafter_ms=()), lookahead=3), an_order()) == 1
 
 
+def test_of_servers_that_differ_the_median_counts_the_faster_one_of_two():
+    """At 36 and 4 ms, and not at 24 or 48, 3 or 6."""
+    assert wanted(DemandMeter(a_pool((48, 24, 900, 36)), lookahead=3), an_order()) == 3
+    assert wanted(DemandMeter(a_pool((36,), (6, 3, 50, 4)), lookahead=1), an_order()) == 9
+
+
 def test_verifications_under_way_are_those_at_targets():
     meter = DemandMeter(a_pool((36, 36), (4, 4, 4), calls=2), lookahead=3)
     assert meter.demand().verification_count == 4
