@@ -199,6 +199,13 @@ def test_a_refused_stream_is_sent_again_and_is_no_resumption(clock, words):
         calls.delay_seconds(refused, was_refused=True)
 
 
+def test_a_text_has_refused_streams_sent_again_as_often_as_at_first(clock):
+    calls = plan(clock, chance=0.5)
+    told = delays(calls, REFUSED, 10, was_refused=True)
+    calls.hear()
+    assert delays(calls, REFUSED, 10, was_refused=True) == told
+
+
 def test_the_pauses_of_refused_streams_are_random(clock):
     assert delays(plan(clock, chance=0.0), REFUSED, 1, was_refused=True) == [0.05]
     assert delays(plan(clock, chance=0.9), REFUSED, 1, was_refused=True) == pytest.approx([0.14])

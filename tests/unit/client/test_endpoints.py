@@ -63,6 +63,13 @@ def test_who_failed_rests_longer_each_time_until_it_answers(three, clock):
     assert sick in chosen(three)
 
 
+def test_who_answers_while_it_rests_is_asked_again_at_once(three):
+    sick, *_ = three
+    three.failed(sick)
+    three.answered(sick)
+    assert sick in chosen(three)
+
+
 def test_nobody_rests_longer_than_ten_seconds(three, clock):
     sick, *_ = three
     for _ in range(30):

@@ -33,14 +33,14 @@ def test_each_stream_asks_for_what_the_ones_before_did_not_bring():
 
 
 def test_a_branch_goes_on_and_leaves_the_original_as_it_was():
-    broken = transcript(STARTED, chunk(3, 11))
+    broken = transcript(STARTED, chunk(3, 11), chunk(4, 12, 13))
     twin = broken.branch()
-    for response in (STARTED, chunk(4, 12, 13), finished(3)):
+    for response in (STARTED, chunk(6, 14), finished(4)):
         twin.add(response)
-    assert twin.completion().token_ids == (11, 12, 13)
-    assert twin.completion().resumed_token_count == 1
-    assert [each.token_ids for each in broken.chunks] == [(11,)]
-    broken.add(chunk(4, 14))
+    assert twin.completion().token_ids == (11, 12, 13, 14)
+    assert twin.completion().resumed_token_count == 3
+    assert [each.token_ids for each in broken.chunks] == [(11,), (12, 13)]
+    broken.add(chunk(6, 15))
 
 
 @pytest.mark.parametrize("count", [0, 2])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_engine.calls import VerificationRule
+from paceline_orchestrator.calls.candidates import Candidates
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.silence import NeglectError
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 BY_REJECTION = {
@@ -59,3 +64,17 @@ async def test_a_target_is_not_taken_out_by_a_request_that_it_does_not_support()
         stream = await system.generate(strategy=pb.STRATEGY_AUTOREGRESSIVE, max_tokens=4)
         assert stream.token_ids == continuation(PROMPT, 4)
         assert system.server("target-0").ready
+
+
+@virtually
+async def test_a_server_that_keeps_calls_waiting_is_left_alone_for_twice_as_long_each_time():
+    async with virtual_system(*targets(1)) as system:
+        server = system.server("target-0")
+        candidates = Candidates(system.pool, system.pool.model())
+        for seconds in (20, 40, 80):
+            candidates.blame(server, NeglectError("it has the call"), asked_at=now())
+            await asyncio.sleep(seconds - 1)
+            assert server.ready, "it has answered a probe"
+            assert not candidates.not_among((), role=Role.TARGET)
+            await asyncio.sleep(1)
+            assert candidates.not_among((), role=Role.TARGET) == [server]

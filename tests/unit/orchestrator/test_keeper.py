@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 from paceline import errors
@@ -50,3 +51,23 @@ async def test_an_unexpected_error_in_closing_a_session_is_logged_once(monkeypat
         keeper.close(server, opening)
         assert (await opening).session_id == "a session"
     assert caplog.messages == ["a session could not be closed at target-0"]
+
+
+@virtually
+async def test_a_server_may_name_a_session_as_one_that_is_closed_or_lost_and_as_no_other(
+    monkeypatch,
+):
+    async def close_well(*_, **__):
+        pass
+
+    monkeypatch.setattr(module, "open_session", open_well)
+    monkeypatch.setattr(module, "close_session", close_well)
+    server = a_server()
+    async with SessionKeeper() as keeper:
+        for end in (keeper.close, keeper.forget):
+            opening = keeper.open(server, SPEC)
+            assert (await opening).session_id == "a session"
+            assert (await keeper.open(server, SPEC)).error is not None, "it is open"
+            end(server, opening)
+            await asyncio.sleep(0.1)
+        assert (await keeper.open(server, SPEC)).session_id == "a session"

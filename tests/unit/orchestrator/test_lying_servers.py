@@ -252,6 +252,21 @@ async def test_what_every_target_refuses_ends_at_once_and_says_so(error, way):
         assert now() - began < 1
 
 
+@virtually
+async def test_what_every_target_of_its_model_refuses_is_no_business_of_another_models():
+    models = targets(2)
+    liars = [Liar("target", name=it.name) for it in models]
+    for liar in liars:
+        liar.error = errors.UnsupportedError("not here")
+    other = VirtualServer("target", name="target-2", fingerprint="another model")
+    async with virtual_system(*liars, other) as system:
+        began = now()
+        with pytest.raises(errors.UnsupportedError, match="every target refuses"):
+            await system.generate(**PLAIN)
+        assert now() - began < 1
+        assert not other.calls
+
+
 @pytest.mark.parametrize("error", [errors.SupersededError("newer"), errors.StaleCallError("newer")])
 @virtually
 async def test_a_lone_target_that_drops_each_call_is_not_asked_as_fast_as_it_answers(error):

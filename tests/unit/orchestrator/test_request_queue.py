@@ -222,6 +222,29 @@ async def test_a_place_that_is_given_to_a_request_as_it_is_cancelled_goes_to_the
 
 
 @virtually
+async def test_of_clients_with_as_many_places_the_one_served_longest_ago_is_next():
+    settings = OrchestratorSettings(targets=("127.0.0.1:1",), request_limit=4)
+    queue = RequestQueue(settings, metrics=RequestMetrics(CollectorRegistry()))
+    deadline = Deadline.after(60)
+    ends = Ends()
+
+    def entering(share):
+        return queue.enter(share, size=1, deadline=deadline)
+
+    for share in ("first", "second", "second"):
+        await entering(share)
+    queue.leave("second")  # which keeps the other one of its places
+    for share in ("third", "fourth"):
+        await entering(share)
+    async with asyncio.TaskGroup() as tasks:
+        await begun(tasks, *(ends.note(it, entering(it)) for it in ("second", "first")))
+        assert queue.waiting_count == 2
+        queue.leave("third")
+        queue.leave("fourth")
+    assert ends == ["first", "second"]
+
+
+@virtually
 async def test_draining_sends_requests_that_wait_elsewhere_and_lets_running_ones_end():
     async with (
         virtual_system(*targets(1), request_limit=1) as system,

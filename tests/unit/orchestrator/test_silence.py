@@ -11,7 +11,7 @@ import pytest
 
 from paceline_orchestrator.calls.deadline import patience_seconds
 from paceline_orchestrator.fleet import silence
-from paceline_orchestrator.fleet.silence import SilenceWatch
+from paceline_orchestrator.fleet.silence import SilenceWatch, Work
 
 
 class Clock:
@@ -128,6 +128,26 @@ def test_who_takes_the_place_of_an_answered_call_waits_anew(clock):
     )
     clock.move_to(1.8)
     assert not waiting.is_given_up
+
+
+@pytest.mark.parametrize(("rows", "newer_rows"), [(1, 100), (100, 1)])
+def test_who_takes_the_place_of_a_call_is_endured_for_its_own_work(clock, rows, newer_rows):
+    async def in_sight():
+        return True
+
+    watch = SilenceWatch(lambda work, _waited: float(work.row_count))
+    former = watch.begin(
+        Rpc(), patience_seconds=1.0, is_in_sight=in_sight, work=Work(row_count=rows)
+    )
+    newer = watch.begin(
+        Rpc(),
+        patience_seconds=1.0,
+        is_in_sight=in_sight,
+        instead_of=former,
+        work=Work(row_count=newer_rows),
+    )
+    clock.move_to(50)
+    assert newer.is_neglected is (newer_rows == 1)
 
 
 def test_a_call_that_its_server_has_in_sight_waits_on_and_is_asked_for_again(clock):
