@@ -31,6 +31,15 @@ def test_a_rank_is_judged_by_the_places_where_all_before_it_were_wrong():
     assert rates.decays[2] == 0.4, "nobody saw a fourth"
 
 
+def test_a_correction_that_was_a_runner_up_is_no_first_choice_that_was_right_or_judged():
+    rates = HitRates()
+    # Of 100 first choices half were right; 20 of the others had their correction behind them.
+    rates.learn(
+        DraftStatistics(accepted=70_000, corrections_ahead=20_000, rejected=50_000), width=2
+    )
+    assert rates.acceptance_rate == pytest.approx(0.5, abs=0.001)
+
+
 def test_what_is_doubted_goes_back_to_what_is_assumed():
     rates = HitRates()
     rates.learn(seen(r0=1000), width=2)

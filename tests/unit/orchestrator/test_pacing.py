@@ -271,13 +271,20 @@ class _Running:
 
 @virtually
 async def test_a_plan_is_for_those_that_wish_the_same_and_each_has_its_turn():
-    plans = iter(["the first's", None, "the third's"])
-    pacing = Pacing(SimpleNamespace(plan_again=lambda *_, **__: next(plans)))
+    plans = iter(["the first's", None, "the third's", "the fourth's"])
+    wishes = []
+
+    def plan_again(wish, *_, **__):
+        wishes.append(wish)
+        return next(plans)
+
+    pacing = Pacing(SimpleNamespace(plan_again=plan_again))
     one, other = _Running(Wish()), _Running(Wish(lookahead=7))
     with pacing.following(one), pacing.following(other):
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(4.5)
+    assert wishes == [Wish(), Wish(lookahead=7)] * 2
     assert one.followed == ["the first's", "the third's"]
-    assert other.followed == [], "its plan was none"
+    assert other.followed == ["the fourth's"], "its plan before was none"
 
 
 @virtually

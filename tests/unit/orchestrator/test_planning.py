@@ -527,6 +527,24 @@ async def test_where_there_is_never_a_moment_at_rest_plans_are_refined_beside_re
     assert a_plan(planning).lookahead < before.lookahead
 
 
+async def test_the_wait_for_a_moment_at_rest_begins_with_what_there_is_to_refine():
+    clock = SimpleNamespace(seconds=100.0)
+    targets = [a_server(30) for _ in range(7)]
+    planning = a_planning(targets, clock=lambda: clock.seconds)
+    a_plan(planning)
+    async with asyncio.TaskGroup() as tasks:
+        planning.refine_beside(tasks)
+        planning.refine_soon(tasks)
+    planning.refine_beside(None)  # all was refined at rest
+    del targets[3:]
+    a_plan(planning)
+    assert planning._planner.is_missing_some
+    clock.seconds += 60
+    refined = planning._refining
+    planning.refine_beside(None)
+    assert planning._refining is refined, "it has waited for no time"
+
+
 async def test_a_simulation_makes_way_as_soon_as_a_request_begins(monkeypatch):
     planning = a_planning([a_server(30) for _ in range(7)])
     running, _ = endless(planning, monkeypatch)

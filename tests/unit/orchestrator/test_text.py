@@ -132,6 +132,18 @@ def test_half_a_character_is_held_back():
     assert text.take().text == "🚴"
 
 
+def test_the_end_token_of_a_text_whose_half_character_ends_it_is_left_out():
+    first, *_ = TOKENIZERS["byte level"].encode("🚴").ids
+    end = FinalToken(TOKENIZERS["byte level"].token_to_id("<|tool|>"), accepted=False)
+    for stops, token_ids in (["\ufffd"], [first]), ([], [first, end.token_id]):
+        text = StreamedText(CODECS["byte level"], stops)
+        text.push(FinalToken(first, accepted=False))
+        text.push_without_text(end)
+        assert text.token_count == len(token_ids)
+        assert ids_of([text.take()]) == token_ids
+        assert text.stop_string == "".join(stops)
+
+
 def test_text_that_is_no_utf8_does_not_wait_for_ever():
     token_id = TOKENIZERS["byte level"].token_to_id("Ģ")  # the byte 0x80
     text = StreamedText(CODECS["byte level"])

@@ -89,3 +89,16 @@ def test_what_is_over_is_forgotten_in_time(tree):
         queue.extend([tree.root.children[token_id]])
     queue.forget_what_is_over()
     assert len(tokens(iter(queue.pop, None))) == 10
+
+
+def test_a_rank_is_judged_where_it_is_known_that_the_text_comes_so_far():
+    statistics = DraftStatistics()
+    tree = TokenTree(5, length=1, statistics=statistics)
+    tree.draft(tree.root, 10, drafter=0, distribution=None, rate=rate(1))
+    twenty = branch(tree, tree.root, 20, rank=2)
+    for rank, token_id in enumerate((25, 26, 27), 1):
+        branch(tree, twenty, token_id, rank=rank)
+    tree.decide(twenty, 26, None)
+    assert not statistics.ranks, "the text may go on with 10"
+    tree.decide(tree.root, 20, None)
+    assert statistics.ranks == {2: 1}
