@@ -405,6 +405,24 @@ async def test_a_target_that_works_on_a_long_prompt_is_waited_for_beside_one_tha
 
 
 @virtually
+async def test_a_target_late_with_few_rows_is_waited_for_while_another_would_need_the_whole_text():
+    liar = a_liar("target", row_seconds=0.05)
+    other = VirtualServer("target", name="target-1", row_seconds=0.05)
+    async with virtual_system(liar, other, *drafters(1)) as system, asyncio.TaskGroup() as tasks:
+        prompt = pb.TokenIds(ids=[it % 50 for it in range(1000)])
+        request = tasks.create_task(
+            system.generate(token_ids=prompt, max_tokens=400, seconds=600, **SI)
+        )
+        await asyncio.sleep(55)
+        assert len(liar.calls) > 10, "the prompt is computed"
+        liar.get_stuck(True)
+        await asyncio.sleep(40)
+        liar.get_stuck(False)
+        assert not (await request).fallbacks
+        assert not other.calls
+
+
+@virtually
 async def test_a_target_that_nobody_can_replace_is_waited_for():
     liar = a_keeper_of_calls("target")
     async with virtual_system(liar) as system, asyncio.TaskGroup() as tasks:

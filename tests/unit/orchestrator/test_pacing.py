@@ -17,6 +17,7 @@ from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish
 from paceline_protocol.methods import Strategy
+from paceline_protocol.tree_shapes import Shape
 from support.fake_text import continuation
 from support.orchestrating import PROMPT
 from support.virtual_servers import drafters, targets
@@ -129,6 +130,36 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypa
     assert last.started.lookahead == 0
     assert last.finished.lookahead > 0, "as it ended"
     assert last.finished.statistics.accepted_token_count > 0
+
+
+class _Shaped(_ByCount):
+    """Has drafts be as wide as it is told."""
+
+    width = 1
+
+    def choose(self, measurements, wish=None):
+        plan = super().choose(measurements, wish)
+        return replace(plan, shape=Shape(self.width)) if plan.method.drafts else plan
+
+
+@pytest.mark.parametrize(("first", "last"), [(3, 2), (2, 3)])
+@virtually
+async def test_draft_tokens_are_learnt_as_far_as_all_drafts_were_wide(first, last, monkeypatch):
+    widths = []
+
+    def learnt(_drafts, *, plan, **_):
+        widths.append(plan.shape.width)
+
+    async with virtual_system(*models()) as system, _Requests(system) as requests:
+        planner = system.servicer._planning._planner = _Shaped(SI, most=1)
+        monkeypatch.setattr(system.servicer._planning, "learn", learnt)
+        planner.width = first
+        stream = requests.ask(400)
+        await asyncio.sleep(0.5)
+        planner.width = last
+        requests.ask(10)
+    assert changes(stream) == 2
+    assert widths[-1] == 2
 
 
 @virtually

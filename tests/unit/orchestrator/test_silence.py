@@ -9,7 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline_orchestrator.calls import patience as patience_module
 from paceline_orchestrator.calls.deadline import patience_seconds
+from paceline_orchestrator.calls.exchange import PrefixCall
+from paceline_orchestrator.calls.patience import Patience
 from paceline_orchestrator.fleet import silence
 from paceline_orchestrator.fleet.silence import SilenceWatch, Work
 
@@ -248,3 +251,26 @@ def test_a_call_that_was_answered_is_no_silence_when_its_request_ends(clock):
 def test_patience_follows_what_is_known_of_the_server(forward_ms, is_cold, seconds):
     forward_ns = None if forward_ms is None else forward_ms * 1_000_000
     assert patience_seconds(forward_ns, is_cold=is_cold) == seconds
+
+
+async def test_a_call_is_in_sight_while_its_server_has_it_or_a_newer_one_of_its_session(
+    monkeypatch,
+):
+    live = 0
+
+    async def renew(*_):
+        return live
+
+    def looked_after(sequence):
+        call = PrefixCall("a session", sequence, 0, b"", (1,), "it")
+        return patience.begin(call, Rpc(), seconds=1.0).waiting.is_in_sight
+
+    monkeypatch.setattr(patience_module, "renew_session", renew)
+    watched = SimpleNamespace(begin=lambda _, **watch: SimpleNamespace(**watch))
+    patience = Patience(SimpleNamespace(silence=watched))
+    older, newer = looked_after(3), looked_after(4)
+    seen = {}
+    for live in (0, 2, 3, 4, 5):
+        seen[live] = await older(), await newer()
+    neither, both = (False, False), (True, True)
+    assert seen == {0: neither, 2: neither, 3: (True, False), 4: both, 5: neither}
