@@ -256,7 +256,7 @@ async def test_each_replica_answers_for_all_of_them_and_counts_none_twice():
         assert not any(it.is_active for it in scalers)
 
 
-async def test_a_replica_with_two_addresses_counts_once_and_by_its_newer_word():
+async def test_a_replica_with_two_addresses_counts_once():
     meters = [
         Replica(1),
         Replica(2, stream_verifiers=3),
