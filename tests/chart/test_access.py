@@ -145,6 +145,15 @@ def test_a_gateways_clients_are_its_own_and_it_reaches_orchestrators_that_let_no
     assert edges(release, "ingress") == CALLS - {("clients", "orchestrator", "grpc")} | HTTP_CALLS
 
 
+@pytest.mark.parametrize("name", ["gatewayClients", "metrics"])
+def test_a_gateway_that_only_one_kind_of_peer_may_reach_is_reached_by_that_kind(name):
+    policy = {"clients": [], "gatewayClients": [], "metrics": []}
+    peers = {"namespaceSelector": {"matchLabels": PEERS["metrics"]}}
+    release = install({**HTTP, "networkPolicy": {**policy, name: [peers]}})
+    (port,) = [port for _, role, port in edges(release, "ingress") if role == "gateway"]
+    assert port == {"gatewayClients": "http", "metrics": "metrics"}[name]
+
+
 def test_what_a_load_balancer_lets_in_the_policy_lets_in_and_nothing_else():
     ranges = ["198.51.100.0/24", "2001:db8::/32"]
     service = {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}

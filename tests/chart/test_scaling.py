@@ -95,6 +95,16 @@ def test_the_autoscaler_and_the_orchestrators_have_the_same_limits(mode):
     assert settings.peer_service == f"{service['metadata']['name']}:50053"
 
 
+@pytest.mark.parametrize(("reserved", "fewest"), [(1, 3), (4, 1), (20, 1)])
+def test_a_scaled_pool_keeps_one_target_however_many_the_other_pools_have(reserved, fewest):
+    latency = {"targetMicroseconds": 36_000, "drafterMicroseconds": 4_000, "lookahead": 2}
+    pools = {"reserved": {"replicas": reserved}, "spot": {}, "tiny": {"replicas": 1}}
+    target = {"latency": latency, "pools": pools}  # Equation 1 asks for 5
+    release = install({"autoscaling": {"mode": "hpa", "pool": "spot"}, "target": target})
+    (scaler,) = release.of("HorizontalPodAutoscaler")
+    assert scaler["spec"]["minReplicas"] == fewest
+
+
 @pytest.mark.parametrize("mode", ["hpa", "keda"])
 def test_one_of_several_pools_is_scaled_and_the_others_keep_their_number(mode):
     latency = {"targetMicroseconds": 36_000, "drafterMicroseconds": 4_000, "lookahead": 2}

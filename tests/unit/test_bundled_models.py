@@ -84,3 +84,18 @@ def test_growing_a_model_changes_no_logit():
     token_ids = torch.arange(40).unsqueeze(0)
     with torch.inference_mode():
         assert torch.equal(small(token_ids).logits, large(token_ids).logits)
+
+
+def test_a_grown_models_copies_have_weights_of_the_same_size():
+    torch.manual_seed(0)
+    small = build_model(layers=1)
+    first, second = grow(small, layers=2, seed=0).model.layers
+    before = first.state_dict()
+    for name, weight in second.state_dict().items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            assert not weight.any()
+        elif weight.dim() > 1:
+            assert not torch.equal(weight, before[name])
+            assert float(weight.std() / before[name].std()) == pytest.approx(1, abs=0.02)
+        else:
+            assert torch.equal(weight, before[name])

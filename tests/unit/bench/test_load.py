@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -141,7 +142,8 @@ def test_memory_that_cannot_be_told_from_noise_is_no_number(peaks):
 
 
 def test_two_numbers_of_streams_are_no_measure_of_memory():
-    assert stream_memories(with_memory((1, 40), (64, 90))) == []
+    for peaks in [((1, 40), (64, 90)), ((1, 40), (64, 90), (64, 91)), ((64, 90),) * 3]:
+        assert stream_memories(with_memory(*peaks)) == []
 
 
 @pytest.mark.parametrize(
@@ -303,8 +305,8 @@ def put(monkeypatch):
 
     monkeypatch.setattr(load, "counters", count)
 
-    async def put(client, strategy, *, plain=None):
-        system = LoadedSystem((client,), (os.getpid(),), ("a target",))
+    async def put(client, strategy, *, plain=None, share=1.0):
+        system = LoadedSystem((client,), (os.getpid(),), ("a target",), share)
         asked = Load(("abcd", "efgh"), strategy, stream_count=2, request_count=5, max_tokens=3)
         expected = {"abcd": tuple(b"abc"), "efgh": tuple(b"efg")}
         return await measure(system, asked, expected=expected, plain=plain)
@@ -336,6 +338,31 @@ async def test_there_is_no_speed_up_where_an_output_of_either_differs(put, wrong
         wrong is not Strategy.AUTOREGRESSIVE,
         wrong is not Strategy.SPECULATIVE,
     ]
+
+
+@pytest.mark.parametrize(("share", "told"), [(1.0, 0.2), (0.5, 0.4)])
+async def test_a_throttled_orchestrators_load_is_told_of_the_time_that_it_had(
+    put, share, told, monkeypatch
+):
+    usage = SimpleNamespace(
+        cpu_seconds=(1.0,),
+        base_bytes=(1,),
+        peak_bytes=(2,),
+        highest_load=0.2,
+        own_load=0.1,
+        machine_load=0.5,
+    )
+    shares = []
+
+    def throttled(_pids, *, share):
+        shares.append(share)
+        return nullcontext()
+
+    monkeypatch.setattr(load, "throttled", throttled)
+    monkeypatch.setattr(load, "metered", lambda _pids: nullcontext(usage))
+    row = await put(FakeClient(), Strategy.AUTOREGRESSIVE, share=share)
+    assert row.orchestrator_load == told
+    assert shares == [share] * (share < 1)
 
 
 async def test_processes_are_metered():

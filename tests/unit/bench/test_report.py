@@ -1,6 +1,8 @@
 import json
 
-from paceline_bench.report import circumstances, markdown_table, spread, write_json
+import pytest
+
+from paceline_bench.report import circumstances, goal_line, markdown_table, spread, write_json
 
 
 def test_a_spread_is_the_median_and_the_outer_deciles():
@@ -38,3 +40,9 @@ def test_a_file_says_under_what_circumstances_it_was_made(tmp_path):
     assert content["unit"] == "ms"
     assert content["circumstances"]["python"].startswith("3.")
     assert content["circumstances"]["versions"]["grpcio"]
+
+
+@pytest.mark.parametrize(("worst", "verdict"), [(0.99, "met"), (1.0, "met"), (1.01, "MISSED")])
+def test_a_goal_is_met_by_the_worst_value_or_missed(worst, verdict):
+    line = goal_line("ratio", [(0.5, "here"), (worst, "there")], limit=1)
+    assert line == f"- ratio: at worst {worst:.3f} (there); goal 1: {verdict}"

@@ -179,3 +179,13 @@ def test_breakdowns_are_averaged_part_by_part():
 
     assert mean.total == pytest.approx(49)
     assert mean.client == pytest.approx((parts[0].client + parts[1].client) / 2)
+
+
+@pytest.mark.parametrize(("start_ms", "count"), [(4.25, 2), (4.5, 1), (4.75, 1)])
+def test_a_call_that_begins_with_the_first_answer_or_later_is_no_prefill(start_ms, count):
+    timeline = [
+        event("drafted", "drafter-0", 1, 0.5, 4.5, [1]),
+        event("verifying", "target-0", 2, 0.5, 28.75),
+        event("verifying", "target-1", 3, start_ms, 30.0, [1]),
+    ]
+    assert Trace(timeline, {}, elapsed_ns=40 * MS).prefill_count == count

@@ -56,3 +56,12 @@ def test_what_was_never_judged_or_never_ran_is_said_to_be_so():
     base, idle = stage("base", (0, 0), (0, 0), ms=10), stage("idle", (0, 0))
     assert told(base, idle, TEXT)[2] == ["idle", "-", "base", "never", "judged", "-"]
     assert ToldStack([base, TEXT]).worth(1) == 1
+
+
+def test_every_pair_of_four_stages_is_told_by_its_own_verdicts():
+    base = stage("base", (100, 90), (100, 80), (100, 70), ms=10)
+    middle = stage("middle", (100, 60), (100, 50), ms=3)
+    small = stage("small", (100, 40), ms=1)
+    stack = ToldStack([base, middle, small, TEXT])
+    told_rates = [stack.judged(one, two) for one in range(3) for two in range(one + 1, 4)]
+    assert told_rates == [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]

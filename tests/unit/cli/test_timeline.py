@@ -109,3 +109,14 @@ def test_spans_that_overlap_on_one_server_are_stacked():
 def test_text_is_escaped_and_no_events_are_no_problem():
     picture = draw([], title="<script> & more")
     assert any(text.text == "<script> & more" for text in picture.iter(SVG + "text"))
+
+
+def test_a_draft_token_behind_the_end_of_the_output_is_not_used():
+    picture = draw(
+        [
+            event("drafted", "drafter-0", 0, 10, position=3, tokens=[5], call=1),
+            event("drafted", "drafter-0", 10, 20, position=4, tokens=[6], call=1),
+            event("accepted", "orchestrator", 30, position=3, tokens=[5]),
+        ]
+    )
+    assert [style for style, _, _ in bars(picture)] == ["draft", "draft lost"]

@@ -19,7 +19,7 @@ from paceline.errors import ConnectionLostError, InvalidFieldError
 from paceline_cli.__main__ import main
 from paceline_cli.metrics_pages import Page, Source, parse_sources
 from paceline_cli.metrics_samples import Readings, Samples, parse_page
-from paceline_cli.top_figures import totals
+from paceline_cli.top_figures import figures, totals
 from paceline_cli.top_screen import draw
 from paceline_cli.top_view import view
 from paceline_cli.top_watch import Scrape, Snapshot, Watch
@@ -79,6 +79,18 @@ def test_to_follow_the_load_is_no_repair():
     second_look, first_look = Readings(gained, gained, 2.0), Readings(gained)
     assert totals([second_look], [], told_running=None).repairs_per_second == 3
     assert totals([first_look], [], told_running=None).repairs_per_second is None
+
+
+def test_a_pool_is_as_full_as_its_fullest_server():
+    pool = [Readings(samples(paceline_kv_cache_usage_perc=share)) for share in (0.2, 0.7, 0.4)]
+    assert figures("target", pool).memory_share == 0.7
+
+
+def test_calls_that_were_given_up_and_calls_that_were_replaced_are_told_together():
+    first = samples(paceline_calls_cancelled_total=1, paceline_calls_superseded_total=1)
+    second = samples(paceline_calls_cancelled_total=3, paceline_calls_superseded_total=7)
+    readings = Readings(second, second.since(first), 2.0)
+    assert figures("drafter", [readings]).cancelled_per_second == 4
 
 
 def test_a_counter_that_went_back_began_anew():

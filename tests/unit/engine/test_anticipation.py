@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paceline.errors import SessionNotFoundError
+from paceline.errors import PrefixMismatchError, PrefixNotHeldError, SessionNotFoundError
 from paceline.v1.target_service_pb2 import VerifyRequest
 from paceline_engine.backends.simulated import SimulatedBackend
 from paceline_engine.calls import SessionSpec, VerifyOptions
@@ -235,6 +235,23 @@ async def test_a_session_whose_lease_ends_takes_what_was_begun_along(notices):
         statistics = host.statistics()
         assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
         assert statistics.sessions_expired == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "error"), [(PROMPT + ORACLE[:5], PrefixNotHeldError), ([9, 9, 9], PrefixMismatchError)]
+)
+async def test_a_call_that_is_refused_for_its_base_takes_what_was_begun_along(base, error):
+    gate = Turnstile()
+    async with running(gate) as host:
+        session = opened(host)
+        await corrected(host, session)
+        await until(lambda: len(gate.entered) >= 2)
+        with pytest.raises(error):
+            await host.verify(call_on(session, 2, base=base, append=ORACLE[:1]))
+        gate.open.set()
+        await until(lambda: not host.statistics().forwards_running)
+        statistics = host.statistics()
+        assert (statistics.forwards_wasted, statistics.queue_length) == (1, 0)
 
 
 async def test_a_caller_that_leaves_takes_along_what_its_answer_began():

@@ -63,3 +63,23 @@ def test_shares_that_are_not_ahead_are_forgotten():
         turns.charge("always there", 1)
         turns.begin("always there")
     assert len(turns._clocks) < 10
+
+
+def test_a_share_with_two_texts_in_a_forward_pays_for_both():
+    turns = Turns()
+    turns.begin("two")
+    turns.charge("two", 10)
+    turns.charge("two", 10)
+    served = [serve(turns, ["two", "one"], {"two": 10, "one": 10}) for _ in range(3)]
+    assert served == ["one", "one", "two"]
+
+
+def test_a_share_that_rides_along_in_another_ones_forward_pays_beyond_what_it_owed():
+    turns = Turns()
+    lengths = {"ahead": 30, "behind": 10}
+    assert serve(turns, ["ahead", "behind"], lengths) == "ahead"
+    turns.begin("behind")
+    turns.charge("behind", 10)
+    turns.charge("ahead", 10)
+    served = [serve(turns, ["ahead", "behind"], lengths) for _ in range(4)]
+    assert served == ["behind", "behind", "behind", "ahead"]

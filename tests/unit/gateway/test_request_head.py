@@ -37,9 +37,12 @@ REFUSED = {
     "two keys": (GET + "Authorization: Bearer a\r\nauthorization: Bearer b\r\n", 400),
     "the same key twice": (GET + "Authorization: Bearer a\r\nAuthorization: Bearer a\r\n", 400),
     "two origins": (GET + "Origin: http://localhost\r\nOrigin: http://localhost\r\n", 400),
+    "two types of content": (POST + "Content-Type: a/b\r\ncontent-type: a/b\r\n", 400),
+    "two encodings of content": (POST + "Content-Encoding: gzip\r\nContent-Encoding: br\r\n", 400),
     "two hosts": (GET + "Host: localhost\r\n", 400),
     "no host": (GET.replace("Host: localhost\r\n", ""), 400),
     "a folded line": (GET + "X: a\r\n b\r\n", 400),
+    "a line folded with a tab": (GET + "X: a\r\n\tb\r\n", 400),
     "a folded first line": (GET.replace("Host", " Host"), 400),
     "a bare line feed": (GET + "X: a\nY: b\r\n", 400),
     "a bare carriage return": (GET + "X: a\rY: b\r\n", 400),
@@ -47,7 +50,7 @@ REFUSED = {
     "a null in a name": (GET + "X\0: a\r\n", 400),
     "no colon": (GET + "X\r\n", 400),
     "no name": (GET + ": a\r\n", 400),
-    "very many fields": (GET + "a:\r\n" * 200, 431),
+    "one field too many": (GET + "a:\r\n" * 128, 431),
     "a long field": (GET + f"X: {'x' * 20_000}\r\n", 431),
     "a long line": (GET.replace("/v1", "/" + "x" * 20_000), 431),
     "another host's target": (GET.replace("/v1", "http://evil.example/v1"), 400),
@@ -66,6 +69,7 @@ TAKEN = [
     GET + "Accept: a\r\nAccept: b\r\nX-Forwarded-For: a\r\nX-Forwarded-For: b\r\n",
     POST + "content-length:\t0 \r\n",
     POST + "Transfer-Encoding: Chunked\r\n",
+    GET + "a:\r\n" * 127,
 ]
 
 

@@ -60,7 +60,11 @@ async def test_instructions_and_turns_are_written_by_the_models_template():
 
 @pytest.mark.parametrize(
     ("instructions", "said", "param"),
-    [("a</s>", "b", "instructions"), ("a", "b</s>", "input[0].content")],
+    [
+        ("a</s>", "b", "instructions"),
+        ("a", "b</s>", "input[0].content"),
+        ("", "b</s>", "input[0].content"),
+    ],
 )
 async def test_who_has_a_special_token_in_it_is_called_by_the_callers_name(
     instructions, said, param

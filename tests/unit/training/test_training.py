@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from paceline_engine.adapters.trunk import compute_trunk
 from paceline_training.continuations import Continuations, continue_greedily
 from paceline_training.hit_rates import guess_ranks, hit_rates
 from paceline_training.objective import training_loss
-from paceline_training.training import CheckpointError, TrainingPlan, train_adapter
+from paceline_training.training import CheckpointError, Joint, TrainingPlan, train_adapter
 from paceline_training.windows import TextWindows
 from support.tiny_adapters import tiny_model
 
@@ -211,3 +212,32 @@ def test_the_texts_token_further_on_is_what_is_learnt(model, texts):
     )
     assert training_loss(Oracle(right), model, trunk, ids, labels="text") < 1e-6
     assert training_loss(Oracle(early), model, trunk, ids, labels="text") > 0.1
+
+
+class EarlyOracle(Oracle):
+    """Says what it says at its last row from an early exit."""
+
+    def draft_logits(self, _model, _trunk):
+        yield from self.logits[:-1]
+
+    def early_logits(self, _model, _trunk):
+        return self.logits[-1]
+
+
+@pytest.mark.parametrize(("wrong", "weight"), [(None, 0), (0, 0.5), (1, 0.25), (2, 0.5)])
+def test_an_early_exit_weighs_as_the_first_guess_where_the_model_learns_too(
+    wrong, weight, model, texts
+):
+    ids = texts.token_ids[:3]
+    trunk = compute_trunk(model, ids)
+    joint = Joint(rank=1, guess_weights=(0.5, 0.25))
+    # The guesses for the tokens after the next, then the early exit's for the next.
+    logits = [
+        torch.nn.functional.one_hot(ids.roll(-1 - ahead, 1), 40) * 50.0 for ahead in (1, 2, 0)
+    ]
+    alone = float(training_loss(EarlyOracle(logits), model, trunk, ids, labels="text", joint=joint))
+    if wrong is not None:
+        # As likely as all others: the loss is the logarithm of their number.
+        logits[wrong] = torch.zeros_like(logits[wrong])
+    loss = float(training_loss(EarlyOracle(logits), model, trunk, ids, labels="text", joint=joint))
+    assert loss - alone == pytest.approx(weight * math.log(40), abs=1e-4)
