@@ -7,7 +7,7 @@ import signal
 import uuid
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Before anything imports it, so that its assertions tell what they saw, too.
 pytest.register_assert_rewrite("support")
@@ -16,7 +16,7 @@ from support.processes import RUN_VARIABLE, leftovers  # noqa: E402
 from support.waiting import eventually  # noqa: E402
 
 # No example is wrong for being slow: a busy machine would be called a bug.
-settings.register_profile("paceline", deadline=None)
+settings.register_profile("paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paceline")
 os.environ[RUN_VARIABLE] = uuid.uuid4().hex
 # What a shell starts in the background ignores Ctrl-C, and so would all processes of the tests.
