@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from paceline_orchestrator.calls.rpcs import (
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.calls.window import Window
-from paceline_orchestrator.fleet.bad_answers import BadAnswerError, demand
+from paceline_orchestrator.fleet.bad_answers import demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,9 +55,12 @@ if TYPE_CHECKING:
 __all__ = ["RemoteSession"]
 
 _CALL_SLACK_SECONDS = 1.0
-# A server that loses a session so often in so long a time is at fault: each time the whole text is
-# sent again, whatever else has been answered between.
-_MOST_REPAIRS, _REPAIRS_SECONDS = 30, 10.0
+# A server that loses a session so often, without a right answer between, is at fault: each time the
+# whole text is sent again.
+_MOST_REPAIRS = 30
+# Calls that it says are superseded, where no newer one was sent. A liar says so as fast as it is
+# asked.
+_MOST_DROPPED = 2
 _PLAINLY = VerifyOptions()
 
 
@@ -99,7 +101,8 @@ class RemoteSession:
         self._sequence = 0
         self._asked_at = time.monotonic()
         self._calls: set[CallUnderWay[Any]] = set()  # the newest, and those being cancelled
-        self._repaired_at: deque[float] = deque()
+        # Since the last right answer.
+        self._repair_count = self._dropped_count = 0
         self._is_retired = False
         self._is_closed = False
         server.session_count += 1
@@ -181,6 +184,7 @@ class RemoteSession:
             judged = await read_verdict(sent.rpc, sent_ns=sent.at_ns, block_length=len(proposal))
             self._patience.heard(sent)
             self._checks.verdict(judged, sent.call, proposal, options=options)
+            self._repair_count = self._dropped_count = 0
             self.server.latency.observe(judged.timing, elapsed_ns=judged.elapsed_ns)
             if sent.call.sequence == self._sequence:
                 accepted = proposal.along(judged.accepted_path)
@@ -303,9 +307,14 @@ class RemoteSession:
         if is_over or call.sequence != self._sequence:
             raise error
         if isinstance(error, StaleCallError | SupersededError):
-            # Asked again, it would say so again: as fast as it answers.
-            raise BadAnswerError("it says that a newer call came, and there was none")
-        self._note_time_of_repair()
+            # So says a session that is closed under its call: the next call finds it gone.
+            self._dropped_count += 1
+            demand(
+                self._dropped_count < _MOST_DROPPED, "its session", "drops calls for no newer one"
+            )
+            raise error
+        self._repair_count += 1
+        demand(self._repair_count < _MOST_REPAIRS, "its session", "is lost all the time")
         match error:
             case SessionNotFoundError():
                 self._note_repair(Fallback.SESSION_LOST)
@@ -317,13 +326,6 @@ class RemoteSession:
             case _:
                 raise error
         self._held.forget()
-
-    def _note_time_of_repair(self) -> None:
-        now = time.monotonic()
-        self._repaired_at.append(now)
-        if len(self._repaired_at) == _MOST_REPAIRS:
-            is_rare = now - self._repaired_at.popleft() > _REPAIRS_SECONDS
-            demand(is_rare, "its session", "is lost all the time")
 
     def _next_call(self, handle: str, prefix: Sequence[int]) -> PrefixCall:
         """Say what the session shall hold, in as few tokens as it takes."""
@@ -349,6 +351,7 @@ class RemoteSession:
     ) -> None:
         """Take in a message of a stream."""
         self._checks.next(found, token_ids, call=sent.call, window=window)
+        self._repair_count = self._dropped_count = 0
         is_first = not window.found_count
         self.server.latency.observe(found.timing, elapsed_ns=found.elapsed_ns, is_first=is_first)
         if sent.call.sequence == self._sequence:

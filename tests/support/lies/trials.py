@@ -48,8 +48,9 @@ TOKENIZER_SECONDS = 61.0
 # A server that failed pauses for 10 s at most, and what one said of its queue is half as much after
 # each second.
 USED_AGAIN_SECONDS = 60.0
-# Another stream has a token every 0.8 s, and half as often while a trial's request is beside it.
-LONGEST_GAP_SECONDS = 2.0
+# Another stream has a token every 0.8 s, and half as often beside a request on trial. Its
+# longest character has four tokens.
+LONGEST_GAP_SECONDS = 6.5
 _BYSTANDER_SECONDS = 450.0
 # A drafter that says so is refused by name; see README.md.
 _TOKENIZERS = ("tokenizer_fingerprint", "vocabulary_size")
