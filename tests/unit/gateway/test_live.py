@@ -35,7 +35,8 @@ async def test_a_stream_has_the_start_the_chunks_what_happened_between_and_the_e
     started, chunk, event, finished = told[0][1], told[1][1], told[2][1], told[-1][1]
     assert (started["seed"], started["strategy"]) == (9, "distributed")
     origins = ["accepted_draft"]
-    assert chunk == {"position": 3, "token_ids": [3], "text": "3 ", "origins": origins}
+    said = {"position": 3, "token_ids": [3], "text": "3 ", "text_lengths": [2]}
+    assert chunk == {**said, "origins": origins}
     assert (event["kind"], event["server"]) == ("drafted", "drafter-0")
     assert {"branch_token_count", "is_branch"} <= event.keys()
     assert finished["usage"]["completion_token_count"] == 2
