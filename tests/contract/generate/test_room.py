@@ -120,4 +120,3 @@ async def test_a_thousand_requests_at_once_over_one_connection_are_all_answered(
         completions = await asyncio.gather(*(it.collect() for it in generations))
         assert {it.token_ids for it in completions} == {tuple(continuation(PROMPT, 1))}
         assert not any(it.resumption_count for it in generations)
-        await system.settled()
