@@ -29,9 +29,9 @@ _DOMAIN = "paceline"
 _TEXT_LIMIT = 256
 _VIOLATION_LIMIT = 4
 # What is read of a peer's answer. The peer may be a proxy or a server of another kind, with longer
-# texts. A retry time that is negative, or longer than this, counts as no retry time.
+# texts. A retry time that is negative counts as none, and so does one that no Duration may have.
 _READ_TEXT_LIMIT = 1024
-_MOST_RETRY_SECONDS = 24 * 3600.0
+_MOST_RETRY_SECONDS = 315_576_000_000.0
 
 # What a status without a reason of ours means: the transport's own, a proxy's, or a newer server's.
 # gRPC itself says RESOURCE_EXHAUSTED of a message that is too large: sent again, it still is. Its

@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 _INFO_SECONDS = 5.0
+_MOST_RETRY_SECONDS = 24 * 3600.0  # a server that names a longer time names none
 _TOKENIZER_SECONDS = 60.0
 
 _ROLES = {
@@ -217,6 +218,8 @@ def _read_error(rpc_error: grpc.RpcError) -> PacelineError:
         error, InvalidFieldError
     ):
         return OverloadedError(error.message)
+    if (error.retry_after_seconds or 0.0) > _MOST_RETRY_SECONDS:
+        error.retry_after_seconds = None
     return error
 
 
