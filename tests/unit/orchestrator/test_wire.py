@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from paceline import errors
+from paceline.status import DETAILS_KEY, encode
 from paceline.v1 import model_service_pb2, sampling_pb2
 from paceline.v1.session_service_pb2 import CallTiming
 from paceline_orchestrator.fleet.discovery import Role
@@ -31,6 +32,20 @@ async def failed(code):
 async def test_a_status_without_details_is_what_it_means_between_servers(code, error):
     with pytest.raises(error):
         await answer(failed(code))
+
+
+@pytest.mark.parametrize(("said", "taken"), [(86_400.0, 86_400.0), (86_401.0, None), (3e11, None)])
+async def test_a_server_cannot_send_an_orchestrator_away_for_more_than_a_day(said, taken):
+    details = encode(errors.OverloadedError("full", retry_after_seconds=said)).SerializeToString()
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers = grpc.aio.Metadata((DETAILS_KEY, details))
+
+    async def refused():
+        raise grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailers, "full")
+
+    with pytest.raises(errors.OverloadedError) as raised:
+        await answer(refused())
+    assert raised.value.retry_after_seconds == taken
 
 
 async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
