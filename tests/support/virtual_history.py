@@ -277,7 +277,10 @@ class History:
             )
         replaced = [old for calls in self._by_session().values() for old, _ in pairwise(calls)]
         early = sum(
-            (it.ended_at or 0.0) < ended - INSTANT or any(it is old for old in replaced)
+            (it.ended_at or 0.0) < ended - INSTANT
+            or any(it is old for old in replaced)
+            # One moment may bring a rejection and, verified ahead, the text's end.
+            or self._known_wrong_at(it, number) <= ended
             for it in work
             if _was_dropped(it)
         )
