@@ -30,7 +30,6 @@ from paceline.errors import (
 )
 from paceline.panics import taking_panics
 from paceline_serving import tracing
-from paceline_serving.client_calls import StreamCall, UnaryCall
 from paceline_serving.keys import authorization_of, counted_reason
 from paceline_serving.security import peer_name
 
@@ -270,7 +269,7 @@ def _name(code: grpc.StatusCode | int | None) -> str:
 class TracedChannel:
     """A channel whose stubs refuse a call without a timeout, and carry the trace on.
 
-    Their calls are those of `client_calls`: awaited or iterated over, and cancelled without a leak.
+    An answer that cannot be decoded comes as None.
 
     Generated stubs take it for a channel; none of ours has a stream of requests. It stands where
     gRPC has client interceptors: those cost a task and several turns of the event loop for each
@@ -286,12 +285,12 @@ class TracedChannel:
     def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
         stub = self._channel.unary_unary(method, *codecs, **_quietly(options))
-        return _traced(method, stub, UnaryCall)
+        return _traced(method, stub)
 
     def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
         """Make a method's stub; see grpc.aio.Channel."""
         stub = self._channel.unary_stream(method, *codecs, **_quietly(options))
-        return _traced(method, stub, StreamCall)
+        return _traced(method, stub)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; its calls end after the grace."""
@@ -299,10 +298,7 @@ class TracedChannel:
 
 
 def _quietly(options: dict[str, Any]) -> dict[str, Any]:
-    """Have bytes that are no message become None: grpc.aio logs a traceback of each, then does so.
-
-    `client_calls` makes an error of it.
-    """
+    """Have bytes that are no message become None; grpc.aio first logs a traceback of each."""
     deserialize = options.get("response_deserializer")
     if deserialize is None:
         return options
@@ -316,9 +312,7 @@ def _quietly(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "response_deserializer": read}
 
 
-def _traced(
-    method: str, stub: Callable[..., Any], kind: Callable[[Any], Any]
-) -> Callable[..., Any]:
+def _traced(method: str, stub: Callable[..., Any]) -> Callable[..., Any]:
     def begin(
         request: Any,
         *,
@@ -331,7 +325,7 @@ def _traced(
             raise ValueError(f"{method!r} was called without a timeout")
         traced = (*metadata, *tracing.outgoing_metadata())
         try:
-            return kind(stub(request, timeout=timeout, metadata=traced, **options))
+            return stub(request, timeout=timeout, metadata=traced, **options)
         except grpc.aio.UsageError:
             raise ConnectionLostError("the channel is closed") from None
 

@@ -20,7 +20,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from paceline import errors, status
-from paceline_serving.client_calls import UndecodableError
 from paceline_serving.transport import POD_CHANNEL_OPTIONS
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ class VirtualChannel:
 class VirtualCall:
     """The client's end of a call, and what carries it to its handler and back.
 
-    Await it, or iterate over it, once; see client_calls.UnaryCall and StreamCall.
+    Await it, or iterate over it, once; see grpc.aio's UnaryUnaryCall and UnaryStreamCall.
     """
 
     def __init__(
@@ -365,9 +364,9 @@ class VirtualCall:
         try:
             self._inbox.append(self._read(message))
         except DecodeError:
-            self._end("undecodable", UndecodableError("an answer cannot be decoded"))
-            return
-        self._record.messages.append((self._loop.time(), self._inbox[-1]))
+            self._inbox.append(None)  # so does our channel
+        else:
+            self._record.messages.append((self._loop.time(), self._inbox[-1]))
         self._news.set()
 
     def _fail(self, error: errors.PacelineError) -> None:

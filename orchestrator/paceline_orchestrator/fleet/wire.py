@@ -30,7 +30,6 @@ from paceline_orchestrator.fleet.bad_answers import (
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.hardware import Hardware
 from paceline_protocol.task import VerificationRule
-from paceline_serving.client_calls import UndecodableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -159,7 +158,7 @@ class ModelFacts:
         return rule is VerificationRule.EXACT or self.rejection_sampling
 
 
-async def answer(call: Awaitable[_T]) -> _T:
+async def answer(call: Awaitable[_T | None]) -> _T:
     """Wait for an RPC.
 
     Raises:
@@ -167,22 +166,23 @@ async def answer(call: Awaitable[_T]) -> _T:
         PacelineError: What the server or the transport said.
     """
     with _translation():
-        return await call
+        return _decoded(await call)
 
 
-async def answers(call: StreamCall[_T]) -> AsyncGenerator[_T]:
+async def answers(call: StreamCall[_T | None]) -> AsyncGenerator[_T]:
     """Iterate over the messages of an RPC, and cancel it however the reading ends.
 
     gRPC alone loses the cancel of a task that reads its first message just when the request has
     been sent (up to 13 % of cancels at that moment): the server would work on until the deadline.
 
     Raises:
+        BadAnswerError: A message cannot be decoded, or is too large.
         PacelineError: What the server or the transport said.
     """
     try:
         with _translation():
             async for message in call:
-                yield message
+                yield _decoded(message)
     finally:
         call.cancel()  # does nothing to a call that has ended
 
@@ -193,8 +193,6 @@ def _translation() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise _read_error(error) from error
-    except UndecodableError as error:
-        raise BadAnswerError("the answer cannot be decoded") from error
     except grpc.aio.UsageError:
         raise ConnectionLostError("the channel is closed") from None
     except asyncio.CancelledError:
@@ -203,6 +201,13 @@ def _translation() -> Iterator[None]:
         if task is not None and task.cancelling():
             raise
         raise ConnectionLostError("the channel was closed") from None
+
+
+def _decoded(message: _T | None) -> _T:
+    """Return a message; a channel hands over None where one cannot be decoded."""
+    if message is None:
+        raise BadAnswerError("the answer cannot be decoded")
+    return message
 
 
 def _read_error(rpc_error: grpc.RpcError) -> PacelineError:

@@ -11,13 +11,15 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
+from paceline_orchestrator.fleet.wire import answers
 from paceline_serving.grpc_batches import free_all_batches
-from support import bare_server, leaving_client
-from support.bare_server import COUNT, ECHO, FLOOD, HANG, LIST, BareServer
+from support import leaving_client
+from support.bare_server import COUNT, ECHO, FLOOD, HANG, LIST
 from support.native_memory import KNOWN, native_bytes
 from support.waiting import until
 
 TIMEOUT = 120  # longer than any wait here: what ends was ended
+METADATA = (("x-request-id", 16 * "7"), ("traceparent", f"00-{32 * 'a'}-{16 * 'b'}-01"))
 CALLS = 300
 ROUNDS, ROUND_SECONDS = 4, 10.0
 
@@ -29,36 +31,6 @@ def freeing(monkeypatch):
     """Nothing of it stays for other tests."""
     monkeypatch.setattr(cygrpc, "execute_batch", cygrpc.execute_batch)
     free_all_batches()
-
-
-@pytest.fixture
-def service():
-    return BareServer()
-
-
-@pytest.fixture
-async def channel(service):
-    async with service.running() as address, grpc.aio.insecure_channel(address) as channel:
-        yield channel
-
-
-@pytest.fixture
-def far_address():
-    """A server in another process: what that one loses is not lost here."""
-    with subprocess.Popen(
-        (sys.executable, bare_server.__file__),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process.stdout.readline().strip()
-        process.stdin.close()
-
-
-@pytest.fixture
-async def far_channel(far_address):
-    async with grpc.aio.insecure_channel(far_address) as channel:
-        yield channel
 
 
 def unary(channel, method, **options):
@@ -93,18 +65,56 @@ async def losing(some_calls, *, most_bytes):
 # --- what is freed -----------------------------------------------------------------------------
 
 
+async def cancel_before_it_is_sent(call):
+    call.cancel()
+    with suppress(asyncio.CancelledError):
+        await call
+
+
+async def cancel_its_task(call):
+    waiting = asyncio.ensure_future(call if hasattr(call, "__await__") else call.read())
+    await asyncio.sleep(0.001)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+
+
+async def cancel_the_reading_task(call):
+    """After the first message."""
+    has_begun = asyncio.Event()
+
+    async def follow():
+        async for _ in answers(call):
+            has_begun.set()
+
+    reading = asyncio.ensure_future(follow())
+    await has_begun.wait()
+    reading.cancel()
+    await asyncio.wait((reading,))
+
+
+async def leave_in_the_middle(call):
+    messages = answers(call)
+    await anext(messages)
+    await messages.aclose()
+
+
 @needs_mallinfo
-@pytest.mark.parametrize("begin", [unary, stream])
-async def test_a_call_that_is_cancelled_before_its_first_message_loses_nothing(far_channel, begin):
+@pytest.mark.parametrize(
+    ("begin", "method", "end"),
+    [
+        (unary, HANG, cancel_before_it_is_sent),
+        (unary, HANG, cancel_its_task),
+        (stream, HANG, cancel_its_task),
+        (stream, COUNT, cancel_the_reading_task),
+        (stream, FLOOD, leave_in_the_middle),
+    ],
+)
+async def test_a_call_that_is_cancelled_loses_nothing(far_channel, begin, method, end):
     """Without our part the library loses 960 bytes of a unary call, and 100 of a stream."""
 
     async def some_calls():
         for _ in range(CALLS):
-            call = begin(far_channel, HANG)
-            waiting = asyncio.ensure_future(call if begin is unary else call.read())
-            await asyncio.sleep(0.001)
-            waiting.cancel()
-            await asyncio.wait((waiting,))
+            await end(begin(far_channel, method, metadata=METADATA))
         await unary(far_channel, ECHO)
 
     await losing(some_calls, most_bytes=50)

@@ -16,7 +16,6 @@ from paceline import errors
 from paceline.status import decode
 from paceline_orchestrator.fleet.wire import answers
 from paceline_serving import interceptors, tracing
-from paceline_serving.client_calls import UnaryCall
 from paceline_serving.interceptors import EdgeInterceptor
 from paceline_serving.keys import Caller, Key
 from paceline_serving.telemetry import RpcMetrics
@@ -110,7 +109,7 @@ def begin(channel: grpc.aio.Channel, method: str, **call: Any) -> Any:
 
 async def finish(call: Any) -> int:
     """Await a call's end; return how many messages came."""
-    if isinstance(call, UnaryCall):
+    if isinstance(call, grpc.aio.UnaryUnaryCall):
         await call
         return 1
     return len([message async for message in call])
@@ -118,7 +117,7 @@ async def finish(call: Any) -> int:
 
 async def read(call: Any) -> None:
     """Await a call's end as the orchestrator does."""
-    if isinstance(call, UnaryCall):
+    if isinstance(call, grpc.aio.UnaryUnaryCall):
         await call
         return
     async for _ in answers(call):
