@@ -137,3 +137,14 @@ async def test_no_task_is_left_of_calls_that_were_cancelled(channel, service):
         lambda: service.cancelled == 2 and len(asyncio.all_tasks()) <= before,
         what="all tasks have ended",
     )
+
+
+@pytest.mark.parametrize("method", [FLOOD, LIST])
+async def test_a_cancelled_stream_never_looks_complete(channel, method):
+    call = stream(channel, method)
+    messages = answers(call)
+    assert await anext(messages) == b"1"
+    await end(unary(channel, ECHO))  # so that what was written behind it has come
+    call.cancel()
+    with pytest.raises(errors.ConnectionLostError):
+        _ = [message async for message in messages]
