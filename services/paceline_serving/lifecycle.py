@@ -235,8 +235,7 @@ class ServerProcess:
             self.addresses["health_address"] = bind(
                 probes, settings.health_listen, credentials=None
             )
-        for server in self._servers:
-            await server.start()
+        # Before anybody is let in: then it has the descriptors that it keeps in reserve.
         if settings.metrics_listen:
             self._metrics = MetricsEndpoint(
                 settings.metrics_listen,
@@ -244,6 +243,8 @@ class ServerProcess:
                 pages=self._application.pages(),
             )
             self.addresses["metrics_address"] = self._metrics.address
+        for server in self._servers:
+            await server.start()
 
 
 def run(
