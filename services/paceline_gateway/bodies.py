@@ -152,6 +152,11 @@ class Body(_Request):
         return value
 
     @property
+    def default_max_tokens(self) -> int | None:
+        """How many tokens are generated where nobody says; None leaves it to the orchestrator."""
+        return None
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream's last chunk tells how many tokens there were."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -180,10 +185,16 @@ class CompletionBody(Body):
             raise PydanticCustomError("unsupported", "is not supported; what changes nothing is n")
         return value
 
+    @property
+    def default_max_tokens(self) -> int:
+        """OpenAI's default."""
+        return 16
+
     def options(self) -> GenerateOptions:
-        """Return what the client library is told; OpenAI's default is 16 tokens."""
+        """Return what the client library is told."""
         options = super().options()
-        options["max_tokens"] = 16 if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
         return options

@@ -70,7 +70,12 @@ async def _generate(
     options = body.options()
     options.update(written or {})
     choices = gateway.choices(
-        prompts, options, count=body.n, request_id=request_id, connection=connection
+        prompts,
+        options,
+        count=body.n,
+        request_id=request_id,
+        connection=connection,
+        default_max_tokens=body.default_max_tokens,
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
     answer = answer_class(connection, form, body, request_id=request_id, model=model)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.channel import is_loopback
@@ -203,10 +204,15 @@ class Gateway:
         count: int,
         request_id: str,
         connection: Connection,
+        default_max_tokens: int | None = None,
     ) -> list[Choice]:
         """Make the generations of a request: each prompt so often, with one seed after the other.
 
         Its client's take turns with those of others, at the orchestrators where they wait.
+
+        Args:
+            default_max_tokens: What `max_tokens` is where the options have none, cut to what the
+                context leaves; None is the orchestrator's default.
 
         Raises:
             RequestError: There are too many.
@@ -222,16 +228,21 @@ class Gateway:
         for index in range(total):
             prompt_index, number = divmod(index, count)
             name = _name(request_id, index=index, total=total)
-            generation = self.orchestrators.client.generate(
+            generate = partial(
+                self.orchestrators.client.generate,
                 prompts[prompt_index],
                 timeout=self.settings.call_limit_seconds,
                 metadata={lanes.HEADER: connection.lane},
                 **_own(options, number=number, request_id=name),
             )
+            limited = None
+            if default_max_tokens is not None and "max_tokens" not in options:
+                limited = generate(max_tokens=default_max_tokens)
             choices.append(
                 Choice(
                     index,
-                    generation,
+                    limited or generate(),
+                    without_default=generate if limited else None,
                     prompt_index=prompt_index,
                     resumed=self.metrics.resumed,
                     charge=connection.charge,
