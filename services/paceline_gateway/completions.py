@@ -43,7 +43,8 @@ async def chat(gateway: Gateway, connection: Connection, content: bytes, request
     body = parse(ChatBody, content)
     model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
-    prompt = await gateway.templates.render(template, body.messages)
+    most_bytes = await gateway.orchestrators.most_request_bytes()
+    prompt = await gateway.templates.render(template, body.messages, most_bytes=most_bytes)
     await _generate(
         gateway,
         connection,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from paceline import AsyncClient
 from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
+from paceline.limits import LEAST_MESSAGE_BYTES
 from paceline_gateway.shared_answer import SharedAnswer
 from paceline_gateway.watch import Watch
 from paceline_serving import tracing
@@ -127,6 +128,14 @@ class Orchestrators:
             PacelineError: What else an orchestrator or the transport said.
         """
         return await self._info.get()
+
+    async def most_request_bytes(self) -> int:
+        """Ask how large a request may be; one that does not say takes what all of them take.
+
+        Raises:
+            PacelineError: Nobody could say.
+        """
+        return (await self.info()).most_request_bytes or LEAST_MESSAGE_BYTES
 
     async def chat_template(self) -> ChatTemplate:
         """Ask how the model wants conversations; the answer may be 2 s old.

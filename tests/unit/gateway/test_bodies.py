@@ -185,7 +185,7 @@ def test_any_bytes_are_a_body_or_a_refusal(content):
         (b'{"model":"fake","prompt":[-1]}', 400),
         (b'{"model":"fake","prompt":"p","temperature":-0.0}', 200),
         (b'{"model":"fake","prompt":"p","seed":' + b"9" * 100_000 + b"}", 400),
-        (b" " * (1 << 20) + b"{}", 413),
+        (b" " * (3 << 20) + b"{}", 413),
     ],
 )
 async def test_over_http_a_strange_body_is_answered_with_what_is_wrong(content, status):
