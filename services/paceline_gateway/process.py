@@ -42,7 +42,6 @@ _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
 # For probes, where all connections are busy.
 _SPARE_CONNECTIONS = 16
-_KEEP_ALIVE_SECONDS = 60
 
 
 class HttpProcess:
@@ -124,7 +123,7 @@ class HttpProcess:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
         )
         configuration.load()

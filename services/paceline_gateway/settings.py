@@ -126,6 +126,14 @@ class RequestLimitSettings(Settings):
         description="bytes of all bodies that are here; one more is refused at once (429). One"
         " client alone gets four fifths",
     )
+    keep_alive_seconds: int = Field(
+        620,
+        ge=1,
+        le=86_400,
+        description="seconds for which a connection may be idle between two requests; longer than a"
+        " balancer in front lets it be, or a request that it sends just then is lost: nginx and"
+        " AWS's ALB have 60, Google's has 600",
+    )
     slow_reader_seconds: float = Field(
         30,
         gt=0,

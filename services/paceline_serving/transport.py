@@ -91,8 +91,9 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     (_STREAMS, 128),
-    # Whoever comes back connects anew; whoever never calls does not keep a descriptor.
-    ("grpc.max_connection_idle_ms", 60_000),
+    # Whoever comes back connects anew; whoever never calls does not keep a descriptor. Longer than
+    # the 60 s of proxies, which would send a call just then.
+    ("grpc.max_connection_idle_ms", 75_000),
     # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
     # the old connection finishes. The grace is the longest request.
     ("grpc.max_connection_age_ms", 300_000),
