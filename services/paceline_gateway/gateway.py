@@ -373,6 +373,8 @@ class Endpoint:
             refusal = of_paceline(error, prompt=self._prompt)
             if refusal.status == 500:
                 _log.error("a generation failed: %s", error.message)
+            elif refusal.status == 503:
+                _log.info("a request found no orchestrator: %s", error.message)
             raise refusal from error
         except Exception as error:
             _log.exception("a request failed")

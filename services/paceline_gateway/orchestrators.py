@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -41,6 +42,7 @@ class Orchestrators:
         tls: How to trust them; None is plaintext.
         insecure: Allow plaintext to other machines.
         token: Tells the key that is shown to them; None where they ask for none.
+        patience_seconds: How long a generation that has begun waits for one that goes on with it.
 
     Raises:
         InvalidFieldError: An address is malformed, or a TLS file unusable.
@@ -56,6 +58,7 @@ class Orchestrators:
         tls: Tls | None,
         insecure: bool,
         token: Token | None = None,
+        patience_seconds: float = math.inf,
     ) -> None:
         self._open = partial(
             AsyncClient,
@@ -63,6 +66,7 @@ class Orchestrators:
             insecure=insecure,
             metadata=lambda: dict(tracing.outgoing_metadata()),
             token=token,
+            patience=patience_seconds,
         )
         self.client = self._open(addresses)
         self._watches = [

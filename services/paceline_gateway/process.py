@@ -72,6 +72,7 @@ class HttpProcess:
             tls=settings.orchestrator_tls,
             insecure=settings.insecure,
             token=follow_key(key_file) if key_file is not None else None,
+            patience_seconds=settings.resume_seconds,
         )
         self._spans = tracing.spans_to(settings.trace_endpoint, service="paceline-gateway")
         self.gateway = Gateway(

@@ -126,6 +126,13 @@ class RequestLimitSettings(Settings):
         description="bytes of all bodies that are here; one more is refused at once (429). One"
         " client alone gets four fifths",
     )
+    resume_seconds: float = Field(
+        8,
+        ge=0,
+        le=86_400,
+        description="seconds for which a generation that was broken off waits for an orchestrator"
+        " that goes on with it; then it ends (503)",
+    )
     keep_alive_seconds: int = Field(
         620,
         ge=1,
