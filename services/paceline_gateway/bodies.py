@@ -6,6 +6,7 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -39,6 +40,7 @@ from paceline_gateway.parameters import (
     one_of,
     only,
 )
+from paceline_gateway.request_body import ENCODINGS, encoding_of
 
 __all__ = [
     "Body",
@@ -308,6 +310,7 @@ def parse(body_class: type[BodyT], content: bytes) -> BodyT:
     Raises:
         RequestError: It is no JSON, or a parameter is wrong, unknown or not supported; names it.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(content, allow_inf_nan=False)
         # It takes the last of two values, and others the first one.
@@ -332,7 +335,7 @@ def check_kind(headers: Mapping[str, str]) -> None:
     """Check what a body is said to be; nothing said is as good as JSON.
 
     Raises:
-        RequestError: It is said to be no JSON, or to be compressed.
+        RequestError: It is said to be no JSON, or to be compressed in a way that is not taken.
     """
     kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
     if kind.strip().lower() != _JSON_KIND:
@@ -348,12 +351,14 @@ def check_kind(headers: Mapping[str, str]) -> None:
             status=415,
             param="content-type",
         )
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        raise RequestError(
-            "content-encoding: send the body as it is, not compressed",
+    if (encoding := encoding_of(headers)) not in ENCODINGS:
+        refusal = RequestError(
+            f"content-encoding: must be {', '.join(ENCODINGS)}, not {encoding[:100]!r}",
             status=415,
             param="content-encoding",
         )
+        refusal.headers["accept-encoding"] = ", ".join(ENCODINGS)
+        raise refusal
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
