@@ -211,10 +211,7 @@ def _bind(address: str, stall_seconds: float) -> socket.socket:
     Raises:
         OSError: The address cannot be had.
     """
-    try:
-        listener = listen(address, backlog=_BACKLOG)
-    except OSError as error:
-        raise OSError(f"cannot listen on {address}") from error
+    listener = listen(address, backlog=_BACKLOG)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = int(stall_seconds * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
