@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import NoTargetError, PacelineError
+from paceline.limits import most_request_bytes
 from paceline.v1.orchestrator_service_pb2_grpc import add_OrchestratorServiceServicer_to_server
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.calls.keeper import SessionKeeper
@@ -73,8 +74,10 @@ class OrchestratorApplication:
     ) -> None:
         self._process = process
         self.options: Sequence[tuple[str, int]] = client_server_options(
-            request_limit=settings.request_limit + settings.queue_limit
+            request_limit=settings.request_limit + settings.queue_limit,
+            message_bytes=settings.message_limit_bytes,
         )
+        process.inspect = self._inspect
         if settings.api_keys is not None:
             process.keys = Keys(settings.api_keys)
         self._exit = AsyncExitStack()
@@ -150,6 +153,9 @@ class OrchestratorApplication:
         """There are none."""
         return {}
 
+    def _inspect(self, raw: bytes, _caller: str) -> None:
+        self._servicer.check_size(len(raw))
+
     def _open_channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
         return pod_channel(
             endpoint.address, credentials=self._credentials, tls_name=endpoint.tls_name
@@ -196,6 +202,7 @@ class OrchestratorApplication:
                 model = await self._model_with_tokenizer()
                 if model is not None and not ready.is_set():
                     self._warn_of_bigrams(model)
+                    self._warn_of_messages(model)
                     ready.set()
                 if ready.is_set():
                     await self._process.set_serving(model is not None)
@@ -207,6 +214,18 @@ class OrchestratorApplication:
                 "max_gram_bigrams is of another vocabulary than the targets', which has %d tokens:"
                 " it is left out",
                 model.vocabulary_size,
+            )
+
+    def _warn_of_messages(self, model: ModelFacts) -> None:
+        needed = most_request_bytes(model.context_length)
+        allowed = self._settings.message_limit_bytes
+        if needed > allowed:
+            _log.warning(
+                "requests for a context of %d tokens may have %d bytes; --message-limit-bytes"
+                " (%d) refuses the longest",
+                model.context_length,
+                needed,
+                allowed,
             )
 
     async def _model_with_tokenizer(self) -> ModelFacts | None:

@@ -8,7 +8,13 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.errors import InvalidFieldError
-from paceline.limits import MOST_BIGRAM_BYTES, MOST_LOOKAHEAD
+from paceline.limits import (
+    DEFAULT_MESSAGE_BYTES,
+    LEAST_MESSAGE_BYTES,
+    MOST_BIGRAM_BYTES,
+    MOST_LOOKAHEAD,
+    MOST_MESSAGE_BYTES,
+)
 from paceline.plain_files import read_plain_file
 from paceline_orchestrator.fleet.discovery import (
     DEFAULT_PORT,
@@ -175,6 +181,13 @@ class RequestSettings(Settings):
         le=1 << 40,
         description="bytes of their messages; what is more is refused at once, too",
     )
+    message_limit_bytes: int = Field(
+        DEFAULT_MESSAGE_BYTES,
+        ge=LEAST_MESSAGE_BYTES,
+        le=MOST_MESSAGE_BYTES,
+        description="bytes of one message that is read at all. What a request may have follows from"
+        " the targets' context, and is less as a rule",
+    )
     queue_seconds: float = Field(
         300.0,
         gt=0,
@@ -184,6 +197,15 @@ class RequestSettings(Settings):
     default_deadline_seconds: float = Field(
         120.0, gt=0, le=86_400, description="seconds for a request that comes without a deadline"
     )
+
+    @model_validator(mode="after")
+    def _can_wait(self) -> Self:
+        if self.message_limit_bytes > self.queue_limit_bytes:
+            raise ValueError(
+                f"message_limit_bytes ({self.message_limit_bytes}) must not be more than"
+                f" queue_limit_bytes ({self.queue_limit_bytes}): such a request could never wait"
+            )
+        return self
 
 
 class TextSettings(Settings):

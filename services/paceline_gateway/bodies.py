@@ -6,6 +6,7 @@ changes nothing. What only serves the caller's books (user, metadata) is ignored
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -39,6 +40,7 @@ from paceline_gateway.parameters import (
     one_of,
     only,
 )
+from paceline_gateway.request_body import ENCODINGS, encoding_of
 
 __all__ = [
     "Body",
@@ -152,6 +154,11 @@ class Body(_Request):
         return value
 
     @property
+    def default_max_tokens(self) -> int | None:
+        """How many tokens are generated where nobody says; None leaves it to the orchestrator."""
+        return None
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream's last chunk tells how many tokens there were."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -180,10 +187,16 @@ class CompletionBody(Body):
             raise PydanticCustomError("unsupported", "is not supported; what changes nothing is n")
         return value
 
+    @property
+    def default_max_tokens(self) -> int:
+        """OpenAI's default."""
+        return 16
+
     def options(self) -> GenerateOptions:
-        """Return what the client library is told; OpenAI's default is 16 tokens."""
+        """Return what the client library is told."""
         options = super().options()
-        options["max_tokens"] = 16 if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
         return options
@@ -297,6 +310,7 @@ def parse(body_class: type[BodyT], content: bytes) -> BodyT:
     Raises:
         RequestError: It is no JSON, or a parameter is wrong, unknown or not supported; names it.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(content, allow_inf_nan=False)
         # It takes the last of two values, and others the first one.
@@ -321,7 +335,7 @@ def check_kind(headers: Mapping[str, str]) -> None:
     """Check what a body is said to be; nothing said is as good as JSON.
 
     Raises:
-        RequestError: It is said to be no JSON, or to be compressed.
+        RequestError: It is said to be no JSON, or to be compressed in a way that is not taken.
     """
     kind, _, parameters = headers.get("content-type", _JSON_KIND).partition(";")
     if kind.strip().lower() != _JSON_KIND:
@@ -337,12 +351,14 @@ def check_kind(headers: Mapping[str, str]) -> None:
             status=415,
             param="content-type",
         )
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        raise RequestError(
-            "content-encoding: send the body as it is, not compressed",
+    if (encoding := encoding_of(headers)) not in ENCODINGS:
+        refusal = RequestError(
+            f"content-encoding: must be {', '.join(ENCODINGS)}, not {encoding[:100]!r}",
             status=415,
             param="content-encoding",
         )
+        refusal.headers["accept-encoding"] = ", ".join(ENCODINGS)
+        raise refusal
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> None:

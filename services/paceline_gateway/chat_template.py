@@ -44,6 +44,7 @@ class ChatTemplates:
         template: ChatTemplate,
         messages: Sequence[Message],
         *,
+        most_bytes: int,
         param: str = "messages",
         first: str = "",
     ) -> str:
@@ -53,6 +54,7 @@ class ChatTemplates:
         one, and end its own turn.
 
         Args:
+            most_bytes: UTF-8 of the prompt at most: what orchestrators take.
             param: Which parameter the messages are.
             first: Which one the first of them is, if that is another.
 
@@ -65,6 +67,7 @@ class ChatTemplates:
         asked = {
             "source": template.source,
             "named_tokens": dict(template.named_tokens),
+            "most_bytes": most_bytes,
             "messages": [{"role": it.role, "content": it.content} for it in messages],
         }
         try:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
 from paceline import Chunk
+from paceline.errors import ContextLengthExceededError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -28,6 +29,8 @@ class Choice:
     Args:
         index: Its number in the request.
         generation: What is read.
+        without_default: Asks anew without the `max_tokens` that nobody has sent, where the context
+            has no room for so many: the orchestrator then generates what there is room for.
         prompt_index: Whose continuation it is.
         resumed: Called each time it went on elsewhere.
         charge: Called with numbers of tokens: the prompt's once, with the first chunk or where
@@ -39,6 +42,7 @@ class Choice:
         index: int,
         generation: AsyncGeneration,
         *,
+        without_default: Callable[[], AsyncGeneration] | None = None,
         prompt_index: int,
         resumed: Callable[[], None] = lambda: None,
         charge: Callable[[int], None] = lambda _: None,
@@ -46,6 +50,7 @@ class Choice:
         self.index = index
         self.prompt_index = prompt_index
         self._generation = generation
+        self._without_default = without_default
         self._resumed = resumed
         self._resumption_count = 0
         self._charge = charge
@@ -80,7 +85,7 @@ class Choice:
             PacelineError: It cannot go on.
         """
         try:
-            async with self._generation, aclosing(self._generation.events()) as events:
+            async with aclosing(self._events()) as events:
                 async for event in events:
                     if isinstance(event, Chunk):
                         self._charge_prompt()
@@ -90,6 +95,24 @@ class Choice:
         finally:
             self._charge_prompt()  # it was computed, whoever has left before a token came
             self._count_resumptions()
+
+    async def _events(self) -> AsyncGenerator[Event]:
+        """Read the generation; without the default limit if there is no room for that."""
+        try:
+            async with self._generation, aclosing(self._generation.events()) as events:
+                async for event in events:
+                    yield event
+        except ContextLengthExceededError as error:
+            if self._without_default is None or not _is_about_max_tokens(error):
+                raise
+        else:
+            return
+        # A smaller room than the default is smaller than the orchestrator's own default, too: so
+        # what it generates now is what there is room for.
+        self._generation = self._without_default()
+        async with self._generation, aclosing(self._generation.events()) as events:
+            async for event in events:
+                yield event
 
     def _charge_prompt(self) -> None:
         """Charge the prompt once, if a server has begun with it."""
@@ -102,6 +125,10 @@ class Choice:
             self._resumption_count += 1
             _log.info("a generation went on elsewhere")
             self._resumed()
+
+
+def _is_about_max_tokens(error: ContextLengthExceededError) -> bool:
+    return any(violation.field == "max_tokens" for violation in error.violations)
 
 
 async def deliver(choices: Sequence[Choice], take: Take) -> None:

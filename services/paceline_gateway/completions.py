@@ -43,7 +43,8 @@ async def chat(gateway: Gateway, connection: Connection, content: bytes, request
     body = parse(ChatBody, content)
     model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
-    prompt = await gateway.templates.render(template, body.messages)
+    most_bytes = await gateway.orchestrators.most_request_bytes()
+    prompt = await gateway.templates.render(template, body.messages, most_bytes=most_bytes)
     await _generate(
         gateway,
         connection,
@@ -70,7 +71,12 @@ async def _generate(
     options = body.options()
     options.update(written or {})
     choices = gateway.choices(
-        prompts, options, count=body.n, request_id=request_id, connection=connection
+        prompts,
+        options,
+        count=body.n,
+        request_id=request_id,
+        connection=connection,
+        default_max_tokens=body.default_max_tokens,
     )
     answer_class = StreamedAnswer if body.stream else WholeAnswer
     answer = answer_class(connection, form, body, request_id=request_id, model=model)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import ClientCancelledError
-from paceline_gateway.errors import RequestError
+from paceline_gateway.request_body import TOO_SLOW, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from starlette.types import Message, Receive, Scope, Send
+
+    from paceline_gateway.errors import RequestError
+    from paceline_gateway.request_body import BodyRules
 
 __all__ = ["Connection"]
 
@@ -28,7 +32,7 @@ class Connection:
 
     Args:
         headers: What every answer carries.
-        stall_seconds: How long its body may take, and how long it may read nothing.
+        stall_seconds: How long it may read nothing.
 
     Attributes:
         status: The status that was sent; 0 before.
@@ -51,6 +55,7 @@ class Connection:
         self._send = send
         self._headers = headers
         self._stall_seconds = stall_seconds
+        self._is_read = False
         self.status = 0
         self.charge: Callable[[int], None] = lambda _: None
         self.lane = ""
@@ -72,32 +77,36 @@ class Connection:
         """Whether the request is of a kind whose body is read as one."""
         return bool(self._scope["method"] == "POST")
 
-    async def body(self, limit_bytes: int) -> bytes:
-        """Read the whole body, which has no more time than a stall: who drips holds a place.
+    async def body(self, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
+        """Read the whole body; see `read_body`."""
+        content = await read_body(self._receive, rules, headers=headers)
+        self._is_read = True
+        return content
 
-        Raises:
-            RequestError: It is too large, or came too slowly.
-            ClientCancelledError: The client left.
+    async def refuse(self, error: RequestError) -> None:
+        """Answer with an error; in a stream that began, as its last event.
+
+        A client may still send its body, and read nothing before it has. Where the connection ends
+        with this answer, the end would overtake the answer: so the rest is read, and dropped.
         """
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                return await self._whole_body(limit_bytes)
-        except TimeoutError:
-            raise RequestError("the body did not come", status=408, code="timeout") from None
+        if self.status:
+            content, name = self.error_event(error.body)
+            await self.event(content, name=name)
+            await self.end_events()
+            return
+        reads_on = self.has_body and not self._is_read and error.status != TOO_SLOW
+        await self.answer(error.body, status=error.status, headers=error.headers, ends=not reads_on)
+        if reads_on:
+            await self._drop_body()
+            await self.end_events()
 
-    async def _whole_body(self, limit_bytes: int) -> bytes:
-        content = bytearray()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientCancelledError("the client went away")
-            content += message.get("body", b"")
-            if len(content) > limit_bytes:
-                raise RequestError(
-                    f"the body has more than {limit_bytes} bytes", status=413, code="too_large"
-                )
-            if not message.get("more_body"):
-                return bytes(content)
+    async def _drop_body(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._stall_seconds):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do some work for the client, whose body was read.
@@ -134,9 +143,14 @@ class Connection:
         return outcome
 
     async def answer(
-        self, content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+        self,
+        content: Any,
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        ends: bool = True,
     ) -> None:
-        """Send a whole answer as JSON."""
+        """Send a whole answer as JSON; where it does not end with that, `end_events` ends it."""
         body = _json(content).encode("utf-8", "replace")
         await self._start(
             status,
@@ -146,7 +160,7 @@ class Connection:
                 **(headers or {}),
             },
         )
-        await self._put({"type": "http.response.body", "body": body})
+        await self._put({"type": "http.response.body", "body": body, "more_body": not ends})
 
     async def begin_events(self) -> None:
         """Begin an answer of server-sent events."""

@@ -11,6 +11,7 @@ Its clients try again by themselves after 408, 429 and 5xx, when Retry-After say
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from paceline import errors
@@ -40,6 +41,15 @@ _PARAMETERS = {
     "verification_rule": "paceline.rule",
     "width": "paceline.width",
 }
+# Where machines are, in the words of gRPC, of orchestrators and of proxies.
+_ADDRESS = re.compile(
+    r"(?:ipv4|ipv6|unix|unix-abstract|dns):[^\s;,)]+"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\[[0-9a-f:.]*:[0-9a-f:.]*\](?::\d+)?"
+    r"|\b(?:localhost|[a-z0-9_-]+(?:\.[a-z0-9_-]+)+):\d+\b",
+    re.IGNORECASE,
+)
+
 _PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids"})
 
 # The first class that an error is one of decides: status, type, code.
@@ -159,10 +169,15 @@ def _parameter(error: errors.PacelineError, prompt: str) -> str | None:
 
 
 def _message(error: errors.PacelineError, prompt: str) -> str:
-    """Take the server's words, about the field that the client knows."""
+    """Take the server's words, about the field that the client knows, and without addresses.
+
+    The transport's words are for those who run it; the log has them.
+    """
+    if isinstance(error, errors.ConnectionLostError):
+        return "no orchestrator can be reached just now"
     violation = _violation(error)
     if violation is None:
-        return error.message
+        return _ADDRESS.sub("(an address)", error.message)
     return f"{_parameter(error, prompt)}: {violation.description}"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.channel import is_loopback
@@ -26,6 +27,7 @@ from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.metrics import LEFT
+from paceline_gateway.request_body import BodyRules
 from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys
 
@@ -45,6 +47,8 @@ __all__ = ["Endpoint", "Gateway"]
 _log = logging.getLogger(__name__)
 
 _MOST_NAME = 64  # characters of a request id on the wire
+# JSON may write a letter with six bytes that has two in UTF-8, and an id of five with eight.
+_JSON_BYTES = 3
 
 
 class Gateway:
@@ -84,6 +88,7 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
         self._shares = FairShares(settings.request_limit)
+        self._body_shares = FairShares(settings.bodies_limit_bytes)
         self._is_draining = False
         self.is_leaving = False
 
@@ -178,6 +183,38 @@ class Gateway:
             if not self._running:
                 self._idle.set()
 
+    @contextmanager
+    def room(self, lane: str) -> Iterator[BodyRules]:
+        """Count the bytes of a request's body for as long as the request is here.
+
+        Args:
+            lane: Whose it is.
+        """
+        kept = 0
+
+        def keep(byte_count: int) -> None:
+            nonlocal kept
+            if not self._body_shares.allows(lane, byte_count):
+                raise of_paceline(
+                    OverloadedError("too many long texts are here", retry_after_seconds=1.0),
+                    prompt="",
+                )
+            self._body_shares.take(lane, byte_count)
+            kept += byte_count
+
+        try:
+            yield BodyRules(
+                ceiling_bytes=self.settings.body_limit_bytes,
+                most_bytes=self._most_body_bytes,
+                keep=keep,
+                mebibyte_seconds=self.settings.slow_reader_seconds,
+            )
+        finally:
+            self._body_shares.give_back(lane, kept)
+
+    async def _most_body_bytes(self) -> int:
+        return _JSON_BYTES * await self.orchestrators.most_request_bytes()
+
     async def model(self, asked: str) -> str:
         """Return the model's name, if it is the one that was asked for.
 
@@ -203,10 +240,15 @@ class Gateway:
         count: int,
         request_id: str,
         connection: Connection,
+        default_max_tokens: int | None = None,
     ) -> list[Choice]:
         """Make the generations of a request: each prompt so often, with one seed after the other.
 
         Its client's take turns with those of others, at the orchestrators where they wait.
+
+        Args:
+            default_max_tokens: What `max_tokens` is where the options have none, cut to what the
+                context leaves; None is the orchestrator's default.
 
         Raises:
             RequestError: There are too many.
@@ -222,16 +264,21 @@ class Gateway:
         for index in range(total):
             prompt_index, number = divmod(index, count)
             name = _name(request_id, index=index, total=total)
-            generation = self.orchestrators.client.generate(
+            generate = partial(
+                self.orchestrators.client.generate,
                 prompts[prompt_index],
                 timeout=self.settings.call_limit_seconds,
                 metadata={lanes.HEADER: connection.lane},
                 **_own(options, number=number, request_id=name),
             )
+            limited = None
+            if default_max_tokens is not None and "max_tokens" not in options:
+                limited = generate(max_tokens=default_max_tokens)
             choices.append(
                 Choice(
                     index,
-                    generation,
+                    limited or generate(),
+                    without_default=generate if limited else None,
                     prompt_index=prompt_index,
                     resumed=self.metrics.resumed,
                     charge=connection.charge,
@@ -295,13 +342,24 @@ class Endpoint:
             with (
                 self._gateway.let_in(connection, headers),
                 self._gateway.admitted(connection.lane),
+                self._gateway.room(connection.lane) as rules,
             ):
                 if connection.has_body:
                     check_kind(headers)
-                content = await connection.body(self._gateway.settings.body_limit_bytes)
+                content = await self._body(connection, rules, headers=headers)
                 await connection.while_connected(self._answer(connection, content, request_id))
         except RequestError as error:
-            await _refuse(connection, error)
+            await connection.refuse(error)
+
+    async def _body(
+        self, connection: Connection, rules: BodyRules, *, headers: Mapping[str, str]
+    ) -> bytes:
+        try:
+            return await connection.body(rules, headers=headers)
+        except ClientCancelledError:
+            raise
+        except PacelineError as error:
+            raise of_paceline(error, prompt=self._prompt) from error
 
     async def _answer(self, connection: Connection, content: bytes, request_id: str) -> None:
         try:
@@ -315,6 +373,8 @@ class Endpoint:
             refusal = of_paceline(error, prompt=self._prompt)
             if refusal.status == 500:
                 _log.error("a generation failed: %s", error.message)
+            elif refusal.status == 503:
+                _log.info("a request found no orchestrator: %s", error.message)
             raise refusal from error
         except Exception as error:
             _log.exception("a request failed")
@@ -334,13 +394,3 @@ def _name(request_id: str, *, index: int, total: int) -> str:
     """Name a choice in the servers' logs after its request."""
     suffix = f"-{index}" if total > 1 else ""
     return request_id[: _MOST_NAME - len(suffix)] + suffix
-
-
-async def _refuse(connection: Connection, error: RequestError) -> None:
-    """Say it with a status, or in a stream that began as its last event."""
-    if connection.status:
-        content, name = connection.error_event(error.body)
-        await connection.event(content, name=name)
-        await connection.end_events()
-    else:
-        await connection.answer(error.body, status=error.status, headers=error.headers)

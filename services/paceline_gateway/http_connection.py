@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from paceline_gateway.errors import RequestError
-from paceline_gateway.request_head import HeadError, check_head, end_of_head
+from paceline_gateway.request_head import HeadError, check_head, end_of_head, path_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpConnection"]
 
+_EMPTY_LINE = b"\r\n"
 _PROBES = "/health/"
 _TRANSFER_ENCODING = b"transfer-encoding"
 
@@ -50,7 +51,12 @@ class HttpConnection(H11Protocol):
         self._follow_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, which may begin a head or end it."""
+        """Take what came, which may begin a head or end it.
+
+        Some clients send an empty line behind a body; it is no beginning of a head.
+        """
+        if data == _EMPTY_LINE and self.timeout_keep_alive_task is not None:
+            return
         super().data_received(data)
         self._follow_head()
 
@@ -127,11 +133,15 @@ class HttpConnection(H11Protocol):
 class _StrictConnection(h11.Connection):
     """h11, which sees only heads that can be read in one way.
 
+    An empty line before a head is passed over, as the standard asks servers to do: one, since a
+    client could send them without an end.
+
     Attributes:
         refusal: Why it refused one.
     """
 
     refusal: HeadError | None = None
+    _has_passed_a_line = False
 
     def next_event(self) -> Any:
         """Read on.
@@ -142,14 +152,35 @@ class _StrictConnection(h11.Connection):
         try:
             if self.their_state is h11.IDLE:
                 received = self.trailing_data[0]
+                if received.startswith(_EMPTY_LINE) and not self._has_passed_a_line:
+                    self._has_passed_a_line = True
+                    self._receive_buffer.maybe_extract_at_most(len(_EMPTY_LINE))
+                    received = self.trailing_data[0]
                 check_head(received[: end_of_head(received)])
-            return super().next_event()
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._has_passed_a_line = False
+                event = _with_path(event)
+            return event
         except HeadError as error:
             self.refusal = error
             raise h11.RemoteProtocolError(str(error)) from None
         except h11.RemoteProtocolError as error:
             self.refusal = HeadError(str(error), status=error.error_status_hint)
             raise
+
+
+def _with_path(request: h11.Request) -> h11.Request:
+    """Return a request whose target is its path."""
+    path = path_of(request.target)
+    if path == request.target:
+        return request
+    return h11.Request(
+        method=request.method,
+        target=path,
+        headers=request.headers.raw_items(),
+        http_version=request.http_version,
+    )
 
 
 def _full() -> JSONResponse:

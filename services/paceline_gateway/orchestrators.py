@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from paceline import AsyncClient
 from paceline.errors import DeadlineError, LoadingError, NoTargetError, TryAgainError
+from paceline.limits import LEAST_MESSAGE_BYTES
 from paceline_gateway.shared_answer import SharedAnswer
 from paceline_gateway.watch import Watch
 from paceline_serving import tracing
@@ -40,6 +42,7 @@ class Orchestrators:
         tls: How to trust them; None is plaintext.
         insecure: Allow plaintext to other machines.
         token: Tells the key that is shown to them; None where they ask for none.
+        patience_seconds: How long a generation that has begun waits for one that goes on with it.
 
     Raises:
         InvalidFieldError: An address is malformed, or a TLS file unusable.
@@ -55,6 +58,7 @@ class Orchestrators:
         tls: Tls | None,
         insecure: bool,
         token: Token | None = None,
+        patience_seconds: float = math.inf,
     ) -> None:
         self._open = partial(
             AsyncClient,
@@ -62,6 +66,7 @@ class Orchestrators:
             insecure=insecure,
             metadata=lambda: dict(tracing.outgoing_metadata()),
             token=token,
+            patience=patience_seconds,
         )
         self.client = self._open(addresses)
         self._watches = [
@@ -127,6 +132,14 @@ class Orchestrators:
             PacelineError: What else an orchestrator or the transport said.
         """
         return await self._info.get()
+
+    async def most_request_bytes(self) -> int:
+        """Ask how large a request may be; one that does not say takes what all of them take.
+
+        Raises:
+            PacelineError: Nobody could say.
+        """
+        return (await self.info()).most_request_bytes or LEAST_MESSAGE_BYTES
 
     async def chat_template(self) -> ChatTemplate:
         """Ask how the model wants conversations; the answer may be 2 s old.

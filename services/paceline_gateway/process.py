@@ -42,7 +42,6 @@ _STOP_GRACE_SECONDS = 2
 _BACKLOG = 2048
 # For probes, where all connections are busy.
 _SPARE_CONNECTIONS = 16
-_KEEP_ALIVE_SECONDS = 60
 
 
 class HttpProcess:
@@ -73,6 +72,7 @@ class HttpProcess:
             tls=settings.orchestrator_tls,
             insecure=settings.insecure,
             token=follow_key(key_file) if key_file is not None else None,
+            patience_seconds=settings.resume_seconds,
         )
         self._spans = tracing.spans_to(settings.trace_endpoint, service="paceline-gateway")
         self.gateway = Gateway(
@@ -124,7 +124,7 @@ class HttpProcess:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=_STOP_GRACE_SECONDS,
         )
         configuration.load()
@@ -211,10 +211,7 @@ def _bind(address: str, stall_seconds: float) -> socket.socket:
     Raises:
         OSError: The address cannot be had.
     """
-    try:
-        listener = listen(address, backlog=_BACKLOG)
-    except OSError as error:
-        raise OSError(f"cannot listen on {address}") from error
+    listener = listen(address, backlog=_BACKLOG)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = int(stall_seconds * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["HeadError", "check_head", "end_of_head"]
+__all__ = ["HeadError", "check_head", "end_of_head", "path_of"]
 
 _MOST_FIELDS = 128
 _MOST_BYTES = 16 * 1024
 
+# What a client sends that takes this server for a proxy; servers have to understand it.
+_ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>[/?][^#]*)?", re.IGNORECASE)
 _REQUEST_LINE = re.compile(rb"[!-~]+ (?P<target>[!-~]+) HTTP/(?P<version>[0-9]\.[0-9])")
 _VERSIONS = frozenset({b"1.0", b"1.1"})
 _NUMBER = re.compile(rb"[0-9]{1,19}")
@@ -53,6 +55,15 @@ def end_of_head(received: bytes) -> int:
     return len(received) if found < 0 else found + 4
 
 
+def path_of(target: bytes) -> bytes:
+    """Return a checked target's path and query, whichever of its two forms it has."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        return target
+    path = found["path"] or b""
+    return path if path.startswith(b"/") else b"/" + path
+
+
 def check_head(head: bytes) -> None:
     """Check a head as far as it is there.
 
@@ -68,31 +79,37 @@ def check_head(head: bytes) -> None:
     if not head.endswith(b"\r\n\r\n"):
         return
     request_line, *lines = head[:-4].split(b"\r\n")
-    version = _check_request_line(request_line)
+    version, host = _check_request_line(request_line)
     if len(lines) > _MOST_FIELDS:
         raise HeadError(f"the head has more than {_MOST_FIELDS} fields", status=431)
-    _check_fields([line.partition(b":") for line in lines], version=version)
+    _check_fields([line.partition(b":") for line in lines], version=version, host=host)
 
 
-def _check_request_line(line: bytes) -> bytes:
-    """Return the version."""
+def _check_request_line(line: bytes) -> tuple[bytes, bytes | None]:
+    """Return the version, and the host that the target names, if it does."""
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
         raise HeadError("the first line is no request")
     if found["version"] not in _VERSIONS:
         raise HeadError("only HTTP/1.0 and HTTP/1.1 are spoken here", status=505)
-    if not found["target"].startswith(b"/"):
-        raise HeadError("the request's target must be a path: this is no proxy")
-    return found["version"]
+    if found["target"].startswith(b"/"):
+        return found["version"], None
+    if (absolute := _ABSOLUTE.fullmatch(found["target"])) is None:
+        raise HeadError("the request's target must be a path, or http://HOST and a path")
+    return found["version"], absolute["host"].lower()
 
 
-def _check_fields(fields: list[tuple[bytes, bytes, bytes]], *, version: bytes) -> None:
+def _check_fields(
+    fields: list[tuple[bytes, bytes, bytes]], *, version: bytes, host: bytes | None
+) -> None:
     values: dict[bytes, bytes] = {}
     for name, _, value in fields:
         known = name.lower()
         if known in values and known in _ONCE:
             raise HeadError(f"{known.decode('ascii')} is there twice")
         values[known] = value.strip(b" \t")
+    if host is not None and values.get(b"host", host).lower() != host:
+        raise HeadError("the target is another host's: this is no proxy")
     length = values.get(b"content-length")
     if length is not None and not _NUMBER.fullmatch(length):
         raise HeadError("content-length is no number")

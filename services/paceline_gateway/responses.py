@@ -29,7 +29,10 @@ async def respond(
     model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
     first = "instructions" if body.instructions else ""
-    prompt = await gateway.templates.render(template, body.messages, param="input", first=first)
+    most_bytes = await gateway.orchestrators.most_request_bytes()
+    prompt = await gateway.templates.render(
+        template, body.messages, most_bytes=most_bytes, param="input", first=first
+    )
     options = body.options()
     options.update(WRITTEN)
     (choice,) = gateway.choices(

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
 from paceline.credentials import Tls
+from paceline.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
 from paceline_serving.security import refuse_plaintext
 from paceline_serving.server_settings import RunSettings
 from paceline_serving.settings import Settings, StringList, TcpAddress
@@ -112,15 +113,50 @@ class RequestLimitSettings(Settings):
         16, ge=1, le=128, description="generations of one request: its prompts times n"
     )
     body_limit_bytes: int = Field(
-        1 << 20, ge=1024, le=1 << 30, description="bytes of a request's body"
+        DEFAULT_MESSAGE_BYTES,
+        ge=1024,
+        le=MOST_MESSAGE_BYTES,
+        description="bytes of a request's body, whatever the model is. What its context needs is"
+        " less as a rule, and is the limit then",
+    )
+    bodies_limit_bytes: int = Field(
+        64 << 20,
+        ge=1024,
+        le=1 << 40,
+        description="bytes of all bodies that are here; one more is refused at once (429). One"
+        " client alone gets four fifths",
+    )
+    resume_seconds: float = Field(
+        8,
+        ge=0,
+        le=86_400,
+        description="seconds for which a generation that was broken off waits for an orchestrator"
+        " that goes on with it; then it ends (503)",
+    )
+    keep_alive_seconds: int = Field(
+        620,
+        ge=1,
+        le=86_400,
+        description="seconds for which a connection may be idle between two requests; longer than a"
+        " balancer in front lets it be, or a request that it sends just then is lost: nginx and"
+        " AWS's ALB have 60, Google's has 600",
     )
     slow_reader_seconds: float = Field(
         30,
         gt=0,
         le=3600,
-        description="seconds a client may take for a request's head and for its body, and may read"
-        " nothing of an answer",
+        description="seconds a client may take for a request's head and for each mebibyte of its"
+        " body, and may read nothing of an answer",
     )
+
+    @model_validator(mode="after")
+    def _has_room_for_a_body(self) -> Self:
+        if self.body_limit_bytes > self.bodies_limit_bytes:
+            raise ValueError(
+                f"body_limit_bytes ({self.body_limit_bytes}) must not be more than"
+                f" bodies_limit_bytes ({self.bodies_limit_bytes}): there would be no room for it"
+            )
+        return self
 
 
 class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSettings, RunSettings):

@@ -16,7 +16,7 @@ import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from paceline_gateway.template_worker import HEAD, MOST_CPU_SECONDS, MOST_PROMPT_BYTES
+from paceline_gateway.template_worker import HEAD, cpu_seconds
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -32,7 +32,7 @@ _START_SECONDS = 30.0  # Python takes a tenth of a second, and more on a busy ma
 # The processor's time is what counts; this ends what is stopped or swapped out.
 _ANSWER_SECONDS = 20.0
 _QUEUE_SECONDS = 10.0
-_MOST_ANSWER_BYTES = 8 * MOST_PROMPT_BYTES  # JSON writes a byte with six at most
+_ANSWER_BYTES_PER_BYTE = 8  # JSON writes one with six at most
 _INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
 
 
@@ -152,7 +152,7 @@ class _Renderer:
         """
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await self._frame()
+                await self._frame(0)
         except TimeoutError:
             raise NoProcessError(f"a process did not start within {_START_SECONDS:g} s") from None
         except (OSError, asyncio.IncompleteReadError):
@@ -174,11 +174,13 @@ class _Renderer:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 self._process.stdin.write(HEAD.pack(len(content)) + content)
                 await self._process.stdin.drain()
-                answer: Mapping[str, Any] = json.loads(await self._frame())
+                frame = await self._frame(_ANSWER_BYTES_PER_BYTE * asked["most_bytes"])
+                answer: Mapping[str, Any] = json.loads(frame)
         except TimeoutError:
             raise BeyondLimitsError(f"{_ANSWER_SECONDS:g} s") from None
         except (OSError, asyncio.IncompleteReadError):
-            raise BeyondLimitsError(_reason(await self._process.wait())) from None
+            code = await self._process.wait()
+            raise BeyondLimitsError(_reason(code, frame_bytes=len(content))) from None
         if "beyond" in answer:
             raise BeyondLimitsError(answer["beyond"])
         if "text" in answer:
@@ -191,18 +193,18 @@ class _Renderer:
             self._process.kill()
         await self._process.wait()
 
-    async def _frame(self) -> bytes:
+    async def _frame(self, most_bytes: int) -> bytes:
         assert self._process.stdout is not None
         (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-        if length > _MOST_ANSWER_BYTES:
-            raise BeyondLimitsError(f"an answer of {_MOST_ANSWER_BYTES} bytes")
+        if length > most_bytes:
+            raise BeyondLimitsError(f"an answer of {most_bytes} bytes")
         return await self._process.stdout.readexactly(length)
 
 
-def _reason(code: int) -> str:
+def _reason(code: int, *, frame_bytes: int) -> str:
     """Say of what a template took too much by how its process ended."""
     if code == -signal.SIGPROF:
-        return f"{MOST_CPU_SECONDS:g} s of processor time"
+        return f"{cpu_seconds(frame_bytes):g} s of processor time"
     return f"its process could bear, which ended with code {code}"
 
 

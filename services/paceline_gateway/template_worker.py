@@ -3,12 +3,14 @@
 A chat template comes from a model's folder, and so from a stranger. Jinja's sandbox keeps it from
 Python's insides. It does not keep it from a power with a million digits, from loops in loops, or
 from gigabytes of spaces, and nothing can end a thread. So templates run here. For each conversation
-this process may take a second of processor time, and some memory beyond its own size. The kernel
+this process may take a second of processor time, and some memory beyond its own size; for a
+conversation of many megabytes more of both, by its length. The kernel
 ends it when the time is over, and refuses it more memory; then the gateway starts another one.
 
 Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
 
-    in     {"source", "named_tokens", "messages"}, without the source if it is the last one's
+    in     {"source", "named_tokens", "messages", "most_bytes"}, without the source if it is the
+           last one's
     out    an empty frame first, which says that this process is ready; then for each question
            {"text"}, {"refusal"} or {"beyond"}
 
@@ -37,20 +39,20 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.parser import Parser
 
-__all__ = ["HEAD", "MOST_CPU_SECONDS", "MOST_MEMORY_BYTES", "MOST_PROMPT_BYTES", "main"]
+__all__ = ["HEAD", "MOST_MEMORY_BYTES", "cpu_seconds", "main"]
 
 HEAD = struct.Struct(">I")
 """What goes before each frame: its length in bytes."""
 
-MOST_CPU_SECONDS = 1.0
-"""Processor time of one conversation; the templates in use take milliseconds."""
+# Processor time of one conversation, whose templates take milliseconds, and of reading it.
+_CPU_SECONDS = 1.0
+_CPU_SECONDS_PER_BYTE = 1 / (4 << 20)
 
 MOST_MEMORY_BYTES = 64 << 20
-"""What this process may take beyond what it has at its start."""
+"""What this process may take beyond what it has at its start, and beyond what is read."""
 
-MOST_PROMPT_BYTES = 1 << 20
-"""UTF-8 of a prompt: four times what an orchestrator takes."""
-
+# A conversation is here as JSON, as text, in parts, as a prompt, and as JSON once more.
+_COPIES = 16
 _MOST_REASON = 500  # characters
 
 
@@ -58,17 +60,24 @@ class _BeyondError(Exception):
     """A limit is reached; its text says which."""
 
 
+def cpu_seconds(frame_bytes: int) -> float:
+    """Return what a question of so many bytes may take of the processor's time."""
+    return round(_CPU_SECONDS + frame_bytes * _CPU_SECONDS_PER_BYTE, 1)
+
+
 def main() -> None:
     """Answer frames until standard input ends."""
-    _limit_this_process()
+    own_bytes = _limit_this_process()
     frames_in, frames_out = sys.stdin.buffer, sys.stdout.buffer
     frames_out.write(HEAD.pack(0))
     frames_out.flush()
     compiled: Template | None = None
     while head := frames_in.read(HEAD.size):
-        asked = json.loads(frames_in.read(HEAD.unpack(head)[0]))
-        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_SECONDS)
+        (frame_bytes,) = HEAD.unpack(head)
+        _limit_memory(own_bytes, frame_bytes)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds(frame_bytes))
         try:
+            asked = json.loads(frames_in.read(frame_bytes))
             if "source" in asked:
                 compiled = None
                 compiled = _environment().from_string(asked["source"])
@@ -86,16 +95,24 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _limit_this_process() -> None:
-    """Take away what a template must not have; some systems know no limit of memory."""
-    with suppress(OSError, ValueError):
-        with open("/proc/self/statm") as file:  # noqa: PTH123 - pathlib would be imported for it
-            own_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        most = own_bytes + MOST_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+def _limit_this_process() -> int:
+    """Take away what a template must not have; return what this process has of memory."""
+    own_bytes = 0
+    with suppress(OSError, ValueError), open("/proc/self/statm") as file:  # noqa: PTH123 - no pathlib
+        own_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process, whatever it does
+    return own_bytes
+
+
+def _limit_memory(own_bytes: int, frame_bytes: int) -> None:
+    """Limit it for one conversation; some systems know no such limit."""
+    if own_bytes:
+        most = own_bytes + MOST_MEMORY_BYTES + _COPIES * frame_bytes
+        with suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def _render(template: Template, asked: Mapping[str, Any]) -> str:
@@ -113,8 +130,8 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
         **asked["named_tokens"],
     ):
         total_bytes += len(part.encode("utf-8", "surrogatepass"))
-        if total_bytes > MOST_PROMPT_BYTES:
-            raise _BeyondError(f"a prompt of {MOST_PROMPT_BYTES} bytes")
+        if total_bytes > asked["most_bytes"]:
+            raise _BeyondError(f"a prompt of {asked['most_bytes']} bytes")
         parts.append(part)
     return "".join(parts)
 

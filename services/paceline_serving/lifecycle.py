@@ -31,6 +31,7 @@ from paceline_serving.process import (
     side_connection_limit,
 )
 from paceline_serving.security import AccessPolicy, server_credentials
+from paceline_serving.sockets import claimed, why_not
 from paceline_serving.transport import PROBE_SERVER_OPTIONS, connections_at_most
 
 if TYPE_CHECKING:
@@ -269,18 +270,20 @@ def bind(
     """Bind a port; return the address with the port that it got.
 
     Raises:
-        OSError: It cannot be had.
+        OSError: It cannot be had; says why.
     """
-    try:
-        port = (
-            server.add_insecure_port(address)
-            if credentials is None
-            else server.add_secure_port(address, credentials)
-        )
-    except RuntimeError:
-        port = 0
+    with claimed(address):
+        try:
+            port = (
+                server.add_insecure_port(address)
+                if credentials is None
+                else server.add_secure_port(address, credentials)
+            )
+        except RuntimeError:
+            port = 0
     if port == 0:
-        raise OSError(f"cannot listen on {address}")
+        cause = why_not(address)
+        raise OSError(f"cannot listen on {address}" + (f": {cause}" if cause else ""))
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 

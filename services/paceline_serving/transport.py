@@ -30,6 +30,7 @@ __all__ = [
 _Options = tuple[tuple[str, int], ...]
 
 _MEBIBYTE = 1 << 20
+_RECEIVED = "grpc.max_receive_message_length"
 _STREAMS = "grpc.max_concurrent_streams"
 _LEAST_STREAMS = 1024
 
@@ -90,16 +91,18 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     (_STREAMS, 128),
-    # Whoever comes back connects anew; whoever never calls does not keep a descriptor.
-    ("grpc.max_connection_idle_ms", 60_000),
+    # Whoever comes back connects anew; whoever never calls does not keep a descriptor. Longer than
+    # the 60 s of proxies, which would send a call just then.
+    ("grpc.max_connection_idle_ms", 75_000),
     # An age, so that clients meet new replicas within minutes: they connect anew, and what runs on
     # the old connection finishes. The grace is the longest request.
     ("grpc.max_connection_age_ms", 300_000),
     ("grpc.max_connection_age_grace_ms", 600_000),
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
-    # A prompt is at most 256 KiB of text; an answer's statistics and timeline are larger.
-    ("grpc.max_receive_message_length", _MEBIBYTE),
+    # An orchestrator's operator says what requests may have; an answer's statistics and timeline
+    # are larger than most.
+    (_RECEIVED, _MEBIBYTE),
     ("grpc.max_send_message_length", 16 * _MEBIBYTE),
     *_METADATA_LIMITS,
 )
@@ -123,8 +126,10 @@ def connections_at_most(connections: int) -> _Options:
     return (("grpc.max_allowed_incoming_connections", connections),)
 
 
-def client_server_options(*, request_limit: int) -> _Options:
+def client_server_options(*, request_limit: int, message_bytes: int) -> _Options:
     """Return the options of a server that takes so many requests before it refuses one.
+
+    And requests of so many bytes: what is larger is refused by gRPC itself, unread.
 
     gRPC's core refuses streams beyond its limit without a word (RST_STREAM, REFUSED_STREAM), and
     its own clients begin more than the server lets them: of 200 at once, 70 beyond 128. So a
@@ -132,8 +137,9 @@ def client_server_options(*, request_limit: int) -> _Options:
     when to come back. A stream costs some kB, and what waits is bounded by its bytes besides.
     """
     return (
-        *((name, value) for name, value in CLIENT_SERVER_OPTIONS if name != _STREAMS),
+        *(it for it in CLIENT_SERVER_OPTIONS if it[0] not in {_STREAMS, _RECEIVED}),
         (_STREAMS, max(_LEAST_STREAMS, 2 * request_limit)),
+        (_RECEIVED, message_bytes),
     )
 
 

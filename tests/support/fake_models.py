@@ -104,6 +104,7 @@ class FakeModelServer:
         takes_trees: Whether it judges, or drafts, trees.
         fingerprint: The model's.
         incarnation: The process that it says it is.
+        context_length: The most tokens of a text.
         forward_latencies: What it says that forwards cost: median ns by rows.
         tokenizer: What GetTokenizer streams; None for a model without one.
         chat_template: What GetChatTemplate answers; None for a model without one.
@@ -139,6 +140,7 @@ class FakeModelServer:
     takes_trees: bool = True
     fingerprint: str = ""
     incarnation: str = ""
+    context_length: int = _CONTEXT_LENGTH
     forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     chat_template: model_service_pb2.ChatTemplate | None = None
@@ -213,7 +215,7 @@ class FakeModelServer:
             tokenizer_fingerprint=_digest(self.tokenizer or b""),
             vocabulary_size=VOCABULARY_SIZE,
             eos_token_ids=self.eos_ids,
-            context_length=_CONTEXT_LENGTH,
+            context_length=self.context_length,
             backend="fake",
             dtype="",
             device="",

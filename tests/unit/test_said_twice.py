@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Histogram
 
 from paceline import limits
 from paceline.request import GenerateOptions
@@ -19,11 +19,14 @@ from paceline.v1 import sampling_pb2
 from paceline_cli import generate
 from paceline_engine import fields
 from paceline_engine.loading import BACKENDS
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_model_server.records import CallRecorder, HostCollector
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.planning import measurements
 from paceline_protocol import ranks, task
+from paceline_serving.server_settings import ProcessSettings
+from paceline_serving.telemetry import RpcMetrics
 from support.conformance.cases import all_cases
 from support.fake_host import FakeHost
 
@@ -103,3 +106,20 @@ def test_every_metric_has_a_row_in_the_table_that_operators_read(who, register):
     listed = set(re.findall(rf"^\| {who} \| `(\w+)", table, re.MULTILINE))
     shown = {f"{it.name}_total" if it.type == "counter" else it.name for it in registry.collect()}
     assert shown <= listed
+
+
+@pytest.mark.parametrize("register", [of_requests, of_a_model, RpcMetrics, GatewayMetrics])
+def test_histograms_of_times_reach_beyond_the_longest_call(register, monkeypatch):
+    longest_seconds = ProcessSettings().call_limit_seconds
+    limits_of = {}
+    make = Histogram.__init__
+
+    def noted(self, name, *arguments, **more):
+        limits_of[name] = more["buckets"]
+        make(self, name, *arguments, **more)
+
+    monkeypatch.setattr(Histogram, "__init__", noted)
+    register(CollectorRegistry())
+    times = {name: buckets for name, buckets in limits_of.items() if "_seconds" in name}
+    assert {name for name, buckets in times.items() if max(buckets) <= longest_seconds} == set()
+    assert times

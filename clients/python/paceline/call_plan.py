@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import threading
@@ -91,9 +92,22 @@ class RetryBudget:
     go on elsewhere, but not to knock at a closed door in chorus.
 
     Concurrency: any thread may use it.
+
+    Args:
+        patience_seconds: How long one generation asks on, after its last text.
+        clock: A monotonic clock, in seconds.
+
+    Attributes:
+        patience_seconds: The same.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        patience_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.patience_seconds = patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._next_at = float("-inf")  # when one retry a time, without pause, would be due
@@ -147,6 +161,7 @@ class CallPlan:
         self._endpoint_count = endpoint_count
         self._rounds = 0
         self._is_heard = False
+        self._failed_at: float | None = None  # since then no text has come
         self.asked: set[object] = set()
 
     @property
@@ -157,6 +172,7 @@ class CallPlan:
     def hear(self) -> None:
         """Text has come: whoever failed before may do better now."""
         self._is_heard, self._rounds, self._resend_count = True, 0, 0
+        self._failed_at = None
         self.asked.clear()
         if self._resumptions_left is None:
             self._delay_seconds = _FIRST_DELAY_SECONDS
@@ -175,6 +191,8 @@ class CallPlan:
         Raises:
             PacelineError: The same error, if going on makes no sense.
         """
+        if self._failed_at is None:
+            self._failed_at = self._clock()
         if was_refused and (pause := self.resend_seconds(error, endpoint=endpoint)) is not None:
             return pause
         self.asked.add(endpoint)
@@ -233,7 +251,8 @@ class CallPlan:
         """Say whether all are to be asked once more."""
         self._rounds += 1
         if self._is_heard:
-            return self._rounds < _ROUNDS
+            silent_seconds = self._clock() - (self._failed_at or 0.0)
+            return self._rounds < _ROUNDS and silent_seconds < self._budget.patience_seconds
         return self._rounds < _ROUNDS_UNHEARD and not isinstance(error, OverloadedError)
 
     def _next_delay(self, error: PacelineError) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -180,9 +181,11 @@ class AsyncClient:
         channel_options: gRPC's own options for channels, where they have to differ from ours.
             There is no way to give interceptors: those of grpc.aio can swallow a cancel, and the
             servers would work on.
+        patience: Where generations go on by themselves: for how many seconds after its last text
+            one asks on while no orchestrator answers. By default for about a minute.
 
     Raises:
-        InvalidFieldError: The address is malformed, a TLS file is unusable, the timeout is
+        InvalidFieldError: The address is malformed, a TLS file is unusable, a time is
             negative, metadata cannot be sent, or plaintext would leave this machine unasked.
 
     Concurrency:
@@ -200,6 +203,7 @@ class AsyncClient:
         metadata: MetadataSource | None = None,
         token: AsyncToken | None = None,
         channel_options: ChannelOptions = (),
+        patience: float = math.inf,
     ) -> None:
         self._metadata = CallMetadata.of(metadata, token=token)
         routes = [
@@ -213,7 +217,7 @@ class AsyncClient:
             ]
         )
         self._timeout = timeout_seconds(timeout)
-        self._budget = RetryBudget()
+        self._budget = RetryBudget(patience_seconds=timeout_seconds(patience))
 
     def generate(
         self,

@@ -312,7 +312,11 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemInfo:
-    """What an orchestrator works with."""
+    """What an orchestrator works with.
+
+    Attributes:
+        most_request_bytes: The largest request that it takes; 0 where it does not say.
+    """
 
     version: str
     model_name: str
@@ -322,6 +326,7 @@ class SystemInfo:
     context_length: int
     servers: tuple[ServerInfo, ...]
     running_request_count: int
+    most_request_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

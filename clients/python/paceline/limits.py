@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 __all__ = [
+    "DEFAULT_MESSAGE_BYTES",
+    "LEAST_MESSAGE_BYTES",
     "MOST_BIGRAM_BYTES",
     "MOST_BRANCHES",
     "MOST_CHUNK_TOKENS",
     "MOST_DRAFTERS",
     "MOST_LOOKAHEAD",
+    "MOST_MESSAGE_BYTES",
     "MOST_PEM_BYTES",
     "MOST_TARGETS",
     "MOST_TOKENIZER_BYTES",
     "MOST_TOP_LOGPROBS",
     "MOST_WIDTH",
+    "most_request_bytes",
+    "most_text_bytes",
 ]
 
 MOST_LOOKAHEAD = 64
@@ -42,5 +47,34 @@ MOST_TOKENIZER_BYTES = 256 << 20
 MOST_PEM_BYTES = 1 << 20
 """A file with certificates or a key: all authorities that a system trusts take 220 KB."""
 
+LEAST_MESSAGE_BYTES = 1 << 20
+"""A GenerateRequest that every orchestrator reads."""
+
+DEFAULT_MESSAGE_BYTES = 16 << 20
+"""A GenerateRequest that an orchestrator reads where its operator says nothing: what a context of
+400,000 tokens needs."""
+
+MOST_MESSAGE_BYTES = 256 << 20
+"""A GenerateRequest that an orchestrator can be made to read."""
+
 MOST_BIGRAM_BYTES = 64 << 20
 """A bigram table: one line for each token of a vocabulary, of which the largest takes 4 MB."""
+
+# Of prose a token has four bytes in most vocabularies; of indented code and of languages that a
+# vocabulary was made for, twenty.
+_TEXT_BYTES_PER_TOKEN = 32
+_LEAST_TEXT_BYTES = 256 << 10
+# The longest varint of a uint32.
+_ID_BYTES = 5
+# All of a request but its prompt and the tokens that it resumes.
+_OTHER_BYTES = 64 << 10
+
+
+def most_text_bytes(context_length: int) -> int:
+    """Return the UTF-8 bytes of a prompt's text that a context of so many tokens could have."""
+    return max(_LEAST_TEXT_BYTES, _TEXT_BYTES_PER_TOKEN * context_length)
+
+
+def most_request_bytes(context_length: int) -> int:
+    """Return the bytes of the largest GenerateRequest for a context of so many tokens."""
+    return most_text_bytes(context_length) + _ID_BYTES * context_length + _OTHER_BYTES

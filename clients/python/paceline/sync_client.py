@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -147,6 +148,7 @@ class Client:
         metadata: MetadataSource | None = None,
         token: Token | None = None,
         channel_options: ChannelOptions = (),
+        patience: float = math.inf,
     ) -> None:
         self._metadata = CallMetadata.of(metadata, token=token)
         routes = [
@@ -157,7 +159,7 @@ class Client:
             [Endpoint(it.address, Connection(it), leads_to_one=it.leads_to_one) for it in routes]
         )
         self._timeout = timeout_seconds(timeout)
-        self._budget = RetryBudget()
+        self._budget = RetryBudget(patience_seconds=timeout_seconds(patience))
 
     def generate(
         self,

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from paceline import Chunk, DrafterKind, Finished, Started, Strategy
 from paceline.errors import InvalidFieldError
+from paceline.limits import MOST_MESSAGE_BYTES
 from paceline.plain_files import read_plain_text
 from paceline_cli.connection import open_client
 from paceline_cli.model_costs import ModelCosts  # noqa: TC001 - pydantic reads it
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["STRATEGIES", "GenerateSettings", "main"]
 
-_MOST_BYTES = 1 << 20  # of a prompt, four times what an orchestrator takes
 # The papers' words are understood, too.
 STRATEGIES = {
     word: strategy
@@ -181,12 +181,12 @@ def _prompt(settings: GenerateSettings) -> str:
         raise InvalidFieldError.of("prompt", "give one: as an argument, as -, or with --file")
     try:
         if settings.file is not None:
-            return read_plain_text(settings.file, most_bytes=_MOST_BYTES, allow_pipe=True)
+            return read_plain_text(settings.file, most_bytes=MOST_MESSAGE_BYTES, allow_pipe=True)
         if settings.prompt != "-":
             return settings.prompt or ""
-        text = sys.stdin.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            problem = f"standard input has more than {_MOST_BYTES} characters"
+        text = sys.stdin.read(MOST_MESSAGE_BYTES + 1)
+        if len(text) > MOST_MESSAGE_BYTES:
+            problem = f"standard input has more than {MOST_MESSAGE_BYTES} characters"
             raise InvalidFieldError.of("prompt", problem)
         return text
     except (OSError, UnicodeDecodeError) as error:

@@ -24,7 +24,7 @@ __all__ = ["RequestMetrics"]
 _RATE_BUCKETS = tuple(step / 10 for step in range(1, 11))
 # Seconds. On one machine a hop takes 0.3 ms.
 _HOP_BUCKETS = (0.0001, 0.00025, *LATENCY_BUCKETS)
-_SPEED_UP_BUCKETS = (0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8)
+_SPEED_UP_BUCKETS = (0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 12, 16, 32)
 _TARGET_BUCKETS = (*range(1, 9), 12, 16, 24, 32, 64)
 
 

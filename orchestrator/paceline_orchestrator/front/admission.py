@@ -22,6 +22,7 @@ from paceline.limits import (
     MOST_TARGETS,
     MOST_TOP_LOGPROBS,
     MOST_WIDTH,
+    most_text_bytes,
 )
 from paceline.names import NAME_RULE, is_name
 from paceline.v1 import orchestrator_service_pb2 as pb
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["allowed_tokens", "check", "check_lengths", "check_tokens", "is_greedy", "seed_of"]
 
-_PROMPT_BYTES = 256 * 1024
 _STOP_STRINGS = 4
 _STOP_STRING_BYTES = 64
 _SEED_BITS = 53
@@ -47,11 +47,6 @@ _Request = pb.GenerateRequest
 _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("prompt", "is required", lambda it: it.WhichOneof("prompt") is not None),
     ("text", _EMPTY, lambda it: not it.HasField("text") or bool(it.text)),
-    (
-        "text",
-        f"must be 1 to {_PROMPT_BYTES} bytes of UTF-8",
-        lambda it: len(it.text.encode()) <= _PROMPT_BYTES,
-    ),
     (
         "token_ids",
         _EMPTY,
@@ -149,11 +144,18 @@ def check(request: pb.GenerateRequest) -> None:
 
 
 def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
-    """Check how many token ids there are, before anything is made of them.
+    """Check how long the text is and how many token ids there are, before they are worked on.
 
     Raises:
         ContextLengthExceededError: More than the model's context has room for.
     """
+    most_bytes = most_text_bytes(model.context_length)
+    if len(request.text) > most_bytes or len(request.text.encode()) > most_bytes:
+        raise ContextLengthExceededError.of(
+            "text",
+            f"must be at most {most_bytes} bytes of UTF-8 for a context of {model.context_length}"
+            " tokens",
+        )
     for field, count in (
         ("token_ids.ids", len(request.token_ids.ids)),
         ("resume_token_ids", len(request.resume_token_ids)),

@@ -9,16 +9,19 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
+    ContextLengthExceededError,
     DrainingError,
     LoadingError,
     NoTargetError,
     PacelineError,
     UnsupportedError,
 )
+from paceline.limits import LEAST_MESSAGE_BYTES, most_request_bytes
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1.orchestrator_service_pb2_grpc import OrchestratorServiceServicer
 from paceline_orchestrator.calls.deadline import Deadline
 from paceline_orchestrator.fleet import shortage
+from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.fleet.wire import fetch_chat_template
 from paceline_orchestrator.front.admission import (
     allowed_tokens,
@@ -110,6 +113,29 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     def waiting_count(self) -> int:
         """Requests that wait for their turn."""
         return self._queue.waiting_count
+
+    @property
+    def most_request_bytes(self) -> int:
+        """The largest request that is taken: the longest context among the targets says."""
+        ceiling = self._settings.message_limit_bytes
+        contexts = [
+            it.facts.context_length
+            for it in self._pool.servers
+            if it.role is Role.TARGET and it.facts is not None
+        ]
+        return min(ceiling, most_request_bytes(max(contexts))) if contexts else ceiling
+
+    def check_size(self, byte_count: int) -> None:
+        """Refuse a message, before it is parsed, that is larger than any request.
+
+        Raises:
+            ContextLengthExceededError: It is.
+        """
+        if byte_count > LEAST_MESSAGE_BYTES and byte_count > self.most_request_bytes:
+            raise ContextLengthExceededError(
+                f"the request has {byte_count} bytes, and at most {self.most_request_bytes} are"
+                " taken with this model's context"
+            )
 
     def begin(self) -> None:
         """Let requests run: there is a target, and its tokenizer."""
@@ -206,6 +232,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 info.tokenizer_fingerprint = model.tokenizer_fingerprint
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
+        info.most_request_bytes = self.most_request_bytes
         for server in self._pool.servers:
             info.servers.append(server_message(server))
         return info

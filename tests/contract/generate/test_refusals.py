@@ -19,7 +19,6 @@ SAMPLING = sampling_pb2.SamplingParameters
 BAD_REQUESTS = [
     ("prompt", {"token_ids": None}),
     ("text", {"text": ""}),
-    ("text", {"text": "x" * (256 * 1024 + 1)}),
     ("token_ids", {"token_ids": pb.TokenIds()}),
     ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[VOCABULARY_SIZE])}),
     ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[2**32 - 1])}),
@@ -77,11 +76,36 @@ async def test_what_does_not_fit_the_context_is_refused():
         for request in (
             {"max_tokens": 4096},
             {"token_ids": pb.TokenIds(ids=[1] * 4096)},
+            {"text": "x" * 4096},
         ):
             with pytest.raises(errors.ContextLengthExceededError):
                 await system.generate(**request)
         fits = await system.generate(token_ids=pb.TokenIds(ids=[1] * 4095), max_tokens=1)
         assert len(fits.token_ids) == 1
+
+
+async def test_a_text_that_no_such_context_could_have_is_refused_before_it_is_tokenised():
+    length = 16_384
+    async with orchestrating(targets=targets(1, context_length=length)) as system:
+        with pytest.raises(errors.ContextLengthExceededError) as caught:
+            await system.generate(text="ö" * (16 * length + 1))
+        (violation,) = caught.value.violations
+        assert violation.field == "text"
+        assert f"at most {32 * length} bytes" in violation.description
+        with pytest.raises(errors.ContextLengthExceededError, match="prompt"):
+            await system.generate(text="ö" * (16 * length))
+
+
+async def test_a_message_larger_than_any_request_for_the_context_is_refused_unparsed():
+    async with orchestrating(targets=targets(1, context_length=65_536)) as system:
+        with pytest.raises(errors.ContextLengthExceededError, match="are taken with this"):
+            await system.generate(stop_strings=[""] * (2 << 20))
+
+
+async def test_a_message_that_the_operator_does_not_allow_is_not_read():
+    async with orchestrating(targets=targets(1), message_limit_bytes=2 << 20) as system:
+        with pytest.raises(errors.InvalidFieldError, match="larger than max"):
+            await system.generate(text="x" * (3 << 20))
 
 
 async def test_a_rule_that_the_servers_do_not_know_is_unsupported():

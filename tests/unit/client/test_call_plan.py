@@ -135,10 +135,10 @@ def asked_one_after_the_other(calls, error, count, *, endpoints=2):
 
 
 def several(clock, **options):
+    options.setdefault("budget", RetryBudget(clock=clock))
     return CallPlan(
         120.0,
         resume_attempts=None,
-        budget=RetryBudget(clock=clock),
         endpoint_count=2,
         clock=clock,
         chance=lambda: 0.0,
@@ -160,6 +160,21 @@ def test_a_text_that_has_begun_is_worth_thirty_rounds(clock):
     assert waits[1::2] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6] + 24 * [2.0])
     with pytest.raises(ConnectionLostError):
         calls.delay_seconds(LOST, was_refused=True, endpoint=1)
+
+
+def test_a_text_that_has_begun_is_asked_on_about_for_as_long_as_the_client_is_patient(clock):
+    budget = RetryBudget(patience_seconds=3, clock=clock)
+    calls = several(clock, budget=budget)
+    for _ in range(2):
+        calls.hear()
+        for now in (0, 1, 2.9):
+            clock.now = now
+            asked_one_after_the_other(calls, LOST, 2)
+        clock.now = 3
+        calls.asked.add(0)
+        with pytest.raises(ConnectionLostError):
+            calls.delay_seconds(LOST, was_refused=True, endpoint=1)
+        clock.now = 0
 
 
 def test_with_each_text_all_begins_anew(clock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from contextlib import suppress
 
 import pytest
@@ -172,7 +173,8 @@ def test_any_bytes_are_a_body_or_a_refusal(content):
         (b'{"model":"fake","prompt":"p","seed":' + b"9" * 5_000 + b"}", 400),
         (b'{"model":"' + b"x" * 100_000 + b'","prompt":"p"}', 404),
         (b'{"model":"fake","prompt":"\\u0000"}', 200),
-        (b'\xef\xbb\xbf{"model":"fake","prompt":"p"}', 400),
+        (b'\xef\xbb\xbf{"model":"fake","prompt":"p"}', 200),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"model":"fake","prompt":"p"}', 400),
         ('{"model":"fake","prompt":"p"}'.encode("utf-16"), 400),
         (b"model=fake&prompt=p", 400),
         (gzip.compress(mtime=0, data=b'{"model":"fake","prompt":"p"}'), 400),
@@ -185,7 +187,7 @@ def test_any_bytes_are_a_body_or_a_refusal(content):
         (b'{"model":"fake","prompt":[-1]}', 400),
         (b'{"model":"fake","prompt":"p","temperature":-0.0}', 200),
         (b'{"model":"fake","prompt":"p","seed":' + b"9" * 100_000 + b"}", 400),
-        (b" " * (1 << 20) + b"{}", 413),
+        (b" " * (3 << 20) + b"{}", 413),
     ],
 )
 async def test_over_http_a_strange_body_is_answered_with_what_is_wrong(content, status):
@@ -211,7 +213,10 @@ async def test_over_http_a_strange_body_is_answered_with_what_is_wrong(content, 
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
         ({"content-type": "multipart/form-data; boundary=x"}, 415),
-        ({"content-encoding": "gzip"}, 415),
+        ({"content-encoding": ""}, 200),
+        ({"content-encoding": "gzip"}, 400),
+        ({"content-encoding": "deflate"}, 400),
+        ({"content-encoding": "br"}, 415),
         ({"content-encoding": "identity, gzip"}, 415),
     ],
     ids=str,
@@ -223,6 +228,67 @@ async def test_a_body_that_is_said_to_be_something_else_is_refused_unread(header
     assert answer.status_code == status
     if status != 200:
         assert answer.json()["error"]["param"] == next(iter(headers))
+    if status == 415 and "content-encoding" in headers:
+        assert answer.headers["accept-encoding"] == "gzip, deflate, identity"
+        assert "gzip, deflate, identity" in answer.json()["error"]["message"]
+
+
+def raw_deflate(content):
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(content) + stream.flush()
+
+
+LONG = json.dumps({**TEXT, "prompt": "\u6c34 long " * 60_000}).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content"),
+    [
+        ("gzip", gzip.compress(LONG)),
+        ("GZIP", gzip.compress(LONG)),
+        ("x-gzip", gzip.compress(LONG)),
+        ("gzip", gzip.compress(LONG[:9]) + gzip.compress(LONG[9:])),
+        ("deflate", zlib.compress(LONG)),
+        ("deflate", raw_deflate(LONG)),
+    ],
+)
+async def test_a_compressed_body_is_taken_in_whatever_pieces_it_comes(encoding, content):
+    async def pieces():
+        for start in range(0, len(content), 1000):
+            yield content[start : start + 1000]
+
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    async with gateway_over() as gateway:
+        for sent in (content, pieces()):
+            answer = await gateway.http.post("/v1/completions", content=sent, headers=headers)
+            assert answer.status_code == 200, answer.text
+        assert {it.text for it in gateway.requests} == {json.loads(LONG)["prompt"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (gzip.compress(bytes(100 << 20)), 413),
+        (gzip.compress(bytes(3 << 20)) * 2, 413),
+        (gzip.compress(LONG)[:-9], 400),
+        (gzip.compress(LONG) + b"more", 400),
+        (gzip.compress(LONG)[:100] + bytes(100), 400),
+        (b"", 400),
+    ],
+    ids=["a bomb", "two", "cut", "more behind", "broken", "nothing"],
+)
+async def test_a_compressed_body_is_limited_by_what_it_is_inflated_and_has_to_be_whole(
+    content, status
+):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    kept = []
+    async with gateway_over() as gateway:
+        shares = gateway.process.gateway._body_shares
+        take = shares.take
+        shares.take = lambda share, amount: (kept.append(amount), take(share, amount))
+        answer = await gateway.http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == status
+    assert sum(kept) <= 3 << 20
 
 
 WHOLE = [

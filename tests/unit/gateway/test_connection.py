@@ -11,6 +11,7 @@ import pytest
 from paceline.errors import ClientCancelledError
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError
+from paceline_gateway.request_body import BodyRules
 
 
 def connection(*, receive=None, send=None, stall_seconds=5.0):
@@ -21,6 +22,19 @@ def connection(*, receive=None, send=None, stall_seconds=5.0):
     return Connection(
         scope, receive or forever, send or forever, headers={}, stall_seconds=stall_seconds
     )
+
+
+def rules(**changed):
+    async def a_mebibyte():
+        return 1 << 20
+
+    values = {
+        "ceiling_bytes": 4 << 20,
+        "most_bytes": a_mebibyte,
+        "keep": lambda _: None,
+        "mebibyte_seconds": 5.0,
+    }
+    return BodyRules(**values | changed)
 
 
 async def test_a_client_whose_buffers_stay_full_is_given_up():
@@ -36,7 +50,7 @@ async def test_a_body_that_drips_is_not_waited_for():
 
     async with asyncio.timeout(30):
         with pytest.raises(RequestError) as refused:
-            await connection(receive=drips, stall_seconds=0.05).body(100)
+            await connection(receive=drips).body(rules(mebibyte_seconds=0.05), headers={})
     assert refused.value.status == 408
 
 

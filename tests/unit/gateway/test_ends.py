@@ -57,6 +57,21 @@ async def test_an_orchestrators_error_is_said_in_openais_form(error, status, par
     assert response.headers.get("retry-after") == wants.get(status)
 
 
+async def test_no_error_tells_where_machines_inside_are():
+    places = [
+        *("ipv4:10.1.2.3:50050", "ipv6:[fd00::1]:50050", "10.1.2.3:50051", "10.1.2.3"),
+        *("[fd00::1]:443", "unix:/run/paceline.sock", "localhost:50051"),
+        "orchestrator-0.paceline.svc.cluster.local:50050",
+    ]
+    fake = scripted()
+    async with gateway_over(fake) as gateway:
+        for place in places:
+            error = errors.OverloadedError(f"none at {place}; last error")
+            fake.script = [Leg(error=error, refuses=True)]
+            response = await gateway.post("/v1/completions", prompt="p")
+            assert response.json()["error"]["message"] == "none at (an address); last error"
+
+
 async def test_orchestrators_that_do_not_say_what_their_model_is_are_unavailable():
     # 504 would tell the client to ask for less.
     fake = FakeOrchestrator()

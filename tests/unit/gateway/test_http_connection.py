@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, suppress
 
+import pytest
+
 from paceline_gateway import process
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import gateway_over
@@ -65,6 +67,27 @@ async def test_between_two_requests_a_connection_may_be_idle_for_longer_than_a_h
         async with gateway.connected() as (silent, _):
             await ended(silent)
         assert await asked(*idle) == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "served_after", "closed_after"),
+    [({}, 601, 621), ({"keep_alive_seconds": 5}, 4, 6)],
+    ids=["by default", "as set"],
+)
+async def test_an_idle_connection_outlives_those_of_the_balancers_in_front(
+    monkeypatch, settings, served_after, closed_after
+):
+    loop, later = asyncio.get_running_loop(), 0.0
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + later)
+    async with gateway_over(**settings) as gateway, gateway.connected() as idle:
+        for _ in range(2):
+            assert await asked(*idle) == 200
+            later += served_after
+            await asyncio.sleep(0)  # what is due by now runs before the next request comes
+        assert await asked(*idle) == 200
+        later += closed_after
+        await ended(idle[0])
 
 
 async def test_a_gateway_whose_connections_are_all_busy_refuses_requests_and_answers_probes(

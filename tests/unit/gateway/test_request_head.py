@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_gateway.request_head import HeadError, check_head
+from paceline_gateway.request_head import HeadError, check_head, path_of
 from support.gateway import gateway_over
 
 POST = "POST /v1/models HTTP/1.1\r\nHost: localhost\r\n"
@@ -60,7 +60,10 @@ REFUSED = {
     "HTTP/2 without asking": ("PRI * HTTP/2.0\r\n", 505),
     "a version that is not": (GET.replace("1.1", "1.2"), 505),
     "two spaces": (GET.replace(" HTTP", "  HTTP"), 400),
-    "an empty line first": ("\r\n" + GET, 400),
+    "two empty lines first": ("\r\n\r\n" + GET, 400),
+    "a target with a user": (GET.replace("/v1", "http://a@localhost/v1"), 400),
+    "a target of another scheme": (GET.replace("/v1", "ftp://localhost/v1"), 400),
+    "a target with another port": (GET.replace("/v1", "http://localhost:1/v1"), 400),
     "TLS": ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
 }
 TAKEN = [
@@ -70,6 +73,7 @@ TAKEN = [
     POST + "content-length:\t0 \r\n",
     POST + "Transfer-Encoding: Chunked\r\n",
     GET + "a:\r\n" * 127,
+    GET.replace("/v1", "http://localhost/v1"),
 ]
 
 
@@ -102,3 +106,40 @@ def test_a_stray_end_of_line_is_refused_before_the_head_ends():
         check_head(b"GET / HTTP/1.1\nHost")
     with pytest.raises(HeadError, match="CR LF"):
         check_head(b"GET / HTTP/1.1\r\nX: a\rY")
+
+
+async def test_what_servers_have_to_understand_is_taken():
+    """RFC 9112: a target as proxies are sent it (3.2.2), and an empty line before a head (2.2)."""
+    forms = [
+        GET.replace("/v1", "http://localhost/v1"),
+        GET.replace("/v1", "HTTP://LOCALHOST/v1"),
+        GET.replace("/v1/models", "https://localhost/v1/models?a=b"),
+        "\r\n" + GET,
+    ]
+    async with gateway_over() as gateway, gateway.connected() as (reader, writer):
+        for form in forms:
+            writer.write(f"{form}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), form
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            assert b'"fake"' in await reader.readexactly(int(length))
+    for target, path in (("http://a", "/"), ("http://a?b", "/?b"), ("/a?b", "/a?b")):
+        assert path_of(target.encode()) == path.encode()
+
+
+async def test_an_empty_line_behind_a_body_begins_no_head():
+    body = b'{"model": "fake", "prompt": "p"}'
+    head = f"{POST.replace('models', 'completions')}Content-Length: {len(body)}\r\n\r\n".encode()
+    async with (
+        gateway_over(slow_reader_seconds=0.1) as gateway,
+        gateway.connected() as (reader, writer),
+    ):
+        for _ in range(2):
+            writer.write(head + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            length = answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            await reader.readexactly(int(length))
+            writer.write(b"\r\n")
+            async with gateway.connected() as (silent, _):
+                assert await silent.read() == b""  # for as long as a head may take

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 from paceline import errors
-from support.fake_orchestrator import SEED, FakeOrchestrator, Leg
+from support.fake_orchestrator import SEED, FakeOrchestrator, Leg, serving
 from support.gateway import gateway_over
+from support.waiting import until
 
 LOST = errors.ConnectionLostError("gone")
 WHOLE = "3 4 5 6 7 "
@@ -26,6 +30,27 @@ async def test_one_address_is_not_asked_for_ever():
         response = await gateway.post("/v1/completions", prompt="p")
     assert response.status_code == 503
     assert len(gateway.requests) == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_the_only_orchestrator_leaves_ends_soon_and_says_when_to_come_again(streamed):
+    fake = FakeOrchestrator(script=[Leg(hangs=True, chunks=2)])
+    async with AsyncExitStack() as life:
+        await life.enter_async_context(serving(fake))
+        async with gateway_over(orchestrators=(fake.address,), resume_seconds=0.1) as gateway:
+            asked = {"model": "fake", "prompt": "p", "stream": streamed}
+            answer = asyncio.create_task(gateway.http.post("/v1/completions", json=asked))
+            await until(lambda: fake.requests, what="it has begun")
+            await life.aclose()
+            async with asyncio.timeout(30):  # sixty rounds take 64 s
+                response = await answer
+            new = await gateway.post("/v1/completions", prompt="p")
+    assert (new.status_code, new.headers["retry-after"]) == (503, "1")
+    for text in (new.text, response.text):
+        assert "no orchestrator can be reached" in text
+        assert "127.0.0.1" not in text
+    if not streamed:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -140,7 +140,9 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_told_when_to_come_a
 async def test_long_messages_fill_the_queue_by_their_bytes():
     long = pb.TokenIds(ids=[7] * 300_000)
     async with (
-        virtual_system(*targets(1), request_limit=1, queue_limit_bytes=1 << 20) as system,
+        virtual_system(
+            *targets(1), request_limit=1, queue_limit_bytes=1 << 20, message_limit_bytes=1 << 20
+        ) as system,
         asyncio.TaskGroup() as tasks,
     ):
         first, *waiting = await begun(

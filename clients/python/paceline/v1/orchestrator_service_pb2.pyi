@@ -328,7 +328,9 @@ class GenerateRequest(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """As text, at most 256 KiB of UTF-8."""
+    """As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
+    is more.
+    """
     add_special_tokens: _builtins.bool
     """Whether the tokenizer adds its special tokens (such as a begin-of-text token) to a text prompt.
     Default true.
@@ -985,6 +987,7 @@ class GetSystemInfoResponse(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     RUNNING_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    MOST_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Paceline's version."""
     model_name: _builtins.str
@@ -999,6 +1002,10 @@ class GetSystemInfoResponse(_message.Message):
     """The most tokens a request can have, prompt included."""
     running_request_count: _builtins.int
     """Requests running."""
+    most_request_bytes: _builtins.int
+    """The largest GenerateRequest that is taken, in bytes: as much as the targets' context needs, and
+    no more than the operator allows. A proxy reads no more than that from its own clients.
+    """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerInfo]:
         """Every model server known."""
@@ -1014,10 +1021,11 @@ class GetSystemInfoResponse(_message.Message):
         context_length: _builtins.int = ...,
         servers: _abc.Iterable[Global___ServerInfo] | None = ...,
         running_request_count: _builtins.int = ...,
+        most_request_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "running_request_count", b"running_request_count", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "most_request_bytes", b"most_request_bytes", "running_request_count", b"running_request_count", "servers", b"servers", "tokenizer_fingerprint", b"tokenizer_fingerprint", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -155,7 +155,10 @@ export interface GenerateRequest {
   /** The prompt. Required, at least one token after tokenising. */
   prompt:
     | //
-    /** As text, at most 256 KiB of UTF-8. */
+    /**
+     * As text: in UTF-8 at most 32 bytes for each token of the model's context, or 256 KiB if that
+     * is more.
+     */
     { $case: "text"; value: string }
     | //
     /** As token ids. */
@@ -497,6 +500,11 @@ export interface GetSystemInfoResponse {
   servers: ServerInfo[];
   /** Requests running. */
   runningRequestCount: number;
+  /**
+   * The largest GenerateRequest that is taken, in bytes: as much as the targets' context needs, and
+   * no more than the operator allows. A proxy reads no more than that from its own clients.
+   */
+  mostRequestBytes: number;
 }
 
 /** A model server as the orchestrator sees it. */
@@ -2352,6 +2360,7 @@ function createBaseGetSystemInfoResponse(): GetSystemInfoResponse {
     contextLength: 0,
     servers: [],
     runningRequestCount: 0,
+    mostRequestBytes: 0,
   };
 }
 
@@ -2380,6 +2389,9 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     }
     if (message.runningRequestCount !== 0) {
       writer.uint32(64).uint32(message.runningRequestCount);
+    }
+    if (message.mostRequestBytes !== 0) {
+      writer.uint32(72).uint64(message.mostRequestBytes);
     }
     return writer;
   },
@@ -2461,6 +2473,14 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
             message.runningRequestCount = reader.uint32();
             continue;
           }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.mostRequestBytes = longToNumber(reader.uint64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2486,6 +2506,7 @@ export const GetSystemInfoResponse: MessageFns<GetSystemInfoResponse> = {
     message.contextLength = object.contextLength ?? 0;
     message.servers = object.servers?.map((e) => ServerInfo.fromPartial(e)) || [];
     message.runningRequestCount = object.runningRequestCount ?? 0;
+    message.mostRequestBytes = object.mostRequestBytes ?? 0;
     return message;
   },
 };

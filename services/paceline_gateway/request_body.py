@@ -1,0 +1,197 @@
+"""One request's body, read in bounded time and space.
+
+How large a body may be follows from what orchestrators take, which follows from their model's
+context. A small body is read without asking; for a larger one the gateway has to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.errors import ClientCancelledError
+from paceline_gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import Receive
+
+__all__ = ["ENCODINGS", "SMALL_BYTES", "TOO_SLOW", "BodyRules", "encoding_of", "read_body"]
+
+ENCODINGS = ("gzip", "deflate", "identity")
+"""How a body may be sent."""
+
+_PART_BYTES = 1 << 18
+
+TOO_SLOW = 408
+"""The status of a body that did not come in time."""
+
+SMALL_BYTES = 1 << 20
+"""What is read whatever the model is; and what a client has its time for, once more for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """What a body may take.
+
+    Attributes:
+        ceiling_bytes: What no body may exceed, whatever the model is.
+        most_bytes: Tells what the model's context needs.
+        keep: Called with numbers of bytes as they are kept; raises where there is no room.
+        mebibyte_seconds: How long each mebibyte may take, a begun one included.
+    """
+
+    ceiling_bytes: int
+    most_bytes: Callable[[], Awaitable[int]]
+    keep: Callable[[int], None]
+    mebibyte_seconds: float
+
+
+def encoding_of(headers: Mapping[str, str]) -> str:
+    """Return how a body is sent, in one word; as it is, where nothing is said."""
+    named = headers.get("content-encoding", "").strip().lower()
+    return {"": "identity", "x-gzip": "gzip"}.get(named, named)
+
+
+async def read_body(receive: Receive, rules: BodyRules, *, headers: Mapping[str, str]) -> bytes:
+    """Read a whole body, and inflate it: what is limited is what it is then.
+
+    Raises:
+        RequestError: It is too large, or came too slowly, or there is no room for it now; or it is
+            not compressed as it says.
+        ClientCancelledError: The client left.
+        PacelineError: It is no small one, and nobody could say how large it may be.
+    """
+    return await _Reader(receive, rules).read(headers)
+
+
+class _Reader:
+    """Reads one body."""
+
+    def __init__(self, receive: Receive, rules: BodyRules) -> None:
+        self._receive = receive
+        self._rules = rules
+        self._limit_bytes = min(SMALL_BYTES, rules.ceiling_bytes)
+        self._is_told = False
+        self._content = bytearray()
+        self._inflater: _Inflater | None = None
+
+    async def read(self, headers: Mapping[str, str]) -> bytes:
+        encoding = encoding_of(headers)
+        if encoding != "identity":
+            self._inflater = _Inflater(encoding)
+        await self._allow(int(headers.get("content-length", "0")))
+        received = 0
+        seconds = self._rules.mebibyte_seconds
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientCancelledError("the client went away")
+                    piece: bytes = message.get("body", b"")
+                    begun = received // SMALL_BYTES
+                    received += len(piece)
+                    if more := received // SMALL_BYTES - begun:
+                        limit.reschedule((limit.when() or 0.0) + more * seconds)
+                    await self._take(piece)
+                    if not message.get("more_body"):
+                        self._check_end()
+                        return bytes(self._content)
+        except TimeoutError:
+            raise RequestError("the body did not come", status=TOO_SLOW, code="timeout") from None
+
+    async def _take(self, piece: bytes) -> None:
+        """Keep a piece, inflated a part at a time, between which others have their turn."""
+        if self._inflater is None:
+            await self._keep(piece)
+            return
+        self._inflater.feed(piece)
+        while part := self._inflater.next_part():
+            await self._keep(part)
+            await asyncio.sleep(0)
+
+    def _check_end(self) -> None:
+        if self._inflater is not None and not self._inflater.is_whole:
+            raise _broken(self._inflater.encoding)
+
+    async def _keep(self, piece: bytes) -> None:
+        await self._allow(len(self._content) + len(piece))
+        self._rules.keep(len(piece))
+        self._content += piece
+
+    async def _allow(self, byte_count: int) -> None:
+        """Refuse a body of so many bytes if it is too large; ask once what that is."""
+        if byte_count > self._rules.ceiling_bytes:
+            raise _too_large(self._rules.ceiling_bytes)
+        if byte_count > self._limit_bytes and not self._is_told:
+            self._limit_bytes = min(await self._rules.most_bytes(), self._rules.ceiling_bytes)
+            self._is_told = True
+        if byte_count > self._limit_bytes:
+            raise _too_large(self._limit_bytes)
+
+
+class _Inflater:
+    """Inflates a body as it comes, never more of it at a time than a part.
+
+    Attributes:
+        encoding: gzip, or deflate: zlib's form as the standard has it, or without its frame, as
+            some clients do.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self.encoding = encoding
+        self._rest = b""
+        self._has_more = False  # a full part may be followed by what the library holds
+        self._stream: zlib._Decompress | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ended where it says that it ends."""
+        return self._stream is not None and self._stream.eof and not self._rest
+
+    def feed(self, piece: bytes) -> None:
+        """Take in what has come."""
+        self._rest += piece
+
+    def next_part(self) -> bytes:
+        """Return the next part of what it is inflated; empty if more has to come first.
+
+        Raises:
+            RequestError: It is not what it says.
+        """
+        try:
+            while self._rest or self._has_more:
+                if self._stream is None or self._stream.eof:  # a gzip file may have many members
+                    self._stream = zlib.decompressobj(self._window_bits())
+                part = self._stream.decompress(self._rest, _PART_BYTES)
+                self._has_more = len(part) == _PART_BYTES and not self._stream.eof
+                self._rest = self._stream.unconsumed_tail or self._stream.unused_data
+                if part:
+                    return part
+        except zlib.error:
+            raise _broken(self.encoding) from None
+        return b""
+
+    def _window_bits(self) -> int:
+        if self.encoding == "gzip":
+            return 16 + zlib.MAX_WBITS
+        has_frame = self._rest[0] & 0x0F == zlib.DEFLATED
+        return zlib.MAX_WBITS if has_frame else -zlib.MAX_WBITS
+
+
+def _broken(encoding: str) -> RequestError:
+    return RequestError(
+        f"content-encoding: the body is no whole {encoding}", param="content-encoding"
+    )
+
+
+def _too_large(limit_bytes: int) -> RequestError:
+    return RequestError(
+        f"the body has more than {limit_bytes} bytes, the most that is taken here",
+        status=413,
+        code="too_large",
+    )
