@@ -206,8 +206,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
                 info.tokenizer_fingerprint = model.tokenizer_fingerprint
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
-        for server in self._pool.servers:
-            info.servers.append(server_message(server))
+        for server, standing in self._pool.standings().items():
+            info.servers.append(server_message(server, standing))
         return info
 
     async def GetSystemChatTemplate(  # noqa: N802
