@@ -134,13 +134,20 @@ class HealthWatch:
         self._tell(server)
 
     async def _take_not(self, server: ModelServer) -> None:
-        """Note that it says NOT_SERVING; and ask it why, after requests have been told."""
-        server.health_status, server.trouble = NOT_SERVING, ""
+        """Note that it says NOT_SERVING; and ask it why, after requests have been told.
+
+        Until it has said why, one that served ends, and one that comes loads; what is known of it
+        from an earlier stream stands.
+        """
+        if server.health_status != NOT_SERVING:
+            server.trouble = LOADING if server.health_status else ""
+        server.health_status = NOT_SERVING
         self._tell(server)
         try:
             await fetch_facts(server.models)
+            server.trouble = ""
         except LoadingError:
             server.trouble = LOADING
-            self._tell(server)
         except PacelineError:
-            pass  # it has said already that it takes nothing
+            return  # it has said already that it takes nothing
+        self._tell(server)

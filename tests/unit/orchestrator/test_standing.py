@@ -217,6 +217,26 @@ async def test_a_server_that_loads_is_told_from_one_that_drains():
         await stands(pool, "target-1", Word.DRAINING)
 
 
+async def test_a_server_that_loads_for_long_is_told_of_once(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.1)
+    asked, health_changes = [], health_watch.health_changes
+
+    def counted(channel, *, seconds):
+        asked.append(channel)
+        return health_changes(channel, seconds=seconds)
+
+    monkeypatch.setattr(health_watch, "health_changes", counted)
+    target = a_target(is_loading=True)
+    async with a_pool(a_target(), target) as pool:
+        await target.set_serving(False)
+        await stands(pool, "target-1", Word.LOADING)
+        caplog.clear()
+        (loading,) = (it.channel for it in pool.servers if it.name == "target-1")
+        await soon(lambda: asked.count(loading) >= 5, what="its health was asked for again")
+    assert not [it for it in caplog.messages if it.startswith("target-1")]
+
+
 async def test_what_discovery_says_of_a_server_is_its_word():
     def listed(servers):
         return [
