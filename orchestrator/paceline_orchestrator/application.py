@@ -215,6 +215,7 @@ class OrchestratorApplication:
 
         The target that sent it may be gone by then.
         """
+        self._codecs.forget_all_but(self._pool.servers)
         while True:
             asked_at = time.monotonic()
             try:
