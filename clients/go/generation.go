@@ -229,7 +229,9 @@ func (c *Completion) TokenIDs() []uint32 {
 }
 
 // ServerInfo is a model server as the orchestrator sees it. Role is "drafter" or "target"; a role that
-// this client does not know is "role 12".
+// this client does not know is "role 12". Standing says in one word whether it is "used", "resting",
+// or not used and why, such as "other_dtype"; one that this client does not know is "standing 99", and
+// it is empty where the orchestrator is too old to say.
 type ServerInfo struct {
 	Name             string
 	Address          string
@@ -240,6 +242,8 @@ type ServerInfo struct {
 	DecodeStep       time.Duration
 	SelfDraftKind    string // what it drafts for itself with, such as "medusa"; else empty
 	IsInvariant      bool   // its choices are the same bit by bit, whatever it computes beside
+	Standing         string
+	StandingDetail   string // more on that, for people, mostly about "it"; may be empty
 }
 
 // SystemInfo is what an orchestrator works with.

@@ -142,6 +142,8 @@ func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
 			DecodeStep:       time.Duration(server.GetDecodeStepNs()),
 			SelfDraftKind:    server.GetSelfDraftKind(),
 			IsInvariant:      server.GetIsInvariant(),
+			Standing:         readStanding(server.GetStanding()),
+			StandingDetail:   server.GetStandingDetail(),
 		}
 	}
 	return &SystemInfo{
@@ -154,6 +156,14 @@ func readSystemInfo(message *pb.GetSystemInfoResponse) *SystemInfo {
 		Servers:              servers,
 		RunningRequestCount:  int(message.GetRunningRequestCount()),
 	}
+}
+
+// readStanding names how a server stands; empty where an older orchestrator does not say it.
+func readStanding(number pb.ServerStanding) string {
+	if number == 0 {
+		return ""
+	}
+	return wordOrNumber(pb.ServerStanding_name, int32(number), "standing")
 }
 
 func readRule(number pb.VerificationRule) VerificationRule {

@@ -19,7 +19,8 @@ from paceline_orchestrator.calls.metrics import RequestMetrics
 from paceline_orchestrator.fleet.discovery import StaticDiscovery
 from paceline_orchestrator.fleet.discovery.dns import DnsDiscovery
 from paceline_orchestrator.fleet.discovery.metrics import DiscoveryMetrics, WatchMetrics
-from paceline_orchestrator.fleet.pool import ServerPool, count_ready_servers
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.server_metrics import count_servers
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError
 from paceline_orchestrator.front.servicer import OrchestratorServicer
 from paceline_orchestrator.front.tokenizer import Codecs
@@ -91,7 +92,7 @@ class OrchestratorApplication:
             probe=probe.answers,
             draw_lot=random.random,
         )
-        count_ready_servers(registry, self._pool)
+        count_servers(registry, self._pool)
         self._keeper = SessionKeeper()
         self._codecs = Codecs()
         demand = DemandMeter(self._pool, lookahead=settings.verifier_lookahead)
@@ -233,6 +234,7 @@ class OrchestratorApplication:
 
         The target that sent it may be gone by then.
         """
+        self._codecs.forget_all_but(self._pool.servers)
         while True:
             asked_at = time.monotonic()
             try:

@@ -6,12 +6,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from paceline_orchestrator.fleet.words import Word
 from support.manifests import install, values_of
 from support.promtool import Promtool, counter, gauge, histogram
 
 GENERATE = "paceline.v1.OrchestratorService/Generate"
 VALUES = values_of("keda.yaml")
 MOST = VALUES["autoscaling"]["maxReplicas"]
+# What a server is that is well and gets no work, and what takes work, passes or has other alerts.
+IDLE_WORDS = (
+    *("other_model", "other_tokenizer", "other_dtype", "other_context", "other_invariance"),
+    *("other_role", "listed_twice", "bad_answer", "too_old", "refuses", "unwatched"),
+)
+OTHER_WORDS = ("used", "resting", "unreachable", "loading", "draining", "failing", "silent")
 CODES_THAT_FAIL = ("INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE")
 
 
@@ -76,6 +83,20 @@ def ready(role, *counts):
     return series
 
 
+def standing(word, *counts, role="target"):
+    series = {}
+    for index, count in enumerate(counts):
+        labels = {"role": role, "standing": word, "pod": f"o-{index}"}
+        series |= gauge("paceline_servers", count, **labels)
+    return series
+
+
+def not_used(word, role="target"):
+    labels = {"role": role, "standing": word}
+    says = f"A {role} is well and gets no work: {word}"
+    return Case("PacelineServerNotUsed", standing(word, 0, 1, role=role), says, labels)
+
+
 def sessions(count, *, running, at_models=0):
     return (
         gauge("paceline_sessions_active", count, role="target")
@@ -117,6 +138,18 @@ CASES = [
     Case("PacelineNoTarget", ready("target", 0, 1)),
     Case("PacelineNoDrafter", ready("drafter", 0, 0) | ready("target", 2), NO_DRAFTER),
     Case("PacelineNoDrafter", ready("drafter", 1, 0)),
+    *(not_used(it) for it in IDLE_WORDS),
+    not_used("other_tokenizer", "drafter"),
+    *(Case("PacelineServerNotUsed", standing(it, 1, 1)) for it in OTHER_WORDS),
+    Case("PacelineServerNotUsed", standing("other_dtype", 0, 0)),
+    Case(
+        "PacelineServerNotUsed",
+        standing("other_dtype", 1),
+        "A target is well and gets no work: other_dtype",
+        {"role": "target", "standing": "other_dtype"},
+        at=11,
+    ),
+    Case("PacelineServerNotUsed", standing("other_dtype", 1), at=9),
     Case("PacelineForwardHangs", gauge(OVERDUE, 1, pod="t-0"), HANGS, {"pod": "t-0"}),
     Case("PacelineForwardHangs", gauge(OVERDUE, 0, pod="t-0")),
     *(Case("PacelineErrors", ends("OK", 989) | ends(it, 11), ERRORS) for it in CODES_THAT_FAIL),
@@ -204,6 +237,10 @@ def test_every_alert_is_seen_to_fire_and_to_be_quiet(alerting):
     every = {it["alert"] for group in alerting.rules for it in group["rules"]}
     assert {it.alert for it in CASES if it.says} == every
     assert {it.alert for it in CASES if not it.says} == every
+
+
+def test_every_word_on_a_server_is_one_to_be_woken_up_for_or_not():
+    assert {*IDLE_WORDS, *OTHER_WORDS} == set(Word)
 
 
 def test_where_there_shall_be_no_drafter_none_is_missed():

@@ -93,6 +93,10 @@ WORLD = (
     | gauge("paceline_sessions_active", 6, **T_1)
     | gauge("paceline_sessions_active", 0, **{**T_1, "pod": "t-2"})
     | gauge("paceline_sessions_active", 7, **D_0)
+    | gauge("paceline_servers", 2, role="target", standing="used", **O_0)
+    | gauge("paceline_servers", 1, role="target", standing="used", **O_1)
+    | gauge("paceline_servers", 1, role="target", standing="other_dtype", **O_1)
+    | gauge("paceline_servers", 0, role="drafter", standing="used", **O_0)
     | times("paceline_queue_seconds", **T_0)
     | times("paceline_queue_seconds", **T_1)
     | histogram("paceline_queue_seconds", {0.01: 60}, **D_0)
@@ -189,6 +193,15 @@ SHOWN = {
     "Sessions": ("short", {"{{role}}": {TARGET: 10, DRAFTER: 7}}),
     "Reserved memory": ("percentunit", {"{{pod}}": {ALL_OF_T_0: 0.5}}),
     "Refused by model servers": ("short", {"{{role}}": {TARGET: 2}}),
+    "How servers stand": (
+        "short",
+        {
+            "{{role}} {{standing}}": {
+                '{role="target", standing="used"}': 2,
+                '{role="target", standing="other_dtype"}': 1,
+            }
+        },
+    ),
     "Repairs": ("short", {"{{kind}}": {'{kind="target_lost"}': 3}}),
     "Failed calls": (
         "short",

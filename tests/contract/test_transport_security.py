@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.errors import ConnectionLostError, PermissionDeniedError, SessionNotFoundError
 from paceline_orchestrator.calls import probe
-from paceline_orchestrator.fleet import pool as pool_module
+from paceline_orchestrator.fleet import health_watch
 from paceline_orchestrator.fleet.discovery import Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_serving.renewed_channel import RenewedChannel
@@ -243,8 +243,8 @@ async def test_what_runs_goes_on_while_its_channel_is_left(certificates, renewed
 async def test_a_server_is_found_again_though_it_had_its_new_certificate_first(
     certificates, renewed_authority, monkeypatch
 ):
-    monkeypatch.setattr(pool_module, "_APPROACH_SECONDS", 0.2)
-    approaches = count_calls(monkeypatch, pool_module, "health_changes")
+    monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.2)
+    approaches = count_calls(monkeypatch, health_watch, "health_changes")
     own, trust = certificates.issue("127.0.0.1"), TlsFiles(authority=certificates.authority)
     followed = channel_credentials(trust)
     settings = {**server_settings(own, mutual=False), "listen": "127.0.0.1:0"}

@@ -49,7 +49,7 @@ def test_top_shows_what_every_server_did(address, environment):
 
     text = paceline(*look, environment=environment)
     for name in ("target-0", "target-1", "drafter-0"):
-        assert any(line.split()[:2] == [name, "ready"] for line in text.splitlines())
+        assert any(line.split()[:2] == [name, "used"] for line in text.splitlines())
     assert any(line.split()[:2] == ["orchestrator", "up"] for line in text.splitlines())
 
     seen = json.loads(paceline(*look, "--json", environment=environment))

@@ -102,7 +102,11 @@ class FakeModelServer:
         rules: The verification rules that it says it knows; it decides by equality all the same,
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
+        model_name: The model's.
         fingerprint: The model's.
+        dtype: What it says that it computes in.
+        context_length: The most tokens of a text.
+        is_invariant: Whether it says that it computes the same bits whatever is beside.
         incarnation: The process that it says it is.
         context_length: The most tokens of a text.
         forward_latencies: What it says that forwards cost: median ns by rows.
@@ -138,7 +142,11 @@ class FakeModelServer:
     eos_ids: tuple[int, ...] = (EOS,)
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
+    model_name: str = ""
     fingerprint: str = ""
+    dtype: str = ""
+    context_length: int = _CONTEXT_LENGTH
+    is_invariant: bool = False
     incarnation: str = ""
     context_length: int = _CONTEXT_LENGTH
     forward_latencies: tuple[tuple[int, int], ...] = ()
@@ -209,7 +217,7 @@ class FakeModelServer:
     def description(self) -> ModelDescription:
         """What its model is."""
         return ModelDescription(
-            name=f"fake-{self.role}",
+            name=self.model_name or f"fake-{self.role}",
             revision="",
             fingerprint=self.fingerprint,
             tokenizer_fingerprint=_digest(self.tokenizer or b""),
@@ -217,13 +225,13 @@ class FakeModelServer:
             eos_token_ids=self.eos_ids,
             context_length=self.context_length,
             backend="fake",
-            dtype="",
+            dtype=self.dtype,
             device="",
             layer_count=0,
             cancels_between_layers=True,
             shares_forwards=False,
             takes_trees=self.takes_trees,
-            is_invariant=False,
+            is_invariant=self.is_invariant,
             verification_rules=self.rules,
             self_draft_depth=self.self_draft_depth,
             self_draft_kind="fake" if self.self_draft_depth else "",

@@ -280,7 +280,9 @@ Json told(const paceline::SystemInfo& system) {
                        {"model_fingerprint", server.model_fingerprint},
                        {"decode_step_ns", server.decode_step_ns},
                        {"self_draft_kind", server.self_draft_kind},
-                       {"is_invariant", server.is_invariant}});
+                       {"is_invariant", server.is_invariant},
+                       {"standing", server.standing},
+                       {"standing_detail", server.standing_detail}});
   }
   return {{"version", system.version},
           {"model_name", system.model_name},

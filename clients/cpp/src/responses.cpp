@@ -93,6 +93,11 @@ ServerInfo read_server_info(const v1::ServerInfo& message) {
   server.decode_step_ns = nanoseconds(message.decode_step_ns());
   server.self_draft_kind = message.self_draft_kind();
   server.is_invariant = message.is_invariant();
+  if (message.standing() != v1::SERVER_STANDING_UNSPECIFIED) {
+    server.standing =
+        word_or_number(*v1::ServerStanding_descriptor(), message.standing(), "standing");
+  }
+  server.standing_detail = message.standing_detail();
   return server;
 }
 

@@ -295,8 +295,14 @@ class ServerInfo:
 
     Attributes:
         role: "drafter" or "target". A role that this client does not know is "role 12".
+        ready: Whether new requests may get it.
+        status: Why not, in one line.
         self_draft_kind: What it drafts for itself with, such as "medusa"; empty if it does not.
         is_invariant: Whether its choices are the same bit by bit, whatever it computes beside.
+        standing: In one word whether it is "used", "resting", or not used and why, such as
+            "other_dtype"; a word that this client does not know is "standing 99". Empty: the
+            orchestrator is too old to say.
+        standing_detail: More on that, for people, mostly about "it"; may be empty.
     """
 
     name: str
@@ -308,6 +314,8 @@ class ServerInfo:
     decode_step_ns: int
     self_draft_kind: str = ""
     is_invariant: bool = False
+    standing: str = ""
+    standing_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

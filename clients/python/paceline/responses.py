@@ -124,6 +124,7 @@ def read_system_info(message: orchestrator_pb.GetSystemInfoResponse) -> SystemIn
             ServerInfo,
             server,
             role=_name_or_number(model_service_pb2.ModelRole, server.role, noun="role"),
+            standing=_standing(server.standing),
         )
         for server in message.servers
     )
@@ -147,6 +148,13 @@ def _read(record: type[_Record], message: Any, **converted: object) -> _Record:
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     plain = {name: getattr(message, name) for name in names if name not in converted}
     return record(**plain, **converted)
+
+
+def _standing(number: int) -> str:
+    """Name how a server stands; empty where an older orchestrator does not say it."""
+    if not number:
+        return ""
+    return _name_or_number(orchestrator_pb.ServerStanding, number, noun="standing")
 
 
 def _promise(number: int) -> VerificationRule:

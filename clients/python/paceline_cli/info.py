@@ -12,8 +12,9 @@ from rich.console import Console
 from paceline.errors import UnsupportedError
 from paceline_cli.connection import open_client
 from paceline_cli.options import CallerSettings, read_options
-from paceline_cli.screen import print_whole, table
+from paceline_cli.screen import print_whole, safe, table
 from paceline_cli.server_kind import kind_of_server
+from paceline_cli.standing import sentence_on, state_of
 from paceline_serving.settings import option
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _print(info: SystemInfo) -> None:
             server.name,
             server.role,
             server.address,
-            "ready" if server.ready else server.status or "not ready",
+            state_of(server),
             f"{server.decode_step_ns / 1e6:.2f}" if server.decode_step_ns else "",
             ", ".join(_abilities(server)),
         )
@@ -82,6 +83,10 @@ def _print(info: SystemInfo) -> None:
     ]
     console.print()
     print_whole(table(("server", "role", "address", "state", "ms per token", ""), rows), console)
+    if sentences := [it for server in info.servers if (it := sentence_on(server))]:
+        console.print()
+        for sentence in sentences:
+            console.print(safe(sentence), soft_wrap=True)
 
 
 def _abilities(server: ServerInfo) -> Iterator[str]:

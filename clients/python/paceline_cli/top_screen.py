@@ -26,7 +26,7 @@ _UNKNOWN = "-"
 _DOT = " · "
 _GAP = 2
 _LABEL_WIDTH = 10
-_WELL = ("ready", "up")
+_REMARKS_SHARE = 4  # of the lines that are left
 _LOST = ("gone", "no answer")
 
 
@@ -45,7 +45,17 @@ def draw(view: View, *, title: str, width: int, height: int | None = None) -> Re
     facts = list(_facts(view, width))
     used = len(heading) + sum(words.count("\n") + 1 for _, words in facts) + 3  # blank, blank, head
     room = None if height is None else height - used
-    return Group(*heading, Text(), _grid(facts), Text(), _table(view.pools, width, room))
+    remarks = _remarks(view, room)
+    if room is not None:
+        room -= len(remarks)
+    return Group(*heading, Text(), _grid(facts), Text(), _table(view.pools, width, room), *remarks)
+
+
+def _remarks(view: View, room: int | None) -> list[Text]:
+    """Tell why servers are not used, in as many lines as leave most of the room to the table."""
+    remarks = [it.remark for pool in view.pools for it in pool.servers if it.remark]
+    shown = remarks if room is None else remarks[: max(0, room // _REMARKS_SHARE)]
+    return [_line(it, style="yellow") for it in shown]
 
 
 def _line(text: str, *, style: str = "") -> Text:
@@ -176,7 +186,7 @@ def _table(pools: Sequence[PoolView], width: int, room: int | None) -> Renderabl
         table.add_column(column.heading, justify="right", no_wrap=True)
     for row in rows:
         cells = (column.cell(row.figures) for column in columns)
-        state = Text(row.state, style=_colour(row.health))
+        state = Text(row.state, style=_colour(row))
         table.add_row(Text(row.name), state, *cells, style=row.style)
     left = count - len(rows)
     return Group(table, Text(f"... and {left} more", style="dim")) if left else table
@@ -193,21 +203,23 @@ class _Row:
     name: str
     state: str
     health: str
+    is_well: bool
     figures: Figures
     style: str = ""
 
     @property
     def worth(self) -> int:
         """What a short terminal keeps: the smallest ones."""
-        return 0 if self.style else 2 if self.health in _WELL else 1
+        return 0 if self.style else 2 if self.is_well else 1
 
 
 def _rows(pool: PoolView) -> Iterator[_Row]:
     count = len(pool.servers)
     name = pool.role if pool.role == "unknown" else f"{pool.role}s"
-    yield _Row(name, f"{pool.ready_count} of {count}", "", pool.figures, style="bold")
+    yield _Row(name, f"{pool.ready_count} of {count}", "", True, pool.figures, style="bold")
     for server in pool.servers:
-        yield _Row(f"  {safe(server.name)}", _state(server), server.state, server.figures)
+        name, state = f"  {safe(server.name)}", _state(server)
+        yield _Row(name, state, server.state, server.is_well, server.figures)
 
 
 def _state(server: ServerView) -> str:
@@ -216,10 +228,10 @@ def _state(server: ServerView) -> str:
     return safe(f"{server.state}: {server.note}" if server.note else server.state)
 
 
-def _colour(health: str) -> str:
-    if not health:
+def _colour(row: _Row) -> str:
+    if not row.health:
         return ""
-    return "green" if health in _WELL else "red" if health in _LOST else "yellow"
+    return "green" if row.is_well else "red" if row.health in _LOST else "yellow"
 
 
 def _fitting(rows: Sequence[_Row], width: int) -> list[_Column]:

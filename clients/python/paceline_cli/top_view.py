@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline_cli.standing import sentence_on, state_of
 from paceline_cli.top_figures import Figures, Totals, figures, totals
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PoolView", "ServerView", "View", "view"]
 
 _ROLES = ("target", "drafter", "orchestrator", "unknown")
-_READY, _UP, _GONE, _SILENT = "ready", "up", "gone", "no answer"
+_UP, _GONE, _SILENT = "up", "gone", "no answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,11 @@ class ServerView:
 
     Attributes:
         name: As the orchestrator calls it, or its address.
-        state: "ready" or why not, as the orchestrator sees it; else "up", "gone" or "no answer".
+        state: How it stands, as the orchestrator sees it; else "up", "gone" or "no answer".
+        is_well: Whether it takes work, or is up where nobody says whether it does.
         address: The address of its metrics page; without one, the address where it serves.
         note: Why its metrics cannot be read; empty if they can.
+        remark: Why it is not used, in a sentence; empty if it is, or its state says it all.
         gone_seconds: Time since its metrics page last answered; 0 if it answered now.
         figures: What its metrics say; empty where they cannot be read.
     """
@@ -36,8 +39,10 @@ class ServerView:
     name: str
     role: str
     state: str
+    is_well: bool
     address: str
     note: str
+    remark: str
     gone_seconds: float
     figures: Figures
 
@@ -122,12 +127,15 @@ def _scraped_view(scrape: Scrape, info: ServerInfo | None) -> ServerView:
     role = "unknown" if scrape.readings is None else _scraped_role(scrape.readings.now)
     name = info.name if info is not None else scrape.page.source.name
     fresh, state, problem = _fresh(scrape), _state(info, scrape), scrape.problem
+    takes_work = info is not None and info.ready
     return ServerView(
         name=name or scrape.page.address,
         role=_reported_role(info) if info is not None and role == "unknown" else role,
         state=state,
+        is_well=takes_work or state == _UP,
         address=scrape.page.address,
-        note=f"no metrics, {problem}" if state == _READY and problem else problem,
+        note=f"no metrics, {problem}" if takes_work and problem else problem,
+        remark=_remark(info),
         gone_seconds=scrape.gone_seconds,
         figures=figures(role, [fresh] if fresh is not None else []),
     )
@@ -139,8 +147,10 @@ def _unscraped_view(info: ServerInfo) -> ServerView:
         name=info.name,
         role=_reported_role(info),
         state=_state(info),
+        is_well=info.ready,
         address=info.address,
         note="no metrics",
+        remark=_remark(info),
         gone_seconds=0.0,
         figures=Figures(),
     )
@@ -149,10 +159,14 @@ def _unscraped_view(info: ServerInfo) -> ServerView:
 def _state(info: ServerInfo | None, scrape: Scrape | None = None) -> str:
     """Say how a server is. If the orchestrator works with it, it is there, whatever is seen."""
     if info is not None and info.ready:
-        return _READY
+        return state_of(info)
     if scrape is not None and scrape.problem:
         return _SILENT if scrape.readings is None else _GONE
-    return _UP if info is None else (info.status or "not ready").lower().replace("_", " ")
+    return _UP if info is None else state_of(info).lower().replace("_", " ")
+
+
+def _remark(info: ServerInfo | None) -> str:
+    return "" if info is None or info.ready else sentence_on(info)
 
 
 _Server: TypeAlias = tuple[ServerView, "Readings | None"]
@@ -166,7 +180,7 @@ def _pool(role: str, servers: Sequence[_Server]) -> PoolView:
     own = sorted((it for it, _ in servers if it.role == role), key=lambda it: it.name)
     return PoolView(
         role=role,
-        ready_count=sum(it.state in (_READY, _UP) for it in own),
+        ready_count=sum(it.is_well for it in own),
         figures=figures(role, _readings(role, servers)),
         servers=tuple(own),
     )

@@ -193,6 +193,13 @@ export interface ServerInfo {
   readonly selfDraftKind: string;
   /** Whether its choices are the same bit by bit, whatever it computes beside. */
   readonly isInvariant: boolean;
+  /**
+   * In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
+   * one is "standing 99". Empty: the orchestrator is too old to say.
+   */
+  readonly standing: string;
+  /** More on that, for people, mostly about "it"; may be empty. */
+  readonly standingDetail: string;
 }
 
 /** What an orchestrator works with. */

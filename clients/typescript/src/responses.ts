@@ -54,7 +54,11 @@ export function readFinished(message: wire.GenerationFinished): Finished {
 
 /** Read what an orchestrator works with. */
 export function readSystemInfo(message: wire.GetSystemInfoResponse): SystemInfo {
-  const servers = message.servers.map((server) => ({ ...server, role: role(server.role) }));
+  const servers = message.servers.map((server) => ({
+    ...server,
+    role: role(server.role),
+    standing: server.standing === 0 ? "" : standing(server.standing),
+  }));
   return { ...message, servers };
 }
 
@@ -76,6 +80,7 @@ const timelineEventKind = wordsOf(
 );
 const fallbackKind = namesOf(wire.FallbackKind, "FALLBACK_KIND_", "fallback");
 const role = namesOf(ModelRole, "MODEL_ROLE_", "role");
+const standing = namesOf(wire.ServerStanding, "SERVER_STANDING_", "standing");
 
 /** Make the reader of an enum: from a number of the wire to a word. */
 function wordsOf<Word extends string, Prefix extends string>(

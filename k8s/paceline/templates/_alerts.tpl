@@ -21,6 +21,13 @@ paceline.alerts (dict "root" $ "scope" "what selects this release's series")
     summary: No drafter is ready, so decoding is no faster than the text itself lets it be
     description: Outputs are right all the same. Look at the drafter pods (pending, loading, failing), then at their logs.
 {{- end }}
+- alert: PacelineServerNotUsed
+  expr: max by (role, standing) (paceline_servers{standing=~"other_.*|listed_twice|bad_answer|too_old|refuses|unwatched", {{ $scope }}}) > 0
+  for: 10m
+  labels: {severity: warning}
+  annotations:
+    summary: 'A {{ "{{ $labels.role }}" }} is well and gets no work: {{ "{{ $labels.standing }}" }}'
+    description: Its device idles. The orchestrators' logs and `paceline info` name the server and say in a sentence why; docs/operations.md says what to do about each word.
 - alert: PacelineForwardHangs
   expr: max by (pod) (paceline_forward_overdue_seconds{{ "{" }}{{ $scope }}}) > 0
   for: 1m

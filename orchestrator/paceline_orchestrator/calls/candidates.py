@@ -18,6 +18,7 @@ from paceline.errors import (
 )
 from paceline_orchestrator.calls.statistics import Fallback
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.fitting import fits
 from paceline_orchestrator.fleet.silence import NeglectError
 from paceline_protocol.task import VerificationRule
 
@@ -95,13 +96,16 @@ class Candidates:
     @property
     def all_refuse(self) -> bool:
         """Whether each target with this model has refused the request, those that are out too."""
-        targets = (it for it in self._pool.servers if it.role is Role.TARGET and it.facts)
-        model = self._model.identity
+        targets = (it for it in self._pool.servers if it.role is Role.TARGET and not it.twin)
         return all(
             self._barred_until.get(it) == math.inf
             for it in targets
-            if it.facts and it.facts.identity == model
+            if it.facts and fits(it.facts, self._model)
         )
+
+    def note_invited(self, server: ModelServer) -> None:
+        """Note that a session is being opened at a server for the request."""
+        self._pool.note_order_at(server)
 
     def note_seated(self, server: ModelServer) -> None:
         """Note that a server is about to have the text."""

@@ -265,6 +265,7 @@ class Crew:
     def _invite(self, seats: Seats, index: int, server: ModelServer) -> None:
         """Open a session for a seat."""
         assert server.facts is not None, "a server that is ready has said what it is"
+        self._candidates.note_invited(server)
         session = RemoteSession(
             server,
             self._make_spec(server.facts.fingerprint),

@@ -48,6 +48,7 @@ _TEXTS = {
     "tokenizer_fingerprint": 64,
     "self_draft_kind": 64,
     "incarnation": 64,
+    "dtype": 64,
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30

@@ -1,48 +1,49 @@
 """The model servers that are known, and which of them take work now.
 
 Each server has one long-lived channel and one task that watches its health. A request is pinned to
-one target model; the pool picks servers for it, and says when something has changed.
+one target model; the pool picks servers for it, and says when something has changed, and how each
+server stands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from bisect import insort
 from collections import Counter
-from contextlib import aclosing, suppress
-from functools import partial
+from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from prometheus_client import Gauge
-
-from paceline.errors import DeadlineError, NoTargetError, PacelineError, TokenizerMismatchError
+from paceline.errors import NoTargetError, TokenizerMismatchError
 from paceline_orchestrator.fleet import shortage
-from paceline_orchestrator.fleet.bad_answers import BadAnswerError, demand
 from paceline_orchestrator.fleet.discovery import Role, out_of_sight
+from paceline_orchestrator.fleet.endurance import endured_seconds
 from paceline_orchestrator.fleet.familiarity import Familiarity
+from paceline_orchestrator.fleet.fitting import commonest_model, drafter_obstacle, fits
+from paceline_orchestrator.fleet.health_watch import HealthWatch
 from paceline_orchestrator.fleet.listeners import Listeners
-from paceline_orchestrator.fleet.pauses import Pauses, status_of
-from paceline_orchestrator.fleet.server import NOT_SERVING, REMOVED, ModelServer
+from paceline_orchestrator.fleet.pauses import Pauses
+from paceline_orchestrator.fleet.server import REMOVED, ModelServer
 from paceline_orchestrator.fleet.silence import SilenceWatch
-from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
+from paceline_orchestrator.fleet.standing import Orders, standings
+from paceline_orchestrator.fleet.standing_log import StandingLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import grpc
-    from prometheus_client import CollectorRegistry
 
+    from paceline.errors import PacelineError
     from paceline_orchestrator.fleet.discovery import Discovery, Endpoint
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.silence import Work
     from paceline_orchestrator.fleet.wire import ModelFacts
+    from paceline_orchestrator.fleet.words import Standing
 
-__all__ = ["ServerPool", "count_ready_servers"]
+__all__ = ["ServerPool"]
 
 _MODEL_ROLES = (Role.DRAFTER, Role.TARGET)
 _Key: TypeAlias = tuple[Role, str, str]  # an endpoint's key, and its address
@@ -51,27 +52,6 @@ _name = attrgetter("name")
 
 _log = logging.getLogger(__name__)
 
-# The health stream is renewed so often, and with it what the server says of its model.
-_WATCH_SECONDS = 60.0
-_RECONNECT_SECONDS = 0.1
-# That of a server which is not known to be well: where certificates were renewed since, the next
-# stream connects with the new ones.
-_APPROACH_SECONDS = 5.0
-# One that ends its health stream as soon as that gets longer pauses each time, up to the next ones.
-_HASTY_SECONDS = 1.0
-# A server that says what it must not is asked again after so long. A health stream whose time is
-# over too early counts as such an answer.
-_BAD_ANSWER_SECONDS = 5.0
-# However long a server says that it is to be left alone, it is asked after so long.
-_LONGEST_RETRY_SECONDS = 10.0
-# Health changes in a stream: each has the server asked what its model is.
-_MOST_CHANGES = 100
-# A call that its server says it has is endured for so long at least; and for so many times what
-# another target says that it would take there.
-_LEAST_ENDURED_SECONDS = 10.0
-_ENDURED_FACTOR = 4
-# Another target counts if each of its own calls was answered in this part of the time.
-_PROMPT_SHARE = 0.25
 # So many targets are named where none is ready; all are in GetSystemInfo.
 _NAMED_TARGETS = 3
 # How often a choice of targets is put off by one call that waits. If always, the requests of two
@@ -93,6 +73,7 @@ class ServerPool:
     Attributes:
         familiarity: Who has had which texts.
         latest_ready_at: When a server last became ready, on the monotonic clock.
+        orders: The requests so far: whoever begins one says so here.
     """
 
     def __init__(
@@ -108,22 +89,28 @@ class ServerPool:
         self._draw_lot = draw_lot
         self.familiarity = Familiarity()
         self.latest_ready_at = 0.0
+        self.orders = Orders()
         self._servers: dict[_Key, ModelServer] = {}
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners = Listeners()
-        self._refused: set[tuple[str, str]] = set()
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
         self._pauses = Pauses(self._tasks, answers=probe, tell=self._tell)
+        self._health = HealthWatch(pauses=self._pauses, tell=self._tell)
+        self._standing_log = StandingLog(self.standings)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         self._following = self._tasks.create_task(self._follow(), name="pool: follow discovery")
+        self._telling = self._tasks.create_task(
+            self._standing_log.run(), name="pool: log how servers stand"
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self._following.cancel()
+        self._telling.cancel()
         for task in self._watches.values():
             task.cancel()
         self._pauses.close()
@@ -148,7 +135,7 @@ class ServerPool:
             NoTargetError: No target is ready.
         """
         targets = self._in_order[Role.TARGET]
-        model = _commonest_model(it for it in targets if it.ready)
+        model = commonest_model(it for it in targets if it.ready)
         if model is None:
             raise NoTargetError(
                 _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
@@ -159,7 +146,7 @@ class ServerPool:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return _commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
+        return commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.
@@ -169,7 +156,7 @@ class ServerPool:
         tolerated = int(self._draw_lot() >= _PUT_OFF_SHARE)
         return self._ready(
             Role.TARGET,
-            lambda facts: facts.identity == model.identity,
+            lambda facts: fits(facts, model),
             text=text,
             tolerated_calls=tolerated,
         )
@@ -183,14 +170,14 @@ class ServerPool:
             TokenizerMismatchError: There are drafters, but all with other tokenizers.
         """
         ready = self._ready(Role.DRAFTER, lambda _: True, text=text)
-        fitting = [it for it in ready if it.facts and _same_tokens(it.facts, model)]
-        for server in ready:
-            if server not in fitting and server.facts:
-                ours, theirs = server.facts.tokenizer_fingerprint, model.tokenizer_fingerprint
-                self._refuse(server, f"its tokenizer is {ours[:12]}, the target's {theirs[:12]}")
+        fitting = [it for it in ready if it.facts and drafter_obstacle(it.facts, model) is None]
         if ready and not fitting:
             raise TokenizerMismatchError("every drafter has another tokenizer than the target")
         return fitting
+
+    def standings(self) -> Mapping[ModelServer, Standing]:
+        """Say of each server, drafters first, whether it is used, rests, or is not used and why."""
+        return standings(self.servers, model=self.last_model(), orders=self.orders)
 
     def listening(self, listener: Callable[[], None]) -> AbstractContextManager[None]:
         """Call `listener`, inside the block, soon after servers or homes have changed."""
@@ -230,6 +217,10 @@ class ServerPool:
         """Ask a server that may be silent for a token; without one it is out until it answers."""
         self._pauses.probe(server)
 
+    def note_order_at(self, server: ModelServer) -> None:
+        """Note that a request has taken a server: it does not rest."""
+        server.last_order = self.orders.count
+
     def report_success(self, server: ModelServer) -> None:
         """Note that a server does its work: the next failure is a first one."""
         server.failure_count = 0
@@ -251,32 +242,6 @@ class ServerPool:
             return load, self._draw_lot()
 
         return sorted(found, key=rank)
-
-    def _endured_seconds(self, server: ModelServer, work: Work, *, waited: float) -> float:
-        """For how long a call may be unanswered at a server that says it has it; see docs/adr/0036.
-
-        It is for ever where nobody else could do the work: the server may be busy. What it says of
-        its own speed does not count, only what others say of theirs that answer in time.
-        """
-
-        def seconds(other: ModelServer) -> float:
-            here_ns = _ENDURED_FACTOR * other.latency.expected_ns(work.row_count)
-            anew_ns = other.latency.expected_ns(work.whole_count)
-            return max(_LEAST_ENDURED_SECONDS, here_ns / 1e9, anew_ns / 1e9)
-
-        others = (
-            it
-            for it in self._in_order[Role.TARGET]
-            if it is not server and it.ready and _could_replace(it, server)
-        )
-        prompt = (it for it in others if it.silence.longest_wait_seconds < waited * _PROMPT_SHARE)
-        return min(map(seconds, prompt), default=math.inf)
-
-    def _refuse(self, server: ModelServer, reason: str) -> None:
-        """Log, once, why a server that is well is not used."""
-        if (server.name, reason) not in self._refused:
-            self._refused.add((server.name, reason))
-            _log.error("%s is not used: %s", server.name, reason)
 
     async def _follow(self) -> None:
         """Let servers come, change and go with their endpoints; each has one channel for life."""
@@ -306,17 +271,21 @@ class ServerPool:
         return {**listed, **kept}
 
     def _add(self, key: _Key, endpoint: Endpoint) -> None:
-        def endured_seconds(work: Work, waited: float) -> float:
-            return self._endured_seconds(server, work, waited=waited)
+        def endured(work: Work, waited: float) -> float:
+            return endured_seconds(server, work, waited=waited, targets=self._in_order[Role.TARGET])
 
-        server = ModelServer(
-            endpoint, self._open_channel(endpoint), silence=SilenceWatch(endured_seconds)
-        )
+        server = ModelServer(endpoint, self._open_channel(endpoint), silence=SilenceWatch(endured))
         self._servers[key] = server
         insort(self._in_order[server.role], server, key=_name)
         self._watches[key] = self._tasks.create_task(
-            self._watch(key, server), name=f"pool: watch {server.name}"
+            self._health.follow(server, has_failed=lambda: self._forget_unlisted(key)),
+            name=f"pool: watch {server.name}",
         )
+
+    async def _forget_unlisted(self, key: _Key) -> None:
+        """Remove a server that cannot be reached, if discovery has lost sight of it, too."""
+        if key in self._unlisted:
+            await self._remove((key,))
 
     async def _remove(self, keys: Collection[_Key]) -> None:
         """Forget servers; what still runs there fails, as with any server that goes away."""
@@ -327,109 +296,42 @@ class ServerPool:
             server = self._servers.pop(key)
             self._in_order[server.role].remove(server)
             self._pauses.forget(server)
-            self._refused = {it for it in self._refused if it[0] != server.name}
             server.health_status = REMOVED
             self._tell(server)
             await server.channel.close(None)
             await asyncio.sleep(0)
 
-    async def _watch(self, key: _Key, server: ModelServer) -> None:
-        """Follow a server's health for ever, or until one that is listed no more has gone."""
-        hasty_count = 0
-        while True:
-            begun = time.monotonic()
-            status, pause_seconds = await self._follow_health(server)
-            is_hasty = time.monotonic() - begun < _HASTY_SECONDS
-            hasty_count = hasty_count + 1 if is_hasty else 0
-            if status:
-                server.health_status = status
-                self._tell(server)
-                if key in self._unlisted:
-                    await self._remove((key,))
-                own_seconds = _RECONNECT_SECONDS * 2.0 ** min(max(0, hasty_count - 1), 10)
-                await asyncio.sleep(max(pause_seconds, min(own_seconds, _BAD_ANSWER_SECONDS)))
-
-    async def _follow_health(self, server: ModelServer) -> tuple[str, float]:
-        """Follow it while that can be done.
-
-        Whatever one server does, it ends neither this task nor the pool, whose tasks have one
-        group; and it is not asked again and again without a pause.
-
-        Returns:
-            Why it is out, and when to try again, at least. Empty if the time of its stream is over.
-        """
-        # One that says NOT_SERVING may have gone meanwhile.
-        seconds = _APPROACH_SECONDS if server.health_status else _WATCH_SECONDS
-        begun = time.monotonic()
-        try:
-            await self._follow_health_for(seconds, server)
-        except DeadlineError as error:
-            if time.monotonic() - begun >= seconds / 2:
-                return "", 0.0
-            return error.reason, _BAD_ANSWER_SECONDS
-        except BadAnswerError as error:
-            self._refuse(server, f"it said what it must not: {error.message}")
-            return status_of(error), _BAD_ANSWER_SECONDS
-        except PacelineError as error:
-            told_seconds = min(error.retry_after_seconds or 0.0, _LONGEST_RETRY_SECONDS)
-            return error.reason or "NOT_REACHED", told_seconds
-        except Exception as bug:  # noqa: BLE001 - one server must not end the watch of the others
-            if (server.name, type(bug).__name__) not in self._refused:
-                self._refused.add((server.name, type(bug).__name__))
-                _log.exception("%s is not used: it could not be watched", server.name)
-            return f"FAILED: {type(bug).__name__}", _BAD_ANSWER_SECONDS
-        return "NOT_REACHED", 0.0  # it ended the stream
-
-    async def _follow_health_for(self, seconds: float, server: ModelServer) -> None:
-        changes = health_changes(server.channel, seconds=seconds)
-        change_count = 0
-        async with aclosing(changes):
-            async for is_serving in changes:
-                change_count += 1
-                demand(change_count <= _MOST_CHANGES, "health", "changes all the time")
-                if is_serving:
-                    if server.adopt(await fetch_facts(server.models)):
-                        self._refused = {it for it in self._refused if it[0] != server.name}
-                    if server.health_status:
-                        server.health_status = ""
-                        self._pauses.after_reconnection(server)
-                    if server.misfit:
-                        self._refuse(server, f"it {server.misfit}")
-                else:
-                    server.health_status = NOT_SERVING
-                self._tell(server)
-
     def _tell(self, server: ModelServer) -> None:
         """Tell the listeners, if what this server may be used for changed."""
-        if server.told == (server.ready, server.leaving):
-            return
-        if server.ready and not server.told[0]:
-            server.ready_since = self.latest_ready_at = time.monotonic()
-        server.told = server.ready, server.leaving
-        _log.info("%s is %s", server.name, "ready" if server.ready else f"out: {server.status}")
-        self._listeners.call_soon()
+        for changed in (server, *self._find_twins(server.role)):
+            if changed.told == (changed.ready, changed.leaving):
+                continue
+            if changed.ready and not changed.told[0]:
+                changed.ready_since = self.latest_ready_at = time.monotonic()
+                changed.last_order = self.orders.count
+            changed.told = changed.ready, changed.leaving
+            self._listeners.call_soon()
+        self._standing_log.look_soon()
 
+    def _find_twins(self, role: Role) -> list[ModelServer]:
+        """Find servers that are one process at several addresses: only the first of them counts.
 
-def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
-    """Show how many servers of each role take work."""
-    gauge = Gauge(
-        "paceline_ready_servers",
-        "Servers that this orchestrator gives work to",
-        ["role"],
-        registry=registry,
-    )
+        Otherwise DSI would count on a target that has no hardware of its own.
 
-    def count(role: Role) -> int:
-        return sum(it.ready for it in pool.servers if it.role is role)
-
-    for role in _MODEL_ROLES:
-        gauge.labels(role).set_function(partial(count, role))
-
-
-def _commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
-    known = [it.facts for it in servers if it.facts]
-    counts = Counter(it.identity for it in known)  # a lone one must not speak for the others
-    return max(known, key=lambda it: counts[it.identity], default=None)
+        Returns:
+            Those for which that has changed.
+        """
+        first: dict[str, ModelServer] = {}
+        changed = []
+        for server in self._in_order[role]:
+            twin = None
+            if server.is_well and server.facts is not None and server.facts.incarnation:
+                original = first.setdefault(server.facts.incarnation, server)
+                twin = original if original is not server else None
+            if twin is not server.twin:
+                server.twin = twin
+                changed.append(server)
+        return changed
 
 
 def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
@@ -438,19 +340,3 @@ def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:
     states = [f"{it.name}: {it.status}" for it in targets[:_NAMED_TARGETS]]
     more = ["..."] if len(targets) > _NAMED_TARGETS else []
     return f"no target is ready ({', '.join(states + more)})"
-
-
-def _could_replace(target: ModelServer, server: ModelServer) -> bool:
-    """Whether a target could do the work of a server: of a drafter it can do without."""
-    if target.facts is None or server.facts is None:
-        return False
-    if server.role is Role.DRAFTER:
-        return _same_tokens(server.facts, target.facts)
-    return target.facts.identity == server.facts.identity
-
-
-def _same_tokens(drafter: ModelFacts, target: ModelFacts) -> bool:
-    return (
-        drafter.tokenizer_fingerprint == target.tokenizer_fingerprint
-        and drafter.vocabulary_size == target.vocabulary_size
-    )

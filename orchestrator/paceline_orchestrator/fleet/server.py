@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from paceline_orchestrator.fleet.hardware import Hardware
     from paceline_orchestrator.fleet.wire import ModelFacts
 
-__all__ = ["NOT_SERVING", "REMOVED", "SILENT", "ModelServer"]
+__all__ = ["LOADING", "NOT_REACHED", "NOT_SERVING", "REMOVED", "SILENT", "ModelServer"]
 
+NOT_REACHED = "NOT_REACHED"
+"""The health status of a server that nothing was heard of, or whose connection has ended."""
+LOADING = "LOADING"
+"""That of one whose model is not there yet; or the trouble of one that says NOT_SERVING for it."""
 NOT_SERVING = "NOT_SERVING"
 """The health status of a server that can be reached, and says that it takes nothing new."""
 REMOVED = "REMOVED"
@@ -41,11 +45,15 @@ class ModelServer:
         call_count: Verifications or drafts of this orchestrator that run or wait there.
         home_count: Requests of this orchestrator that are at home there; see Crew.
         health_status: Empty if the server says that it is well, else why not.
+        trouble: What else is known of why not, such as the words of an error; empty for nothing.
+        bugs: What went wrong here, unforeseen, while its health was followed.
+        twin: The server that is the same process at another address; None if there is none.
         pause_status: Empty, or why it gets no work for a while, though it may be well.
         pause_count: Pauses so far; the newest one counts.
         failure_count: Failures since the last good answer; see Pauses.
         failed_at: When the last one was counted, on the monotonic clock.
         ready_since: When it became ready, on the monotonic clock.
+        last_order: How many requests had begun when one last took it.
         told: Whether it was ready, and leaving, when the pool's listeners were last told.
     """
 
@@ -69,13 +77,17 @@ class ModelServer:
         self.session_count = 0
         self.call_count = 0
         self.home_count = 0
-        self.health_status = "NOT_REACHED"
+        self.health_status = NOT_REACHED
+        self.trouble = ""
+        self.bugs: set[type[Exception]] = set()
+        self.twin: ModelServer | None = None
         self.pause_status = ""
         self.pause_count = 0
         self.failure_count = 0
         self.failed_at = 0.0
         self.told = (False, False)
         self.ready_since = 0.0
+        self.last_order = 0
 
     @property
     def name(self) -> str:
@@ -97,7 +109,12 @@ class ModelServer:
         """Empty if it is ready, else the reason why not."""
         if self.endpoint.availability is not Availability.READY:
             return self.endpoint.availability.name
-        return self.health_status or self.misfit or self.pause_status
+        return self.health_status or self.misfit or self._doubled or self.pause_status
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it and discovery say that it can be used."""
+        return self.endpoint.availability is Availability.READY and not self.health_status
 
     @property
     def misfit(self) -> str:
@@ -105,6 +122,10 @@ class ModelServer:
         if self.facts is None or self.facts.role in {None, self.role}:
             return ""
         return f"is a {self.facts.role}, not a {self.role}"
+
+    @property
+    def _doubled(self) -> str:
+        return f"is {self.twin.name}, listed twice" if self.twin else ""
 
     @property
     def model_names(self) -> tuple[str, ...]:

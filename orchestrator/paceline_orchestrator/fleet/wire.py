@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline.errors import (
     ConnectionLostError,
@@ -48,7 +46,6 @@ __all__ = [
     "fetch_chat_template",
     "fetch_facts",
     "fetch_tokenizer",
-    "health_changes",
     "read_timing",
 ]
 
@@ -120,6 +117,7 @@ class ModelFacts:
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
         hardware: What computes it; None if it did not say.
         incarnation: Which process said so; empty if it did not say.
+        dtype: The arithmetic's; empty if it did not say.
     """
 
     model_name: str
@@ -142,15 +140,20 @@ class ModelFacts:
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
     incarnation: str = ""
+    dtype: str = ""
 
     @property
-    def identity(self) -> tuple[str, str, int, frozenset[int]]:
-        """What servers with one model say alike: any difference there is one of tokens."""
+    def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
+        """What servers with one model say alike: any difference there is one of tokens.
+
+        That one computes the same bits whatever is beside, and another does not, can be one, too.
+        """
         return (
             self.fingerprint,
             self.tokenizer_fingerprint,
             self.vocabulary_size,
             self.eos_token_ids,
+            self.is_invariant,
         )
 
     def knows(self, rule: VerificationRule) -> bool:
@@ -278,6 +281,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         stage_names=tuple(stage.model_name for stage in info.stages),
         hardware=_hardware(info.hardware),
         incarnation=info.incarnation,
+        dtype=info.dtype,
     )
 
 
@@ -324,15 +328,3 @@ async def fetch_chat_template(models: ModelServiceAsyncStub) -> model_service_pb
     response = await answer(models.GetChatTemplate(request, timeout=_INFO_SECONDS))
     check_chat_template(response.chat_template)
     return response.chat_template
-
-
-async def health_changes(channel: grpc.aio.Channel, *, seconds: float) -> AsyncGenerator[bool]:
-    """Yield whether a server says that it serves, at once and whenever it changes, for so long.
-
-    Raises:
-        PacelineError: It cannot be reached any more, or the time is over.
-    """
-    stream = HealthStub(channel).Watch(HealthCheckRequest(), timeout=seconds, wait_for_ready=True)
-    async with aclosing(answers(stream)) as states:
-        async for state in states:
-            yield state.status == HealthCheckResponse.SERVING

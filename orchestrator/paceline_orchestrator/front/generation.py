@@ -91,6 +91,7 @@ class Generation:
             keep_timeline=order.options.include_timeline,
             show=self._show if order.options.stream_timeline else None,
         )
+        pool.orders.begin(order.plan.note)
         self._crew = Crew(
             pool,
             order.model,

@@ -233,8 +233,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             info.vocabulary_size = model.vocabulary_size
             info.context_length = model.context_length
         info.most_request_bytes = self.most_request_bytes
-        for server in self._pool.servers:
-            info.servers.append(server_message(server))
+        for server, standing in self._pool.standings().items():
+            info.servers.append(server_message(server, standing))
         return info
 
     async def GetSystemChatTemplate(  # noqa: N802

@@ -24,7 +24,7 @@ from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError, fetch_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from paceline_orchestrator.fleet.server import ModelServer
 
@@ -193,6 +193,18 @@ class Codecs:
     def choose(self, servers: Sequence[ModelServer]) -> ModelServer | None:
         """Return the first server to fetch a tokenizer from; None if all of theirs are refused."""
         return next((it for it in servers if not self._is_refused(it)), None)
+
+    def forget_all_but(self, servers: Collection[ModelServer]) -> None:
+        """Forget what was fetched or refused of servers that are gone.
+
+        Pods have a new name each time, and models come and go. Requests that run have their
+        tokenizer in hand. While no server says what it has, all stays, for it may be back soon.
+        """
+        names = {it.name for it in servers}
+        self._refusals = {name: it for name, it in self._refusals.items() if name in names}
+        fingerprints = {it.facts.tokenizer_fingerprint for it in servers if it.facts}
+        if fingerprints:
+            self._codecs = {it: codec for it, codec in self._codecs.items() if it in fingerprints}
 
     async def fetch(self, server: ModelServer) -> None:
         """Fetch the tokenizer of a server's model, unless it is known.

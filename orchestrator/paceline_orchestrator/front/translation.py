@@ -13,6 +13,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
 from paceline_orchestrator.calls.statistics import EventKind, Fallback
 from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.words import Word
 from paceline_orchestrator.front.admission import is_greedy
 from paceline_orchestrator.front.order import Options
 from paceline_orchestrator.planning.planner import DrafterKind, Wish
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.words import Standing
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.text import Piece
 
@@ -67,6 +69,8 @@ _NUMBER_OF_ROLE = {
     Role.DRAFTER: model_pb.MODEL_ROLE_DRAFTER,
     Role.TARGET: model_pb.MODEL_ROLE_TARGET,
 }
+
+_NUMBER_OF_WORD = {it: pb.ServerStanding.Value(f"SERVER_STANDING_{it.name}") for it in Word}
 
 
 def read_options(request: pb.GenerateRequest) -> Options:
@@ -176,18 +180,21 @@ def finished_message(
     return pb.GenerateResponse(finished=finished)
 
 
-def server_message(server: ModelServer) -> pb.ServerInfo:
-    """Describe a model server."""
+def server_message(server: ModelServer, standing: Standing) -> pb.ServerInfo:
+    """Describe a model server, and how it stands."""
+    takes_work = standing.word.takes_work
     return pb.ServerInfo(
         name=server.name,
         address=server.endpoint.address,
         role=_NUMBER_OF_ROLE[server.role],
-        ready=server.ready,
-        status=server.status,
+        ready=takes_work,
+        status="" if takes_work else server.status or f"{standing.word.name}: {standing.detail}",
         model_fingerprint=server.facts.fingerprint if server.facts else "",
         decode_step_ns=server.latency.step_ns,
         self_draft_kind=server.facts.self_draft_kind if server.facts else "",
         is_invariant=server.facts.is_invariant if server.facts else False,
+        standing=_NUMBER_OF_WORD[standing.word],
+        standing_detail=standing.detail,
     )
 
 

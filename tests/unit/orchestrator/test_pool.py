@@ -516,16 +516,3 @@ async def test_a_silent_server_that_was_restarted_has_to_compute_a_token_all_the
         assert server.status == "SILENT"
         answered.set()
         await until(pool, lambda: server.ready)
-
-
-async def test_a_process_that_does_not_fit_is_told_of_again_when_it_comes_anew(caplog):
-    drafter = FakeModelServer("drafter", address=free_address(), incarnation="1", tokenizer=b"x")
-    async with a_pool(drafter, FakeModelServer("target")) as pool:
-        model = await pool.wait_for_model(LONGEST_WAIT_SECONDS)
-        server = pool.servers[0]
-        for incarnation in ("2", "2", "3"):
-            await soon(lambda: server.ready, what="it is well")
-            with pytest.raises(errors.TokenizerMismatchError):
-                pool.drafters(model)
-            await comes_back(drafter, server, incarnation=incarnation)
-    assert caplog.text.count("is not used: its tokenizer") == 2

@@ -16,6 +16,7 @@ from paceline_orchestrator.front.tokenizer import Codecs
 from support.fake_text import byte_tokenizer
 
 TOKENIZER = byte_tokenizer().to_str().encode()
+OTHER = TOKENIZER + b"\n"
 
 
 class Stream:
@@ -101,6 +102,23 @@ async def test_a_refused_tokenizer_is_not_fetched_again_until_its_server_is_anot
     await codecs.fetch(restarted)
     assert codecs.choose([damaged]) is damaged
     assert codecs.get(fingerprint) is not None
+
+
+async def test_nothing_is_kept_of_servers_that_are_gone():
+    damaged, codecs = a_server(Stream([b"damaged"])), Codecs()
+    other = a_server(Stream([OTHER]), tokenizer=OTHER, name="target-1")
+    fingerprint = damaged.facts.tokenizer_fingerprint
+    with pytest.raises(BadAnswerError):
+        await codecs.fetch(damaged)
+    await codecs.fetch(other)
+    codecs.forget_all_but([damaged, other])
+    assert codecs.why_refused(fingerprint)
+    assert codecs.has(other.facts.tokenizer_fingerprint)
+    codecs.forget_all_but([])
+    assert not codecs.why_refused(fingerprint)
+    assert codecs.has(other.facts.tokenizer_fingerprint), "it may be back soon"
+    codecs.forget_all_but([a_server(Stream([]), name="target-2")])
+    assert not codecs.has(other.facts.tokenizer_fingerprint)
 
 
 async def test_a_tokenizer_that_could_not_be_fetched_is_fetched_again():

@@ -144,6 +144,10 @@ struct ServerInfo {
   std::int64_t decode_step_ns = 0;
   std::string self_draft_kind;  ///< What it drafts for itself with, such as "medusa"; else empty.
   bool is_invariant = false;    ///< Its choices are the same bit by bit, whatever runs beside.
+  /// In one word whether it is "used", "resting", or not used and why, such as "other_dtype"; a newer
+  /// one is "standing 99". Empty: the orchestrator is too old to say.
+  std::string standing;
+  std::string standing_detail;  ///< More on that, for people, mostly about "it"; may be empty.
 };
 
 /// What an orchestrator works with.

@@ -154,6 +154,8 @@ type serverReport struct {
 	DecodeStepNs     int64  `json:"decode_step_ns"`
 	SelfDraftKind    string `json:"self_draft_kind"`
 	IsInvariant      bool   `json:"is_invariant"`
+	Standing         string `json:"standing"`
+	StandingDetail   string `json:"standing_detail"`
 }
 
 func newReport() report { return report{Chunks: []chunkReport{}} }
@@ -343,6 +345,8 @@ func reportSystem(info *paceline.SystemInfo) *systemReport {
 			DecodeStepNs:     server.DecodeStep.Nanoseconds(),
 			SelfDraftKind:    server.SelfDraftKind,
 			IsInvariant:      server.IsInvariant,
+			Standing:         server.Standing,
+			StandingDetail:   server.StandingDetail,
 		})
 	}
 	return &systemReport{

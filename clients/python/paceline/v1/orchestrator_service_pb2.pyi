@@ -273,6 +273,106 @@ TIMELINE_EVENT_KIND_CANCELLED: TimelineEventKind.ValueType  # 6
 """A call was cancelled because it had become worthless."""
 Global___TimelineEventKind: _TypeAlias = TimelineEventKind  # noqa: Y015
 
+class _ServerStanding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServerStanding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SERVER_STANDING_UNSPECIFIED: _ServerStanding.ValueType  # 0
+    """Not set: the orchestrator is older than 0.2."""
+    SERVER_STANDING_USED: _ServerStanding.ValueType  # 1
+    """It takes work, and requests have taken it of late, or there were too few to tell."""
+    SERVER_STANDING_RESTING: _ServerStanding.ValueType  # 2
+    """It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
+    its kind, or its hardware is another server's, too.
+    """
+    SERVER_STANDING_OTHER_MODEL: _ServerStanding.ValueType  # 3
+    """It is well and not used: most targets have another model."""
+    SERVER_STANDING_OTHER_TOKENIZER: _ServerStanding.ValueType  # 4
+    """It is well and not used: most targets have another tokenizer, so that its token ids mean
+    something else.
+    """
+    SERVER_STANDING_OTHER_DTYPE: _ServerStanding.ValueType  # 5
+    """It is well and not used: most targets compute the same model in another dtype."""
+    SERVER_STANDING_OTHER_CONTEXT: _ServerStanding.ValueType  # 6
+    """It is well and not used: its context is shorter than that of most targets with its model."""
+    SERVER_STANDING_OTHER_INVARIANCE: _ServerStanding.ValueType  # 7
+    """It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
+    targets do not; or the other way round. A stream that mixed them would have no such promise.
+    """
+    SERVER_STANDING_OTHER_ROLE: _ServerStanding.ValueType  # 8
+    """It is well and not used: it is a drafter and listed as a target, or the other way round."""
+    SERVER_STANDING_LISTED_TWICE: _ServerStanding.ValueType  # 9
+    """It is well and not used: it is a process that is listed under another name or address, too."""
+    SERVER_STANDING_UNREACHABLE: _ServerStanding.ValueType  # 10
+    """It is not used: it cannot be reached."""
+    SERVER_STANDING_LOADING: _ServerStanding.ValueType  # 11
+    """It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
+    SERVER_STANDING_DRAINING: _ServerStanding.ValueType  # 12
+    """It gets nothing new: it is about to end, or its health says NOT_SERVING."""
+    SERVER_STANDING_BAD_ANSWER: _ServerStanding.ValueType  # 13
+    """It is not used: it said what the protos forbid; the detail names the field."""
+    SERVER_STANDING_FAILING: _ServerStanding.ValueType  # 14
+    """It is not used for up to 10 s: calls to it failed."""
+    SERVER_STANDING_SILENT: _ServerStanding.ValueType  # 15
+    """It is not used: it left calls unanswered, and has to compute a token first."""
+    SERVER_STANDING_TOO_OLD: _ServerStanding.ValueType  # 16
+    """It is not used: it does not know an RPC that every model server has."""
+    SERVER_STANDING_REFUSES: _ServerStanding.ValueType  # 17
+    """It is not used: it refuses the orchestrator's certificate."""
+    SERVER_STANDING_UNWATCHED: _ServerStanding.ValueType  # 18
+    """It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has."""
+
+class ServerStanding(_ServerStanding, metaclass=_ServerStandingEnumTypeWrapper):
+    """How a server stands with an orchestrator, in one word."""
+
+SERVER_STANDING_UNSPECIFIED: ServerStanding.ValueType  # 0
+"""Not set: the orchestrator is older than 0.2."""
+SERVER_STANDING_USED: ServerStanding.ValueType  # 1
+"""It takes work, and requests have taken it of late, or there were too few to tell."""
+SERVER_STANDING_RESTING: ServerStanding.ValueType  # 2
+"""It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
+its kind, or its hardware is another server's, too.
+"""
+SERVER_STANDING_OTHER_MODEL: ServerStanding.ValueType  # 3
+"""It is well and not used: most targets have another model."""
+SERVER_STANDING_OTHER_TOKENIZER: ServerStanding.ValueType  # 4
+"""It is well and not used: most targets have another tokenizer, so that its token ids mean
+something else.
+"""
+SERVER_STANDING_OTHER_DTYPE: ServerStanding.ValueType  # 5
+"""It is well and not used: most targets compute the same model in another dtype."""
+SERVER_STANDING_OTHER_CONTEXT: ServerStanding.ValueType  # 6
+"""It is well and not used: its context is shorter than that of most targets with its model."""
+SERVER_STANDING_OTHER_INVARIANCE: ServerStanding.ValueType  # 7
+"""It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
+targets do not; or the other way round. A stream that mixed them would have no such promise.
+"""
+SERVER_STANDING_OTHER_ROLE: ServerStanding.ValueType  # 8
+"""It is well and not used: it is a drafter and listed as a target, or the other way round."""
+SERVER_STANDING_LISTED_TWICE: ServerStanding.ValueType  # 9
+"""It is well and not used: it is a process that is listed under another name or address, too."""
+SERVER_STANDING_UNREACHABLE: ServerStanding.ValueType  # 10
+"""It is not used: it cannot be reached."""
+SERVER_STANDING_LOADING: ServerStanding.ValueType  # 11
+"""It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
+SERVER_STANDING_DRAINING: ServerStanding.ValueType  # 12
+"""It gets nothing new: it is about to end, or its health says NOT_SERVING."""
+SERVER_STANDING_BAD_ANSWER: ServerStanding.ValueType  # 13
+"""It is not used: it said what the protos forbid; the detail names the field."""
+SERVER_STANDING_FAILING: ServerStanding.ValueType  # 14
+"""It is not used for up to 10 s: calls to it failed."""
+SERVER_STANDING_SILENT: ServerStanding.ValueType  # 15
+"""It is not used: it left calls unanswered, and has to compute a token first."""
+SERVER_STANDING_TOO_OLD: ServerStanding.ValueType  # 16
+"""It is not used: it does not know an RPC that every model server has."""
+SERVER_STANDING_REFUSES: ServerStanding.ValueType  # 17
+"""It is not used: it refuses the orchestrator's certificate."""
+SERVER_STANDING_UNWATCHED: ServerStanding.ValueType  # 18
+"""It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has."""
+Global___ServerStanding: _TypeAlias = ServerStanding  # noqa: Y015
+
 @_typing.final
 class TokenIds(_message.Message):
     """A list of token ids."""
@@ -1046,6 +1146,8 @@ class ServerInfo(_message.Message):
     DECODE_STEP_NS_FIELD_NUMBER: _builtins.int
     SELF_DRAFT_KIND_FIELD_NUMBER: _builtins.int
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    STANDING_DETAIL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in timelines, for example "target-0"."""
     address: _builtins.str
@@ -1053,7 +1155,7 @@ class ServerInfo(_message.Message):
     role: _model_service_pb2.ModelRole.ValueType
     """What kind of server it is."""
     ready: _builtins.bool
-    """Whether it takes work now."""
+    """Whether new requests may get it: whether its standing is USED or RESTING."""
     status: _builtins.str
     """Why not, in one line."""
     model_fingerprint: _builtins.str
@@ -1064,6 +1166,10 @@ class ServerInfo(_message.Message):
     """What it drafts for itself with; empty where it does not: GetModelInfoResponse.self_draft_kind."""
     is_invariant: _builtins.bool
     """Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant."""
+    standing: Global___ServerStanding.ValueType
+    """Whether it is used, rests, or is not used and why."""
+    standing_detail: _builtins.str
+    """More on the standing, for people: a clause or several, mostly about "it". May be empty."""
     def __init__(
         self,
         *,
@@ -1076,10 +1182,12 @@ class ServerInfo(_message.Message):
         decode_step_ns: _builtins.int = ...,
         self_draft_kind: _builtins.str = ...,
         is_invariant: _builtins.bool = ...,
+        standing: Global___ServerStanding.ValueType = ...,
+        standing_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_step_ns", b"decode_step_ns", "is_invariant", b"is_invariant", "model_fingerprint", b"model_fingerprint", "name", b"name", "ready", b"ready", "role", b"role", "self_draft_kind", b"self_draft_kind", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_step_ns", b"decode_step_ns", "is_invariant", b"is_invariant", "model_fingerprint", b"model_fingerprint", "name", b"name", "ready", b"ready", "role", b"role", "self_draft_kind", b"self_draft_kind", "standing", b"standing", "standing_detail", b"standing_detail", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

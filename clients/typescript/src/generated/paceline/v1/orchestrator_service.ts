@@ -144,6 +144,57 @@ export enum TimelineEventKind {
   TIMELINE_EVENT_KIND_CANCELLED = 6,
 }
 
+/** How a server stands with an orchestrator, in one word. */
+export enum ServerStanding {
+  /** SERVER_STANDING_UNSPECIFIED - Not set: the orchestrator is older than 0.2. */
+  SERVER_STANDING_UNSPECIFIED = 0,
+  /** SERVER_STANDING_USED - It takes work, and requests have taken it of late, or there were too few to tell. */
+  SERVER_STANDING_USED = 1,
+  /**
+   * SERVER_STANDING_RESTING - It takes work, and none of many requests has taken it: it is a spare, AUTO expects nothing of
+   * its kind, or its hardware is another server's, too.
+   */
+  SERVER_STANDING_RESTING = 2,
+  /** SERVER_STANDING_OTHER_MODEL - It is well and not used: most targets have another model. */
+  SERVER_STANDING_OTHER_MODEL = 3,
+  /**
+   * SERVER_STANDING_OTHER_TOKENIZER - It is well and not used: most targets have another tokenizer, so that its token ids mean
+   * something else.
+   */
+  SERVER_STANDING_OTHER_TOKENIZER = 4,
+  /** SERVER_STANDING_OTHER_DTYPE - It is well and not used: most targets compute the same model in another dtype. */
+  SERVER_STANDING_OTHER_DTYPE = 5,
+  /** SERVER_STANDING_OTHER_CONTEXT - It is well and not used: its context is shorter than that of most targets with its model. */
+  SERVER_STANDING_OTHER_CONTEXT = 6,
+  /**
+   * SERVER_STANDING_OTHER_INVARIANCE - It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
+   * targets do not; or the other way round. A stream that mixed them would have no such promise.
+   */
+  SERVER_STANDING_OTHER_INVARIANCE = 7,
+  /** SERVER_STANDING_OTHER_ROLE - It is well and not used: it is a drafter and listed as a target, or the other way round. */
+  SERVER_STANDING_OTHER_ROLE = 8,
+  /** SERVER_STANDING_LISTED_TWICE - It is well and not used: it is a process that is listed under another name or address, too. */
+  SERVER_STANDING_LISTED_TWICE = 9,
+  /** SERVER_STANDING_UNREACHABLE - It is not used: it cannot be reached. */
+  SERVER_STANDING_UNREACHABLE = 10,
+  /** SERVER_STANDING_LOADING - It is not used yet: its model is being loaded, or discovery does not say that it is ready. */
+  SERVER_STANDING_LOADING = 11,
+  /** SERVER_STANDING_DRAINING - It gets nothing new: it is about to end, or its health says NOT_SERVING. */
+  SERVER_STANDING_DRAINING = 12,
+  /** SERVER_STANDING_BAD_ANSWER - It is not used: it said what the protos forbid; the detail names the field. */
+  SERVER_STANDING_BAD_ANSWER = 13,
+  /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. */
+  SERVER_STANDING_FAILING = 14,
+  /** SERVER_STANDING_SILENT - It is not used: it left calls unanswered, and has to compute a token first. */
+  SERVER_STANDING_SILENT = 15,
+  /** SERVER_STANDING_TOO_OLD - It is not used: it does not know an RPC that every model server has. */
+  SERVER_STANDING_TOO_OLD = 16,
+  /** SERVER_STANDING_REFUSES - It is not used: it refuses the orchestrator's certificate. */
+  SERVER_STANDING_REFUSES = 17,
+  /** SERVER_STANDING_UNWATCHED - It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has. */
+  SERVER_STANDING_UNWATCHED = 18,
+}
+
 /** A list of token ids. */
 export interface TokenIds {
   /** The ids, each below the vocabulary size. */
@@ -515,7 +566,7 @@ export interface ServerInfo {
   address: string;
   /** What kind of server it is. */
   role: ModelRole;
-  /** Whether it takes work now. */
+  /** Whether new requests may get it: whether its standing is USED or RESTING. */
   ready: boolean;
   /** Why not, in one line. */
   status: string;
@@ -527,6 +578,10 @@ export interface ServerInfo {
   selfDraftKind: string;
   /** Whether its choices are the same bit by bit: GetModelInfoResponse.is_invariant. */
   isInvariant: boolean;
+  /** Whether it is used, rests, or is not used and why. */
+  standing: ServerStanding;
+  /** More on the standing, for people: a clause or several, mostly about "it". May be empty. */
+  standingDetail: string;
 }
 
 /** Asks for the chat template. */
@@ -2522,6 +2577,8 @@ function createBaseServerInfo(): ServerInfo {
     decodeStepNs: 0,
     selfDraftKind: "",
     isInvariant: false,
+    standing: 0,
+    standingDetail: "",
   };
 }
 
@@ -2553,6 +2610,12 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     }
     if (message.isInvariant !== false) {
       writer.uint32(72).bool(message.isInvariant);
+    }
+    if (message.standing !== 0) {
+      writer.uint32(80).int32(message.standing);
+    }
+    if (message.standingDetail !== "") {
+      writer.uint32(90).string(message.standingDetail);
     }
     return writer;
   },
@@ -2642,6 +2705,22 @@ export const ServerInfo: MessageFns<ServerInfo> = {
             message.isInvariant = reader.bool();
             continue;
           }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.standing = reader.int32() as any;
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.standingDetail = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2668,6 +2747,8 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     message.decodeStepNs = object.decodeStepNs ?? 0;
     message.selfDraftKind = object.selfDraftKind ?? "";
     message.isInvariant = object.isInvariant ?? false;
+    message.standing = object.standing ?? 0;
+    message.standingDetail = object.standingDetail ?? "";
     return message;
   },
 };

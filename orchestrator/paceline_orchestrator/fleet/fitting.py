@@ -1,0 +1,126 @@
+"""Which servers go together: targets of one model, and drafters of its tokens.
+
+A request is served by targets that are interchangeable within one stream, and by drafters with
+their tokens. What keeps a server that is well from that is an obstacle, and has a word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.fleet.discovery import Role
+from paceline_orchestrator.fleet.words import Standing, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["commonest_model", "could_replace", "drafter_obstacle", "fits", "target_obstacle"]
+
+_DIGITS = 12  # of a fingerprint, for people
+_NAME_CHARACTERS = 64
+
+
+def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
+    """Return the model that most of the servers have; None where none has said what it has.
+
+    A lone server must not speak for the others. Of equally many those count that compute the same
+    bits whatever is beside, since who asked for that must not lose it. Its context is that of most.
+    """
+    known = [it.facts for it in servers if it.facts]
+    counts = Counter(it.identity for it in known)
+    contexts = Counter((it.identity, it.context_length) for it in known)
+
+    def rank(facts: ModelFacts) -> tuple[int, bool, int, int]:
+        alike = contexts[facts.identity, facts.context_length]
+        return counts[facts.identity], facts.is_invariant, alike, facts.context_length
+
+    return max(known, key=rank, default=None)
+
+
+def fits(target: ModelFacts, model: ModelFacts) -> bool:
+    """Whether a target can serve requests of a model, as long as they may be."""
+    return target.identity == model.identity and target.context_length >= model.context_length
+
+
+def could_replace(target: ModelServer, server: ModelServer) -> bool:
+    """Whether a target could do the work of a server: of a drafter it can do without."""
+    if target.facts is None or server.facts is None:
+        return False
+    if server.role is Role.DRAFTER:
+        return drafter_obstacle(server.facts, target.facts) is None
+    return target.facts.identity == server.facts.identity
+
+
+def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:
+    """Say what keeps a target from requests of a model; None if nothing does.
+
+    The sentence has every difference, the word the one that explains most of them: a fingerprint
+    is of weights, tokenizer and dtype together.
+    """
+    if fits(target, model):
+        return None
+    is_namesake = target.model_name == model.model_name
+    has_other_tokens = not _same_tokens(target, model)
+    if target.fingerprint != model.fingerprint:
+        if is_namesake and has_other_tokens:
+            word = Word.OTHER_TOKENIZER
+        elif is_namesake and target.dtype != model.dtype:
+            word = Word.OTHER_DTYPE
+        else:
+            word = Word.OTHER_MODEL
+    elif has_other_tokens:
+        word = Word.OTHER_TOKENIZER
+    elif target.eos_token_ids != model.eos_token_ids:
+        word = Word.OTHER_MODEL
+    elif target.is_invariant != model.is_invariant:
+        word = Word.OTHER_INVARIANCE
+    else:
+        word = Word.OTHER_CONTEXT
+    return Standing(word, "; ".join(_differences(target, model)))
+
+
+def drafter_obstacle(drafter: ModelFacts, model: ModelFacts) -> Standing | None:
+    """Say what keeps a drafter from drafting for a model; None if nothing does."""
+    if _same_tokens(drafter, model):
+        return None
+    return Standing(Word.OTHER_TOKENIZER, "; ".join(_other_tokens(drafter, model)))
+
+
+def _same_tokens(one: ModelFacts, other: ModelFacts) -> bool:
+    return (
+        one.tokenizer_fingerprint == other.tokenizer_fingerprint
+        and one.vocabulary_size == other.vocabulary_size
+    )
+
+
+def _differences(target: ModelFacts, model: ModelFacts) -> Iterator[str]:
+    if target.fingerprint != model.fingerprint:
+        ours, theirs = (
+            f"{it.model_name[:_NAME_CHARACTERS]} ({it.fingerprint[:_DIGITS]})"
+            for it in (target, model)
+        )
+        yield f"its model is {ours}, that of most targets {theirs}"
+    yield from _other_tokens(target, model)
+    if target.dtype != model.dtype:
+        ours, theirs = (it.dtype or "a dtype that is not said" for it in (target, model))
+        yield f"it computes in {ours}, most targets in {theirs}"
+    if target.eos_token_ids != model.eos_token_ids:
+        yield "its end tokens are others than most targets'"
+    if target.is_invariant != model.is_invariant:
+        has, have = ("with" if it.is_invariant else "without" for it in (target, model))
+        yield f"it runs {has} --invariant, most targets {have}"
+    if target.context_length < model.context_length:
+        yield f"its context is {target.context_length} tokens, most targets' {model.context_length}"
+
+
+def _other_tokens(one: ModelFacts, model: ModelFacts) -> Iterator[str]:
+    if one.tokenizer_fingerprint != model.tokenizer_fingerprint:
+        ours, theirs = (it.tokenizer_fingerprint[:_DIGITS] or "missing" for it in (one, model))
+        yield f"its tokenizer is {ours}, most targets' {theirs}"
+    if one.vocabulary_size != model.vocabulary_size:
+        ours, theirs = (str(it.vocabulary_size) for it in (one, model))
+        yield f"its vocabulary has {ours} tokens, most targets' {theirs}"

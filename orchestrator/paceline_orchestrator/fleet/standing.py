@@ -1,0 +1,242 @@
+"""How each server stands, in a word and a sentence: worked out here for all who tell it.
+
+A server that takes work is used, or rests. Which of the two follows from the requests of this
+orchestrator: a server that none of many took rests, for whatever reason; the sentence has what is
+known of the reason. Counted in requests, and not in seconds, the word is the same at a busy time
+and at a quiet one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+from typing import TYPE_CHECKING
+
+from paceline_orchestrator.fleet.discovery import Availability, Role
+from paceline_orchestrator.fleet.fitting import drafter_obstacle, target_obstacle
+from paceline_orchestrator.fleet.hardware import count_side_by_side
+from paceline_orchestrator.fleet.server import LOADING, NOT_SERVING, SILENT
+from paceline_orchestrator.fleet.words import Standing, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.fleet.wire import ModelFacts
+
+__all__ = ["Orders", "standings"]
+
+# A server rests that none of so many requests took, for each server of its role. If each took one
+# of n by chance, one of them would be left out so by chance with a probability of e^-10.
+_ORDERS_EACH = 10
+# Such a server is told of as slow.
+_SLOW_FACTOR = 2
+_NAMED_SERVERS = 3
+_NOTE_CHARACTERS = 200
+
+_AVAILABILITY = {
+    Availability.TERMINATING: Standing(Word.DRAINING, "discovery says that it is about to end"),
+    Availability.NOT_READY: Standing(
+        Word.LOADING, "discovery says that it is not ready: it starts, or fails its probes"
+    ),
+}
+# By the reason of the error that its health, or what it said of its model, ended with.
+_WORDS = {
+    LOADING: (Word.LOADING, "its model is not loaded yet"),
+    "DRAINING": (Word.DRAINING, "it is shutting down"),
+    "DEADLINE": (Word.SILENT, "it ends its health's stream too early, or does not say what it is"),
+    "UNSUPPORTED": (
+        Word.TOO_OLD,
+        "it does not know what it is asked: it is too old, or no model server",
+    ),
+    "UNAUTHENTICATED": (Word.REFUSES, "it takes no calls from this orchestrator"),
+    "PERMISSION_DENIED": (Word.REFUSES, "it takes no calls from this orchestrator"),
+}
+
+
+@dataclass(slots=True)
+class Orders:
+    """The requests of this orchestrator so far.
+
+    Attributes:
+        count: How many have begun.
+        note: Why AUTO decodes as it does, as it last said.
+    """
+
+    count: int = 0
+    note: str = ""
+
+    def begin(self, note: str) -> None:
+        """Count a request; a note is what AUTO says of it, empty where it had no choice."""
+        self.count += 1
+        self.note = note or self.note
+
+
+def standings(
+    servers: Sequence[ModelServer], *, model: ModelFacts | None, orders: Orders
+) -> Mapping[ModelServer, Standing]:
+    """Say how each server stands.
+
+    Args:
+        servers: All of them.
+        model: What new requests are served with; None while no target has said what it is.
+        orders: The requests so far.
+
+    Cost: a few microseconds for each server.
+    """
+    obstacles = {it: _obstacle(it, model) for it in servers}
+    usable = [it for it in servers if obstacles[it] is None]
+    group = _Group(usable, model, orders)
+    return {it: obstacle or group.standing(it) for it, obstacle in obstacles.items()}
+
+
+def _obstacle(server: ModelServer, model: ModelFacts | None) -> Standing | None:
+    """Say why a server gets no work; None if it may get some."""
+    return (
+        _AVAILABILITY.get(server.endpoint.availability)
+        or _ill(server)
+        or _listed_wrong(server)
+        or _paused(server)
+        or _unfitting(server, model)
+    )
+
+
+def _ill(server: ModelServer) -> Standing | None:
+    """Say what its own health says against it, or the attempt to hear of it."""
+    status, trouble = server.health_status, server.trouble
+    if not status:
+        return None
+    if status == NOT_SERVING:
+        if trouble == LOADING:
+            return Standing(*_WORDS[LOADING])
+        if server.pause_status == SILENT:
+            words = "it left calls unanswered, and its health says NOT_SERVING: a forward hangs"
+            return Standing(Word.SILENT, words)
+        return Standing(
+            Word.DRAINING, "its health says NOT_SERVING: it shuts down, or a forward hangs"
+        )
+    kind, _, words = status.partition(": ")
+    if kind == "BAD_ANSWER":
+        return Standing(Word.BAD_ANSWER, f"it said what it must not: {words}")
+    if kind == "FAILED":
+        return Standing(Word.UNWATCHED, f"it cannot be watched ({words}): see the log")
+    if kind in _WORDS:
+        word, detail = _WORDS[kind]
+        return Standing(word, f"{detail} ({trouble})" if trouble else detail)
+    return Standing(Word.UNREACHABLE, f"it cannot be reached: {trouble or 'nothing was heard yet'}")
+
+
+def _listed_wrong(server: ModelServer) -> Standing | None:
+    if server.misfit:
+        return Standing(Word.OTHER_ROLE, f"it {server.misfit}")
+    if server.twin is not None:
+        words = f"it is {server.twin.name}, at another address: one process counts once"
+        return Standing(Word.LISTED_TWICE, words)
+    return None
+
+
+def _paused(server: ModelServer) -> Standing | None:
+    kind, _, words = server.pause_status.partition(": ")
+    match kind:
+        case "":
+            return None
+        case "SILENT":
+            return Standing(
+                Word.SILENT, "it left calls unanswered: it has to compute a token for a probe first"
+            )
+        case "BAD_ANSWER":
+            return Standing(Word.BAD_ANSWER, f"it answered what it must not: {words}")
+        case _:
+            return Standing(Word.FAILING, f"calls to it failed ({kind}): it pauses for a while")
+
+
+def _unfitting(server: ModelServer, model: ModelFacts | None) -> Standing | None:
+    if server.facts is None or model is None:
+        return None
+    find = target_obstacle if server.role is Role.TARGET else drafter_obstacle
+    return find(server.facts, model)
+
+
+class _Group:
+    """The servers that may get work, and what tells one of them from its like."""
+
+    def __init__(
+        self, usable: Sequence[ModelServer], model: ModelFacts | None, orders: Orders
+    ) -> None:
+        self._usable = usable
+        self._model = model
+        self._orders = orders
+        self._of_role = {role: [it for it in usable if it.role is role] for role in Role}
+
+    def standing(self, server: ModelServer) -> Standing:
+        """Say whether a server that may get work is used, or rests and why."""
+        remarks = self._remarks(server)
+        if not self._rests(server):
+            return Standing(Word.USED, "; ".join(remarks))
+        return Standing(Word.RESTING, "; ".join((self._why_it_rests(server), *remarks)))
+
+    def _rests(self, server: ModelServer) -> bool:
+        left_out = self._orders.count - server.last_order
+        return not server.session_count and left_out >= _ORDERS_EACH * len(
+            self._of_role[server.role]
+        )
+
+    def _why_it_rests(self, server: ModelServer) -> str:
+        left_out = self._orders.count - server.last_order
+        if any(not self._rests(it) for it in self._of_role[server.role]):
+            return f"the last {left_out} requests did with other {server.role}s: it is a spare"
+        words = f"the last {left_out} requests did without a {server.role}"
+        if server.role is Role.DRAFTER and self._orders.note:
+            words += f"; AUTO last took {self._orders.note[:_NOTE_CHARACTERS]}"
+        return words
+
+    def _remarks(self, server: ModelServer) -> Iterator[str]:
+        """Yield what keeps it from a part of the work, or makes it worth less than others."""
+        facts = server.facts
+        if facts is None:
+            return
+        others = [it for it in self._of_role[server.role] if it is not server]
+        yield from self._slowness(server, others)
+        yield from self._shared_hardware(server)
+        yield from _trees(facts, [it.facts for it in others if it.facts])
+        if server.role is Role.DRAFTER and self._model is not None:
+            yield from _limits(facts, self._model)
+
+    def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
+        theirs = median(it.latency.step_ns for it in others) if others else 0
+        ours = server.latency.step_ns
+        if theirs and ours > _SLOW_FACTOR * theirs:
+            yield f"it takes {ours / 1e6:.1f} ms for a token, its like {theirs / 1e6:.1f} ms"
+
+    def _shared_hardware(self, server: ModelServer) -> Iterator[str]:
+        """Tell of servers that compute on the same hardware, where it is too little for all."""
+        if server.hardware is None:
+            return
+        identity = server.hardware.identity
+        sharing = [it for it in self._usable if it.hardware and it.hardware.identity == identity]
+        if count_side_by_side([it.hardware for it in sharing], drafter=None) < len(sharing):
+            names = _some(it.name for it in sharing if it is not server)
+            yield f"it shares its hardware with {names}: for DSI they count as fewer"
+
+
+def _trees(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
+    most = max((it.tree_token_limit for it in others), default=0)
+    if facts.tree_token_limit < most:
+        ours = facts.tree_token_limit
+        trees = f"trees of at most {ours} tokens, its like of {most}" if ours else "chains alone"
+        yield f"it takes {trees}"
+
+
+def _limits(drafter: ModelFacts, model: ModelFacts) -> Iterator[str]:
+    if drafter.context_length < model.context_length:
+        ours, theirs = drafter.context_length, model.context_length
+        yield f"its context is {ours} tokens, the targets' {theirs}: beyond that it does not draft"
+    if model.rejection_sampling and not drafter.rejection_sampling:
+        yield "it drafts for no request under REJECTION"
+
+
+def _some(names: Iterable[str]) -> str:
+    found = iter(names)
+    first = list(islice(found, _NAMED_SERVERS))
+    return ", ".join([*first, "..."] if next(found, None) else first)

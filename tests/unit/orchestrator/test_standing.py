@@ -1,0 +1,356 @@
+"""One word on each server: in GetSystemInfo, in the log and in a metric, from one place."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_engine.calls import VerificationRule
+from paceline_orchestrator.calls import probe
+from paceline_orchestrator.fleet import health_watch, standing_log
+from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
+from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.server_metrics import count_servers
+from paceline_orchestrator.fleet.standing_log import StandingLog
+from paceline_orchestrator.fleet.words import Standing, Word
+from paceline_orchestrator.front.translation import server_message
+from paceline_serving.transport import pod_channel
+from support.fake_models import FakeModelServer, serving
+from support.ports import free_address
+from support.waiting import until as soon
+
+ODD = {
+    Word.OTHER_MODEL: (
+        {"fingerprint": "elsewhere", "model_name": "another"},
+        "its model is another (elsewhere), that of most targets fake-target (target-model)",
+    ),
+    Word.OTHER_TOKENIZER: ({"fingerprint": "elsewhere", "tokenizer": b"x"}, "its tokenizer is "),
+    Word.OTHER_DTYPE: (
+        {"fingerprint": "elsewhere", "dtype": "float16"},
+        "it computes in float16, most targets in float32",
+    ),
+    Word.OTHER_CONTEXT: ({"context_length": 512}, "its context is 512 tokens, most targets' 4096"),
+    Word.OTHER_INVARIANCE: (
+        {"is_invariant": True},
+        "it runs with --invariant, most targets without",
+    ),
+}
+
+
+@asynccontextmanager
+async def a_pool(*servers, listed=None):
+    """Run fake servers and a pool of them; `listed` are their endpoints, if not one for each."""
+    async with serving(*servers):
+        named = [
+            Endpoint(f"{it.role}-{i}", it.address, Role(it.role)) for i, it in enumerate(servers)
+        ]
+        async with ServerPool(
+            StaticDiscovery(listed(servers) if listed else named),
+            open_channel=lambda it: pod_channel(it.address, credentials=None),
+            probe=probe.answers,
+        ) as pool:
+            yield pool
+
+
+def a_target(**options):
+    return FakeModelServer("target", **{"dtype": "float32", **options})
+
+
+def a_drafter(**options):
+    return FakeModelServer("drafter", **options)
+
+
+def word_on(pool, name):
+    return standing_of(pool, name).word
+
+
+def standing_of(pool, name):
+    return next(standing for it, standing in pool.standings().items() if it.name == name)
+
+
+async def stands(pool, name, word):
+    """Return the sentence on a server once it has this word."""
+    await soon(
+        lambda: any(it.name == name for it in pool.servers) and word_on(pool, name) is word,
+        what=f"{name} is {word}",
+    )
+    return standing_of(pool, name).detail
+
+
+async def logged(caplog, *words):
+    await soon(lambda: any(all(it in line for it in words) for line in caplog.messages), what=words)
+
+
+# --- healthy, and not used ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ODD)
+async def test_a_target_that_does_not_go_with_most_is_told_of_everywhere(word, caplog):
+    differs, sentence = ODD[word]
+    registry = CollectorRegistry()
+    async with a_pool(a_target(), a_target(), a_target(**differs)) as pool:
+        count_servers(registry, pool)
+        await stands(pool, "target-0", Word.USED)
+        await stands(pool, "target-1", Word.USED)
+        assert sentence in await stands(pool, "target-2", word)
+        assert [it.name for it in pool.targets(pool.model())] == ["target-0", "target-1"]
+        await logged(caplog, "target-2 is not used: ", sentence)
+        (server,) = (it for it in pool.servers if it.name == "target-2")
+        told = server_message(server, standing_of(pool, "target-2"))
+    assert not told.ready
+    assert told.standing == pb.ServerStanding.Value(f"SERVER_STANDING_{word.name}")
+    assert sentence in told.standing_detail
+    assert told.status.startswith(f"{word.name}: ")
+    assert count(registry, "target", word) == 1
+    assert count(registry, "target", Word.USED) == 2
+    assert registry.get_sample_value("paceline_ready_servers", {"role": "target"}) == 2
+
+
+def count(registry, role, word):
+    return registry.get_sample_value("paceline_servers", {"role": role, "standing": word})
+
+
+async def test_a_promise_of_the_same_bits_is_never_mixed_with_none():
+    """Of one with it and one without, the one with it serves: who asked for it keeps it."""
+    async with a_pool(a_target(), a_target(is_invariant=True)) as pool:
+        await stands(pool, "target-1", Word.USED)
+        await stands(pool, "target-0", Word.OTHER_INVARIANCE)
+        assert pool.model().is_invariant
+        assert [it.name for it in pool.targets(pool.model())] == ["target-1"]
+
+
+async def test_a_target_with_a_longer_context_than_most_serves_as_they_do():
+    async with a_pool(a_target(), a_target(), a_target(context_length=8192)) as pool:
+        await soon(lambda: len(pool.servers) == 3, what="they are known")
+        await stands(pool, "target-2", Word.USED)
+        await soon(lambda: all(it.ready for it in pool.servers), what="all are there")
+        assert pool.model().context_length == 4096
+        assert len(pool.targets(pool.model())) == 3
+
+
+async def test_a_drafter_with_another_tokenizer_is_told_of_without_any_request(caplog):
+    async with a_pool(a_target(), a_drafter(tokenizer=b"x")) as pool:
+        sentence = await stands(pool, "drafter-1", Word.OTHER_TOKENIZER)
+        assert sentence.startswith("its tokenizer is ")
+        await logged(caplog, "drafter-1 is not used: its tokenizer is ")
+        with pytest.raises(errors.TokenizerMismatchError):
+            pool.drafters(pool.model())
+
+
+async def test_a_server_that_is_listed_under_two_names_counts_once(caplog):
+    def listed(servers):
+        port = servers[0].address.rpartition(":")[2]
+        return [
+            Endpoint("a", servers[0].address, Role.TARGET),
+            Endpoint("b", f"localhost:{port}", Role.TARGET),
+        ]
+
+    async with a_pool(a_target(incarnation="one"), listed=listed) as pool:
+        assert "it is a, at another address" in await stands(pool, "b", Word.LISTED_TWICE)
+        assert [it.name for it in pool.targets(pool.model())] == ["a"]
+        await logged(caplog, "b is not used: it is a, at another address")
+
+
+async def test_a_server_of_another_kind_is_told_of(caplog):
+    def listed(servers):
+        return [
+            Endpoint("t", servers[0].address, Role.TARGET),
+            Endpoint("d", servers[1].address, Role.TARGET),
+        ]
+
+    async with a_pool(a_target(), a_drafter(), listed=listed) as pool:
+        await stands(pool, "d", Word.OTHER_ROLE)
+        await logged(caplog, "d is not used: it is a drafter, not a target")
+
+
+class Ancient(FakeModelServer):
+    """A server that is well, and has none of our services."""
+
+    def register(self, server):
+        pass
+
+
+async def test_a_server_that_does_not_know_the_question_is_too_old(caplog):
+    async with a_pool(a_target(), Ancient("target")) as pool:
+        await stands(pool, "target-1", Word.TOO_OLD)
+        await logged(caplog, "target-1 is not used: it does not know what it is asked")
+
+
+# --- not well -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [("there.is.no.such.name.invalid:1", "there.is.no.such.name"), ("127.0.0.1:1", "refused")],
+)
+async def test_why_a_server_cannot_be_reached_is_told(address, cause, monkeypatch, caplog):
+    monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.2)
+
+    def listed(servers):
+        return [
+            Endpoint("t", servers[0].address, Role.TARGET),
+            Endpoint("nowhere", address, Role.TARGET),
+        ]
+
+    async with a_pool(a_target(), listed=listed) as pool:
+        await soon(
+            lambda: len(pool.servers) == 2 and cause in standing_of(pool, "nowhere").detail,
+            what="the cause is known",
+        )
+        assert word_on(pool, "nowhere") is Word.UNREACHABLE
+        await logged(caplog, "nowhere is not used: it cannot be reached: ", cause)
+
+
+async def test_a_server_that_loads_is_told_from_one_that_drains():
+    target = a_target(is_loading=True)
+    async with a_pool(a_target(), target) as pool:
+        await target.set_serving(False)
+        await stands(pool, "target-1", Word.LOADING)
+        target.is_loading = False
+        await target.set_serving(True)
+        await stands(pool, "target-1", Word.USED)
+        await target.set_serving(False)
+        await stands(pool, "target-1", Word.DRAINING)
+
+
+async def test_a_server_that_loads_for_long_is_told_of_once(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.1)
+    asked, health_changes = [], health_watch.health_changes
+
+    def counted(channel, *, seconds):
+        asked.append(channel)
+        return health_changes(channel, seconds=seconds)
+
+    monkeypatch.setattr(health_watch, "health_changes", counted)
+    target = a_target(is_loading=True)
+    async with a_pool(a_target(), target) as pool:
+        await target.set_serving(False)
+        await stands(pool, "target-1", Word.LOADING)
+        caplog.clear()
+        (loading,) = (it.channel for it in pool.servers if it.name == "target-1")
+        await soon(lambda: asked.count(loading) >= 5, what="its health was asked for again")
+    assert not [it for it in caplog.messages if it.startswith("target-1")]
+
+
+async def test_what_discovery_says_of_a_server_is_its_word():
+    def listed(servers):
+        return [
+            Endpoint("a", servers[0].address, Role.TARGET),
+            Endpoint("b", servers[1].address, Role.TARGET, availability=Availability.NOT_READY),
+            Endpoint("c", servers[2].address, Role.TARGET, availability=Availability.TERMINATING),
+        ]
+
+    async with a_pool(a_target(), a_target(), a_target(), listed=listed) as pool:
+        await stands(pool, "a", Word.USED)
+        await stands(pool, "b", Word.LOADING)
+        await stands(pool, "c", Word.DRAINING)
+
+
+# --- resting, and what else there is to say -------------------------------------------------------
+
+
+async def test_a_server_that_no_request_takes_rests_and_says_why():
+    async with a_pool(a_target(), a_target(), a_drafter()) as pool:
+        await soon(
+            lambda: len(pool.servers) == 3 and all(it.ready for it in pool.servers),
+            what="they are there",
+        )
+        drafter, taken, spare = pool.servers
+        for turn in range(20):
+            pool.orders.begin("non-SI: 30.0 ms per token (SI: 40.0 ms per token)")
+            pool.note_order_at(taken)
+            assert (word_on(pool, "drafter-2") is Word.RESTING) == (turn >= 9)
+            assert (word_on(pool, spare.name) is Word.RESTING) == (turn >= 19)
+        assert "did with other targets: it is a spare" in standing_of(pool, spare.name).detail
+        detail = standing_of(pool, "drafter-2").detail
+        assert detail == (
+            "the last 20 requests did without a drafter;"
+            " AUTO last took non-SI: 30.0 ms per token (SI: 40.0 ms per token)"
+        )
+        assert word_on(pool, taken.name) is Word.USED
+        assert {it.name for it in pool.targets(pool.model())} == {taken.name, spare.name}
+        drafter.session_count = 1
+        assert word_on(pool, "drafter-2") is Word.USED
+        drafter.session_count = 0
+        pool.note_order_at(drafter)
+        assert word_on(pool, "drafter-2") is Word.USED
+
+
+async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
+    rules = (VerificationRule.EXACT, VerificationRule.REJECTION)
+    slow = a_target(forward_latencies=((1, 900_000_000),), takes_trees=False, rules=rules)
+    like = [a_target(forward_latencies=((1, 30_000_000),), rules=rules) for _ in range(2)]
+    async with a_pool(slow, *like, a_drafter(context_length=512)) as pool:
+        await soon(
+            lambda: len(pool.servers) == 4 and all(it.ready for it in pool.servers),
+            what="they are there",
+        )
+        assert standing_of(pool, "target-0") == Standing(
+            Word.USED, "it takes 900.0 ms for a token, its like 30.0 ms; it takes chains alone"
+        )
+        assert standing_of(pool, "target-1") == Standing(Word.USED)
+        assert standing_of(pool, "drafter-3") == Standing(
+            Word.USED,
+            "its context is 512 tokens, the targets' 4096: beyond that it does not draft;"
+            " it drafts for no request under REJECTION",
+        )
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_comes_back_is_told_of_again(caplog):
+    drafter = a_drafter(address=free_address(), tokenizer=b"x")
+    async with a_pool(a_target(), drafter) as pool:
+        for time in (1, 2):
+            await stands(pool, "drafter-1", Word.OTHER_TOKENIZER)
+            await soon(lambda n=time: caplog.text.count("is not used: its tok") == n, what="told")
+            await drafter.kill()
+            await stands(pool, "drafter-1", Word.UNREACHABLE)
+            await drafter.start()
+
+
+def test_a_server_that_comes_and_goes_all_the_time_has_ten_lines_and_then_one_in_ten_seconds(
+    caplog,
+):
+    caplog.set_level("INFO")
+    now, word = 0.0, Word.USED
+    server = ServerOfAName("t")
+    log = StandingLog(lambda: {server: Standing(word)}, clock=lambda: now)
+    for _ in range(1000):
+        now += 0.1
+        word = Word.FAILING if word is Word.USED else Word.USED
+        log.look()
+    assert len(caplog.messages) <= 10 + 100 / standing_log._LINE_SECONDS
+    assert len(caplog.messages) >= 10
+
+
+def test_what_has_not_changed_is_not_told_and_who_is_gone_is_forgotten(caplog):
+    caplog.set_level("INFO")
+    standings = {ServerOfAName("t"): Standing(Word.RESTING, "it is a spare")}
+    log = StandingLog(lambda: standings)
+    for _ in range(3):
+        log.look()
+    assert caplog.messages == ["t is resting: it is a spare"]
+    standings.clear()
+    log.look()
+    log.look()
+    assert caplog.messages[1:] == ["t is not listed any more"]
+
+
+class ServerOfAName:
+    health_status = ""
+    trouble = ""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def test_every_word_is_on_the_wire():
+    names = {f"SERVER_STANDING_{it.name}" for it in Word}
+    assert set(pb.ServerStanding.keys()) == names | {"SERVER_STANDING_UNSPECIFIED"}
