@@ -148,7 +148,6 @@ class FakeModelServer:
     context_length: int = _CONTEXT_LENGTH
     is_invariant: bool = False
     incarnation: str = ""
-    context_length: int = _CONTEXT_LENGTH
     forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     chat_template: model_service_pb2.ChatTemplate | None = None
