@@ -9,6 +9,7 @@ and at a quiet one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ __all__ = ["Orders", "standings"]
 # A server rests that none of so many requests took, for each server of its role. If each took one
 # of n by chance, one of them would be left out so by chance with a probability of e^-10.
 _ORDERS_EACH = 10
+_VERSION = metadata.version("paceline")  # read once: each look opens files
 # Such a server is told of as slow.
 _SLOW_FACTOR = 2
 _NAMED_SERVERS = 3
@@ -197,6 +199,7 @@ class _Group:
         if facts is None:
             return
         others = [it for it in self._of_role[server.role] if it is not server]
+        yield from _age(facts.version)
         yield from self._slowness(server, others)
         yield from self._shared_hardware(server)
         yield from _trees(facts, [it.facts for it in others if it.facts])
@@ -218,6 +221,17 @@ class _Group:
         if count_side_by_side([it.hardware for it in sharing], drafter=None) < len(sharing):
             names = _some(it.name for it in sharing if it is not server)
             yield f"it shares its hardware with {names}: for DSI they count as fewer"
+
+
+def _age(version: str) -> Iterator[str]:
+    """Tell of a server of another minor version than ours; see docs/versioning.md."""
+    if _minor(version) != _minor(_VERSION):
+        theirs = f"of version {version}" if version else "too old to say its version"
+        yield f"it is {theirs}, this orchestrator is of {_VERSION}: they may not fit together"
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def _trees(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:

@@ -301,6 +301,16 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         )
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("0.0.7", "it is of version 0.0.7, "), ("", "it is too old to say its version, ")],
+)
+async def test_a_server_of_another_minor_version_is_used_and_told_of(version, words):
+    async with a_pool(a_target(version=version), a_target()) as pool:
+        await stands(pool, "target-1", Word.USED)
+        assert (await stands(pool, "target-0", Word.USED)).startswith(words)
+
+
 # --- the log --------------------------------------------------------------------------------------
 
 
