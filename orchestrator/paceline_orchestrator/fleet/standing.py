@@ -82,7 +82,8 @@ def standings(
 
     Args:
         servers: All of them.
-        model: What new requests are served with; None while no target has said what it is.
+        model: What new requests are served with; None while no target has said what it is, so that
+            drafters alone can have nothing against them.
         orders: The requests so far.
 
     Cost: a few microseconds for each server.
@@ -173,6 +174,8 @@ class _Group:
 
     def standing(self, server: ModelServer) -> Standing:
         """Say whether a server that may get work is used, or rests and why."""
+        if self._model is None:
+            return Standing(Word.RESTING, "no target has said yet what there is to draft for")
         remarks = self._remarks(server)
         if not self._rests(server):
             return Standing(Word.USED, "; ".join(remarks))
@@ -195,16 +198,17 @@ class _Group:
 
     def _remarks(self, server: ModelServer) -> Iterator[str]:
         """Yield what keeps it from a part of the work, or makes it worth less than others."""
-        facts = server.facts
-        if facts is None:
+        facts, model = server.facts, self._model
+        if facts is None or model is None:
             return
         others = [it for it in self._of_role[server.role] if it is not server]
         yield from _age(facts.version)
         yield from self._slowness(server, others)
         yield from self._shared_hardware(server)
         yield from _trees(facts, [it.facts for it in others if it.facts])
-        if server.role is Role.DRAFTER and self._model is not None:
-            yield from _limits(facts, self._model)
+        yield from _adapters(facts, [it.facts for it in others if it.facts])
+        if server.role is Role.DRAFTER:
+            yield from _limits(facts, model)
 
     def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
         theirs = median(it.latency.step_ns for it in others) if others else 0
@@ -240,6 +244,15 @@ def _trees(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
         ours = facts.tree_token_limit
         trees = f"trees of at most {ours} tokens, its like of {most}" if ours else "chains alone"
         yield f"it takes {trees}"
+
+
+def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
+    """Tell of a target that drafts for itself with something else than its like, or not at all."""
+    theirs = {it.self_draft_kind for it in others} - {facts.self_draft_kind}
+    if theirs:
+        ours = facts.self_draft_kind or "nothing"
+        kinds = " or ".join(sorted(it or "nothing" for it in theirs))
+        yield f"it drafts for itself with {ours}, its like with {kinds}"
 
 
 def _limits(drafter: ModelFacts, model: ModelFacts) -> Iterator[str]:
