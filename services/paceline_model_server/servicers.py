@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DrainingError, UnsupportedError
@@ -25,6 +26,7 @@ __all__ = ["ModelServicer", "SessionServicer"]
 _log = logging.getLogger(__name__)
 
 _TOKENIZER_CHUNK_BYTES = 256 * 1024
+_VERSION = metadata.version("paceline")  # read once: each look opens files
 
 
 class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
@@ -44,6 +46,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         info.session_limit = host.limits.session_limit
         info.token_budget = host.limits.token_budget
         info.incarnation = host.incarnation
+        info.version = _VERSION
         return info
 
     async def GetTokenizer(  # noqa: N802

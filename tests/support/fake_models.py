@@ -13,7 +13,8 @@ from collections import deque
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
+from functools import cache, partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -108,7 +109,7 @@ class FakeModelServer:
         context_length: The most tokens of a text.
         is_invariant: Whether it says that it computes the same bits whatever is beside.
         incarnation: The process that it says it is.
-        context_length: The most tokens of a text.
+        version: Paceline's, as it says.
         forward_latencies: What it says that forwards cost: median ns by rows.
         tokenizer: What GetTokenizer streams; None for a model without one.
         chat_template: What GetChatTemplate answers; None for a model without one.
@@ -148,6 +149,7 @@ class FakeModelServer:
     context_length: int = _CONTEXT_LENGTH
     is_invariant: bool = False
     incarnation: str = ""
+    version: str = field(default_factory=partial(metadata.version, "paceline"))
     forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
     chat_template: model_service_pb2.ChatTemplate | None = None
@@ -241,6 +243,7 @@ class FakeModelServer:
         forwards = tuple(ForwardLatency(rows, ns) for rows, ns in self.forward_latencies)
         said = translation.model_info(self.description, latencies=ModelLatencies(forwards, 0, 0))
         said.incarnation = self.incarnation
+        said.version = self.version
         said.role = model_service_pb2.ModelRole.Value(f"MODEL_ROLE_{self.role.upper()}")
         return said
 

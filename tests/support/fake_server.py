@@ -25,8 +25,9 @@ def serve_metrics() -> str:
             self.send_response(200)
             self.end_headers()
             for role, number in (("drafter", ready), ("target", 1)):
-                line = f'paceline_ready_servers{{role="{role}"}} {number}\n'
-                self.wfile.write(line.encode())
+                for word, servers in (("other_dtype", number), ("loading", 1 - number)):
+                    line = f'paceline_servers{{role="{role}",standing="{word}"}} {servers}\n'
+                    self.wfile.write(line.encode())
 
     server = HTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,9 @@ __all__ = [
 # The orchestrator has so long, once all servers are ready, to know that they are.
 _KNOWN_SECONDS = 15.0
 _KNOWN_POLL_SECONDS = 0.02
+# Words of an orchestrator on servers that may be well soon, and on those that take work.
+_ON_THEIR_WAY = ("loading", "unreachable")
+_AT_WORK = ("used", "resting")
 # What `python -m` runs.
 _DRAFTER, _TARGET, _ORCHESTRATOR = "paceline_drafter", "paceline_target", "paceline_orchestrator"
 _GATEWAY = "paceline_gateway"
@@ -78,6 +82,10 @@ class LocalSystem:
         on_ready: Called with each server as it becomes ready.
         log_directory: Where logs go. Default: a temporary one, removed at the end.
 
+    Attributes:
+        not_used: How many servers the orchestrator gives no work, by role and word; as it said when
+            all were ready.
+
     Raises:
         ServerExitedError: From `async with`: a server could not start.
         TimeoutError: From `async with`: not all were ready in time.
@@ -100,6 +108,7 @@ class LocalSystem:
         self.targets: tuple[LocalServer, ...] = ()
         self.orchestrator: LocalServer
         self.gateway: LocalServer | None = None
+        self.not_used: Mapping[tuple[str, str], int] = {}
 
     @property
     def orchestrator_address(self) -> str:
@@ -209,10 +218,11 @@ class LocalSystem:
         self._on_ready(server)
 
     async def _wait_until_all_are_known(self) -> None:
-        """Wait until the orchestrator gives work to every server: one target is ready for it.
+        """Wait until the orchestrator uses every server, or says why not.
 
-        It hears of the others just after they have said here that they are ready. It goes on after
-        a while without a server that runs already and is not well.
+        One target is enough for it to be ready. It hears of the others just after they have said
+        here that they are ready. It goes on after a while without a server that runs already and is
+        not well.
 
         Its page of metrics says so, whatever transport security clients need.
         """
@@ -240,10 +250,14 @@ class LocalSystem:
             samples = await read_page(session, page)
         except PageError:
             return False
-        return all(
-            samples.total("paceline_ready_servers", role=role) >= count
-            for role, count in wanted.items()
-        )
+        known, not_used = Counter[str](), Counter[tuple[str, str]]()
+        for labels, count in samples.values.get("paceline_servers", {}).items():
+            of = dict(labels)
+            role, word = of["role"], of["standing"]
+            known[role] += 0 if word in _ON_THEIR_WAY else int(count)
+            not_used[role, word] += 0 if word in _AT_WORK else int(count)
+        self.not_used = +not_used
+        return all(known[role] >= count for role, count in wanted.items())
 
     def _endpoints(self) -> Iterator[str]:
         targets = [f"{it.name}={it.address}" for it in self.targets] + [*self._config.more_targets]

@@ -162,6 +162,9 @@ async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None
 def _print_system(system: LocalSystem, address: str) -> None:
     for server in system.servers:
         print(f"{server.name:14}{server.address:22}metrics http://{server.metrics_address}/metrics")
+    for (role, word), count in system.not_used.items():
+        words = word.replace("_", " ")
+        print(f"NOT USED: {count} {role}{'s' if count > 1 else ''} ({words}): see `paceline info`")
     elsewhere = "" if address == _DEFAULT_ADDRESS else f" --address {address}"
     print(f"\nNow, in other terminals:\n  paceline generate{elsewhere} 'def fibonacci(n):'")
     print(f"  paceline top{elsewhere}")

@@ -49,6 +49,7 @@ _TEXTS = {
     "self_draft_kind": 64,
     "incarnation": 64,
     "dtype": 64,
+    "version": 64,
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30

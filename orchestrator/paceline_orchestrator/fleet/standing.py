@@ -9,6 +9,7 @@ and at a quiet one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ __all__ = ["Orders", "standings"]
 # A server rests that none of so many requests took, for each server of its role. If each took one
 # of n by chance, one of them would be left out so by chance with a probability of e^-10.
 _ORDERS_EACH = 10
+_VERSION = metadata.version("paceline")  # read once: each look opens files
 # Such a server is told of as slow.
 _SLOW_FACTOR = 2
 _NAMED_SERVERS = 3
@@ -80,7 +82,8 @@ def standings(
 
     Args:
         servers: All of them.
-        model: What new requests are served with; None while no target has said what it is.
+        model: What new requests are served with; None while no target has said what it is, so that
+            drafters alone can have nothing against them.
         orders: The requests so far.
 
     Cost: a few microseconds for each server.
@@ -171,6 +174,8 @@ class _Group:
 
     def standing(self, server: ModelServer) -> Standing:
         """Say whether a server that may get work is used, or rests and why."""
+        if self._model is None:
+            return Standing(Word.RESTING, "no target has said yet what there is to draft for")
         remarks = self._remarks(server)
         if not self._rests(server):
             return Standing(Word.USED, "; ".join(remarks))
@@ -193,15 +198,17 @@ class _Group:
 
     def _remarks(self, server: ModelServer) -> Iterator[str]:
         """Yield what keeps it from a part of the work, or makes it worth less than others."""
-        facts = server.facts
-        if facts is None:
+        facts, model = server.facts, self._model
+        if facts is None or model is None:
             return
         others = [it for it in self._of_role[server.role] if it is not server]
+        yield from _age(facts.version)
         yield from self._slowness(server, others)
         yield from self._shared_hardware(server)
         yield from _trees(facts, [it.facts for it in others if it.facts])
-        if server.role is Role.DRAFTER and self._model is not None:
-            yield from _limits(facts, self._model)
+        yield from _adapters(facts, [it.facts for it in others if it.facts])
+        if server.role is Role.DRAFTER:
+            yield from _limits(facts, model)
 
     def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
         theirs = median(it.latency.step_ns for it in others) if others else 0
@@ -220,12 +227,32 @@ class _Group:
             yield f"it shares its hardware with {names}: for DSI they count as fewer"
 
 
+def _age(version: str) -> Iterator[str]:
+    """Tell of a server of another minor version than ours; see docs/versioning.md."""
+    if _minor(version) != _minor(_VERSION):
+        theirs = f"of version {version}" if version else "too old to say its version"
+        yield f"it is {theirs}, this orchestrator is of {_VERSION}: they may not fit together"
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
 def _trees(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
     most = max((it.tree_token_limit for it in others), default=0)
     if facts.tree_token_limit < most:
         ours = facts.tree_token_limit
         trees = f"trees of at most {ours} tokens, its like of {most}" if ours else "chains alone"
         yield f"it takes {trees}"
+
+
+def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
+    """Tell of a target that drafts for itself with something else than its like, or not at all."""
+    theirs = {it.self_draft_kind for it in others} - {facts.self_draft_kind}
+    if theirs:
+        ours = facts.self_draft_kind or "nothing"
+        kinds = " or ".join(sorted(it or "nothing" for it in theirs))
+        yield f"it drafts for itself with {ours}, its like with {kinds}"
 
 
 def _limits(drafter: ModelFacts, model: ModelFacts) -> Iterator[str]:

@@ -118,6 +118,7 @@ class ModelFacts:
         hardware: What computes it; None if it did not say.
         incarnation: Which process said so; empty if it did not say.
         dtype: The arithmetic's; empty if it did not say.
+        version: Paceline's there; empty if it did not say.
     """
 
     model_name: str
@@ -141,6 +142,7 @@ class ModelFacts:
     hardware: Hardware | None = None
     incarnation: str = ""
     dtype: str = ""
+    version: str = ""
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -282,6 +284,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         hardware=_hardware(info.hardware),
         incarnation=info.incarnation,
         dtype=info.dtype,
+        version=info.version,
     )
 
 

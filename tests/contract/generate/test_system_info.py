@@ -18,6 +18,8 @@ from support.fake_text import VOCABULARY_SIZE, continuation
 from support.orchestrating import PROMPT, a_drafter, not_yet_begun, orchestrating, targets
 from support.waiting import until as soon
 
+TARGET_ROLE = model_pb.MODEL_ROLE_TARGET
+
 
 async def test_system_info_tells_who_is_there():
     async with orchestrating(drafters=[a_drafter()], targets=targets(2)) as system:
@@ -32,6 +34,23 @@ async def test_system_info_tells_who_is_there():
         ]
         assert info.running_request_count == 0
         assert info.tokenizer_fingerprint
+
+
+async def test_a_stream_is_never_shared_by_targets_with_the_same_bits_and_without():
+    odd = targets(1)
+    async with orchestrating(
+        drafters=[a_drafter()], targets=[*odd, *targets(2, is_invariant=True)]
+    ) as system:
+        received = await system.generate(strategy=pb.STRATEGY_DISTRIBUTED, target_count=3)
+        info = await system.stub.GetSystemInfo(pb.GetSystemInfoRequest(), timeout=60)
+        assert received.finished.targets_used == 2
+        assert not odd[0].calls
+        assert [(it.standing, it.ready) for it in info.servers if it.role == TARGET_ROLE] == [
+            (pb.SERVER_STANDING_OTHER_INVARIANCE, False),
+            (pb.SERVER_STANDING_USED, True),
+            (pb.SERVER_STANDING_USED, True),
+        ]
+        assert info.servers[1].standing_detail == ("it runs without --invariant, most targets with")
 
 
 async def test_the_version_is_told_without_a_file(monkeypatch):

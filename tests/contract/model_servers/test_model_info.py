@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 
 import pytest
 
@@ -25,6 +26,7 @@ async def test_a_server_describes_its_model_and_role(new_host, role):
         assert (client.info.session_limit, client.info.token_budget) == (7, 900)
         assert client.info.fingerprint
         assert client.info.incarnation
+        assert client.info.version == metadata.version("paceline")
         assert client.info.verification_rules == [sampling_pb2.VERIFICATION_RULE_EXACT]
 
 

@@ -50,10 +50,11 @@ async def test_the_orchestrator_is_told_of_all_model_servers():
         assert f"--drafters=drafter-0={system.drafters[0].address},near:2" in command
 
 
-async def test_it_is_up_only_when_the_orchestrator_gives_work_to_all(monkeypatch):
+async def test_it_is_up_only_when_the_orchestrator_has_a_word_on_all(monkeypatch):
     config = LocalSystemConfig(targets=1, orchestrator_arguments=("--learns",))
     async with LocalSystem(config) as system:
         assert "look 3" in system.orchestrator.last_log_lines()
+        assert system.not_used == {("drafter", "other_dtype"): 1, ("target", "other_dtype"): 1}
     monkeypatch.setattr(local_system, "_KNOWN_SECONDS", 0.2)
     one_is_not_well = LocalSystemConfig(
         targets=1, more_targets=("far:1",), orchestrator_arguments=("--learns",)

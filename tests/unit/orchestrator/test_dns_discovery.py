@@ -65,6 +65,13 @@ async def test_addresses_come_vanish_and_are_forgotten_after_a_minute():
     ]
 
 
+async def test_a_name_without_an_address_is_told_of_once(caplog):
+    nobody = "targets.here.svc has no address: it does not exist, or no pod behind it is ready"
+    broken = "cannot look up targets.here.svc: no answer"
+    await views(*[[]] * 3, *[OSError("no answer")] * 3, ["10.0.0.1"], [])
+    assert caplog.messages == [nobody, broken, nobody]
+
+
 async def test_an_address_that_is_back_is_ready_again():
     seen = await views(["10.0.0.1"], [], ["10.0.0.1"], *[["10.0.0.1"]] * 40)
     assert [list(view.values()) for view in seen] == [[READY], [NOT_READY], [READY]]

@@ -301,6 +301,34 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         )
 
 
+async def test_a_target_that_drafts_for_itself_with_something_else_is_told_of():
+    async with a_pool(a_target(self_draft_depth=3), a_target()) as pool:
+        await stands(pool, "target-1", Word.USED)
+        await soon(lambda: all(it.ready for it in pool.servers), what="both are there")
+        assert standing_of(pool, "target-0").detail == (
+            "it drafts for itself with fake, its like with nothing"
+        )
+        assert standing_of(pool, "target-1").detail == (
+            "it drafts for itself with nothing, its like with fake"
+        )
+
+
+async def test_a_drafter_without_any_target_rests():
+    async with a_pool(a_drafter()) as pool:
+        words = await stands(pool, "drafter-0", Word.RESTING)
+        assert words == "no target has said yet what there is to draft for"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("0.0.7", "it is of version 0.0.7, "), ("", "it is too old to say its version, ")],
+)
+async def test_a_server_of_another_minor_version_is_used_and_told_of(version, words):
+    async with a_pool(a_target(version=version), a_target()) as pool:
+        await stands(pool, "target-1", Word.USED)
+        assert (await stands(pool, "target-0", Word.USED)).startswith(words)
+
+
 # --- the log --------------------------------------------------------------------------------------
 
 

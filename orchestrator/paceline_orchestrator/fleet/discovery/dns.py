@@ -95,6 +95,7 @@ class DnsDiscovery:
         self._clock = clock
         self._present: dict[Service, frozenset[str]] = dict.fromkeys(services, frozenset())
         self._gone_at: dict[tuple[Service, str], float] = {}
+        self._complaints: dict[Service, str] = {}
 
     async def endpoints(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield the addresses; see Discovery. A name that takes long holds up no other."""
@@ -125,14 +126,22 @@ class DnsDiscovery:
             addresses = await self._look_up(service.name)
         except OSError as error:
             self._metrics.failed("dns")
-            _log.warning("cannot look up %s: %s", service.name, error)
+            self._complain(service, f"cannot look up {service.name}: {error}")
             return
         self._metrics.heard()
+        what = "it does not exist, or no pod behind it is ready"
+        self._complain(service, "" if addresses else f"{service.name} has no address: {what}")
         for address in self._present[service] - addresses:
             self._gone_at[service, address] = self._clock()
         for address in addresses:
             self._gone_at.pop((service, address), None)
         self._present[service] = addresses
+
+    def _complain(self, service: Service, words: str) -> None:
+        """Log what is wrong with a Service, once for as long as it is that; empty: nothing is."""
+        if words and words != self._complaints.get(service):
+            _log.warning("%s", words)
+        self._complaints[service] = words
 
     def _known(self) -> frozenset[Endpoint]:
         over = self._clock() - _LINGER_SECONDS

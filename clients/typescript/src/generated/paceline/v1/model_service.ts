@@ -121,7 +121,11 @@ export interface GetModelInfoResponse {
   /** Of a drafter that is a stack: its stages, largest first. Empty elsewhere. */
   stages: Stage[];
   /** The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart. */
-  hardware: Hardware | undefined;
+  hardware:
+    | Hardware
+    | undefined;
+  /** Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty. */
+  version: string;
 }
 
 /** What a model computes on, which other servers may compute on, too. */
@@ -284,6 +288,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     selfDraftKind: "",
     stages: [],
     hardware: undefined,
+    version: "",
   };
 }
 
@@ -380,6 +385,9 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.hardware !== undefined) {
       Hardware.encode(message.hardware, writer.uint32(226).fork()).join();
+    }
+    if (message.version !== "") {
+      writer.uint32(234).string(message.version);
     }
     return writer;
   },
@@ -641,6 +649,14 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.hardware = Hardware.decode(reader, reader.uint32());
             continue;
           }
+          case 29: {
+            if (tag !== 234) {
+              break;
+            }
+
+            message.version = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -688,6 +704,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.hardware = (object.hardware !== undefined && object.hardware !== null)
       ? Hardware.fromPartial(object.hardware)
       : undefined;
+    message.version = object.version ?? "";
     return message;
   },
 };
