@@ -47,6 +47,16 @@ _METADATA_LIMITS: _Options = (
     ("grpc.absolute_max_metadata_size", 8192),
 )
 
+# What all servers allow: a ping every half a second, with calls or without, which costs nothing.
+# gRPC's own limit is 5 minutes, and 2 hours without calls: a client that pings more often loses its
+# connection, and the calls on it. After two pings beyond it it still does (ENHANCE_YOUR_CALM), so
+# that a flood ends. Not "min_recv_ping_interval…", which gRPC ignores.
+_PING_POLICY: _Options = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 2),
+)
+
 POD_CHANNEL_OPTIONS: _Options = (
     # A frozen pod is noticed after 1.6 s; without ping_timeout_ms it takes 60 s.
     ("grpc.keepalive_time_ms", 2000),
@@ -68,9 +78,7 @@ POD_CHANNEL_OPTIONS: _Options = (
 )
 
 POD_SERVER_OPTIONS: _Options = (
-    # Not "min_recv_ping_interval…", which gRPC ignores: the channel above would be cut off.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *_PING_POLICY,
     # A request has one call of each kind at a time here; `queue_limit` and `session_limit` refuse
     # with a time to come back, gRPC's core without a word.
     (_STREAMS, 4096),
@@ -89,7 +97,7 @@ CLIENT_SERVER_OPTIONS: _Options = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    *_PING_POLICY,
     (_STREAMS, 128),
     # Whoever comes back connects anew; whoever never calls does not keep a descriptor. Longer than
     # the 60 s of proxies, which would send a call just then.
@@ -110,6 +118,7 @@ CLIENT_SERVER_OPTIONS: _Options = (
 PROBE_SERVER_OPTIONS: _Options = (
     # A probe connects, asks and leaves. What says nothing for a second holds one of few places, and
     # what watches connects anew.
+    *_PING_POLICY,
     ("grpc.server_handshake_timeout_ms", 1000),
     ("grpc.max_connection_idle_ms", 1000),
     ("grpc.max_connection_age_ms", 60_000),

@@ -2,6 +2,8 @@
 
 Told apart by further flags: --fails ends it before it is ready, --deaf ignores SIGTERM,
 --learns has a page of metrics with a ready target, and from the third look on a drafter.
+--waits-for=PATH is not ready before there is that file; with --talks it logs a line now and then,
+with --healthy its health says meanwhile that it is alive, else it says nothing.
 """
 
 import json
@@ -9,8 +11,11 @@ import os
 import signal
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
+from pathlib import Path
 
 
 def serve_metrics() -> str:
@@ -34,6 +39,29 @@ def serve_metrics() -> str:
     return f"127.0.0.1:{server.server_port}"
 
 
+def serve_health() -> tuple[object, str]:
+    """Say by gRPC that this process is alive, as long as the server is kept; return the address."""
+    import grpc
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    server = grpc.server(ThreadPoolExecutor())
+    states = health.HealthServicer()
+    states.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+    states.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(states, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def wait_for_a_file() -> None:
+    paths = [it.partition("=")[2] for it in sys.argv if it.startswith("--waits-for=")]
+    while paths and not Path(paths[0]).exists():
+        if "--talks" in sys.argv:
+            print("downloading", file=sys.stderr, flush=True)
+        time.sleep(0.01)
+
+
 def main() -> int:
     if "--deaf" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -42,7 +70,11 @@ def main() -> int:
         print("no such model", file=sys.stderr)
         return 3
     more = {"metrics_address": serve_metrics()} if "--learns" in sys.argv else {}
+    if "--healthy" in sys.argv:
+        _server, more["health_address"] = serve_health()
     for event in ("listening", "ready"):
+        if event == "ready":
+            wait_for_a_file()
         listen = sys.argv[sys.argv.index("--listen") + 1].replace(":0", f":{os.getpid()}")
         words = {"event": event, "pid": os.getpid(), "address": listen, **more}
         print(json.dumps(words), flush=True)

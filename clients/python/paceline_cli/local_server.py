@@ -9,8 +9,13 @@ import os
 import signal
 import sys
 import textwrap
+from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import aiohttp
+
+from paceline.channel import open_async_channel
 from paceline.errors import PacelineError
 from paceline_serving.server_settings import ServerSettings
 from paceline_serving.settings import flag_of
@@ -23,6 +28,8 @@ __all__ = ["ANY_PORT", "LocalServer", "ServerExitedError"]
 
 ANY_PORT = "127.0.0.1:0"
 _LOG_LINES = 8
+# What one that is alive takes to say so, on a busy machine.
+_ANSWER_SECONDS = 5.0
 # What a server may take to stop when it has drained.
 _STOP_SECONDS = 10.0
 
@@ -73,6 +80,7 @@ class LocalServer:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._reached: dict[str, asyncio.Event] = {}
+        self._logged_bytes = 0
         self._ended = asyncio.Event()
 
     @property
@@ -128,6 +136,29 @@ class LocalServer:
         if self.exit_code is not None:
             raise ServerExitedError(self.exit_report())
 
+    async def is_heard(self) -> bool:
+        """Whether it says that it is alive: in its log since this was asked last, or by its ports.
+
+        One that loads a model, or downloads it, or waits for others is not ready for long.
+        """
+        byte_count = self.log_file.stat().st_size
+        has_logged = byte_count != self._logged_bytes
+        self._logged_bytes = byte_count
+        return has_logged or await self._answers()
+
+    async def _answers(self) -> bool:
+        """Ask its health, which every server has but a gateway; that one shows metrics."""
+        if "health_address" in self.addresses:
+            return await _is_alive(self.addresses["health_address"])
+        if "metrics_address" not in self.addresses:
+            return False
+        url = f"http://{self.metrics_address}/metrics"
+        limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with aiohttp.ClientSession(timeout=limit) as session, session.get(url) as page:
+                return page.status == HTTPStatus.OK
+        return False
+
     def exit_report(self) -> str:
         """Say how it ended, with its last log lines."""
         code = self.exit_code or 0
@@ -181,6 +212,18 @@ class LocalServer:
         if isinstance(words, dict) and words.get("event") in self._reached:
             self.addresses = {key: str(value) for key, value in words.items() if "address" in key}
             self._reached[words["event"]].set()
+
+
+async def _is_alive(address: str) -> bool:
+    from grpc import RpcError
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    alive = health_pb2.HealthCheckRequest(service="liveness")
+    with suppress(RpcError, PacelineError):
+        async with open_async_channel(address) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(alive, timeout=_ANSWER_SECONDS)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    return False
 
 
 def _drain_seconds(arguments: Sequence[str]) -> float:

@@ -9,6 +9,7 @@ import asyncio
 import signal
 import tempfile
 from collections import Counter
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,8 @@ __all__ = [
     "reachable",
 ]
 
+# How often a server that is not ready is looked after.
+_LOOK_SECONDS = 15.0
 # The orchestrator has so long, once all servers are ready, to know that they are.
 _KNOWN_SECONDS = 15.0
 _KNOWN_POLL_SECONDS = 0.02
@@ -53,7 +56,8 @@ class LocalSystemConfig:
         more_targets: Addresses of targets that run already, and are used besides.
         more_drafters: The same for drafters.
         gateway_listen: Where a gateway listens; empty: there is none.
-        start_timeout_seconds: Limit of the time until all are ready.
+        silence_seconds: For how long a server that is not ready yet may say nothing at all. One
+            that loads, or downloads its model, is alive and says so.
     """
 
     targets: int = 2
@@ -66,7 +70,7 @@ class LocalSystemConfig:
     more_drafters: tuple[str, ...] = ()
     gateway_listen: str = ""
     gateway_arguments: tuple[str, ...] = ()
-    start_timeout_seconds: float = 180.0
+    silence_seconds: float = 180.0
 
 
 class LocalSystem:
@@ -80,6 +84,7 @@ class LocalSystem:
     Args:
         config: What to start.
         on_ready: Called with each server as it becomes ready.
+        on_wait: Called now and then with one that is waited for, and for how many seconds it is.
         log_directory: Where logs go. Default: a temporary one, removed at the end.
 
     Attributes:
@@ -88,7 +93,7 @@ class LocalSystem:
 
     Raises:
         ServerExitedError: From `async with`: a server could not start.
-        TimeoutError: From `async with`: not all were ready in time.
+        TimeoutError: From `async with`: a server that is not ready said nothing for too long.
     """
 
     def __init__(
@@ -96,10 +101,12 @@ class LocalSystem:
         config: LocalSystemConfig,
         *,
         on_ready: Callable[[LocalServer], None] = lambda _: None,
+        on_wait: Callable[[LocalServer, float], None] = lambda _, __: None,
         log_directory: Path | None = None,
     ) -> None:
         self._config = config
         self._on_ready = on_ready
+        self._on_wait = on_wait
         self._log_directory = log_directory
         self._tasks = asyncio.TaskGroup()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -128,13 +135,9 @@ class LocalSystem:
     async def __aenter__(self) -> Self:
         try:
             await self._tasks.__aenter__()
-            async with asyncio.timeout(self._config.start_timeout_seconds) as limit:
-                await self._start(self._open_log_directory())
-        except BaseException as error:
+            await self._start(self._open_log_directory())
+        except BaseException:
             await self._close()
-            if isinstance(error, TimeoutError) and limit.expired():
-                seconds = self._config.start_timeout_seconds
-                raise TimeoutError(f"not all servers were ready within {seconds:g} s") from None
             raise
         return self
 
@@ -184,7 +187,7 @@ class LocalSystem:
         for model in models:
             await model.start()
         for model in models:
-            await model.wait_for("listening")
+            await self._wait_for(model, "listening")
         self.orchestrator = server(
             "orchestrator",
             _ORCHESTRATOR,
@@ -193,7 +196,7 @@ class LocalSystem:
         )
         await self.orchestrator.start()
         if config.gateway_listen:
-            await self.orchestrator.wait_for("listening")
+            await self._wait_for(self.orchestrator, "listening")
             self.gateway = server(
                 "gateway",
                 _GATEWAY,
@@ -214,8 +217,31 @@ class LocalSystem:
             await self._wait_until_all_are_known()
 
     async def _wait_until_ready(self, server: LocalServer) -> None:
-        await server.wait_for("ready")
+        await self._wait_for(server, "ready")
         self._on_ready(server)
+
+    async def _wait_for(self, server: LocalServer, event: str) -> None:
+        """Wait as long as the server is heard.
+
+        Raises:
+            ServerExitedError: It ended.
+            TimeoutError: It said nothing for too long.
+        """
+        began = heard_at = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await server.wait_for(event)
+                    return
+            if await server.is_heard():
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at >= self._config.silence_seconds:
+                raise TimeoutError(
+                    f"{server.name} is not ready, and has said nothing for"
+                    f" {self._config.silence_seconds:g} s; its last log lines:\n"
+                    f"{server.last_log_lines()}"
+                )
+            self._on_wait(server, time.monotonic() - began)
 
     async def _wait_until_all_are_known(self) -> None:
         """Wait until the orchestrator uses every server, or says why not.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["diagnostics", "print_whole", "progress", "safe", "table"]
+__all__ = ["Steps", "diagnostics", "print_whole", "progress", "safe", "table"]
 
 # A model's text must not move the cursor or rename the window.
 _UNSAFE = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
@@ -33,21 +34,44 @@ def safe(text: str) -> str:
     return text.translate(_SAFE)
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Progress that is shown.
+
+    Attributes:
+        note: Says what goes on, where that is no step.
+    """
+
+    done: Callable[[str], None]
+    note: Callable[[str], None]
+
+    def __call__(self, step: str) -> None:
+        """Say what was just done."""
+        self.done(step)
+
+
 @contextmanager
-def progress(what: str, *, total: int) -> Iterator[Callable[[str], None]]:
+def progress(what: str, *, total: int) -> Iterator[Steps]:
     """Show progress while something takes long; call the result with what was just done.
 
     On a terminal it is a bar, elsewhere a line for each step.
     """
     console = diagnostics()
+
+    def say(step: str) -> None:
+        console.print(f"  {step}", markup=False)
+
     if not sys.stderr.isatty():
         console.print(f"{what} ...", markup=False)
-        yield lambda step: console.print(f"  {step}", markup=False)
+        yield Steps(say, say)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda step: bar.update(task, advance=1, description=f"{what}: {step}")
+        yield Steps(
+            lambda step: bar.update(task, advance=1, description=f"{what}: {step}"),
+            lambda step: bar.update(task, description=f"{what}: {step}"),
+        )
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> Table:

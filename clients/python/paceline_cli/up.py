@@ -17,12 +17,14 @@ from paceline_cli.bundled import find_models
 from paceline_cli.local_models import LocalModelSettings, flags
 from paceline_cli.local_system import LocalSystem, LocalSystemConfig, ServerExitedError, reachable
 from paceline_cli.options import read_options
-from paceline_cli.screen import progress
+from paceline_cli.screen import progress, safe
 from paceline_cli.up_record import record_metrics_addresses
 from paceline_serving.settings import Address, OneOrMore  # noqa: TC001 - pydantic reads them
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from paceline_cli.local_server import LocalServer
 
 __all__ = ["UpSettings", "main", "running_system"]
 
@@ -118,7 +120,7 @@ async def running_system(
 
     Raises:
         ServerExitedError: A server could not start.
-        TimeoutError: Not all were ready in time.
+        TimeoutError: One that is not ready said nothing for too long.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -129,6 +131,7 @@ async def running_system(
             system = LocalSystem(
                 config,
                 on_ready=lambda server: step(f"{server.name} is ready"),
+                on_wait=lambda server, seconds: step.note(_waiting(server, seconds)),
                 log_directory=log_directory,
             )
             await stack.enter_async_context(system)
@@ -139,6 +142,11 @@ async def running_system(
             words = system.orchestrator.last_log_lines()
             print(f"the orchestrator's last log lines:\n{words}", file=sys.stderr)
             raise
+
+
+def _waiting(server: LocalServer, seconds: float) -> str:
+    last = server.last_log_lines().splitlines()[-1].strip()
+    return f"{server.name} is not ready after {seconds:.0f} s; it says: {safe(last)}"
 
 
 async def _run(config: LocalSystemConfig, *, log_directory: Path | None) -> None:

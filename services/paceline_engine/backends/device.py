@@ -21,26 +21,58 @@ if TYPE_CHECKING:
 
 __all__ = ["hardware_of", "lacks_memory", "on_device", "usable_device", "wait_for"]
 
+_KINDS = frozenset({"cpu", "cuda"})
+_KINDS_IN_WORDS = "models are computed on cpu, cuda, cuda:1, ..."
+_MOST_REASON = 200
 # As torch, CUDA and its libraries say it.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 # Linux says the same in all containers of a machine, and another at each boot.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def usable_device(name: str) -> torch.device:
+def usable_device(name: str, *, dtype: str = "float32") -> torch.device:
     """Check that a device is there, and leave out its kernels that are made for fixed lengths.
 
+    Args:
+        name: As torch has it.
+        dtype: What is computed there.
+
     Raises:
-        ModelLoadError: it is not.
+        ModelLoadError: it is not there, is none that models are computed on, or does not know the
+            dtype.
     """
+    device = _named_device(name)
     try:
-        device = torch.device(name)
         torch.empty(1, device=device)
         # It plans for each length of a text, and keeps all plans (pytorch pull request 190388).
         torch.backends.cuda.enable_cudnn_sdp(False)
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0][:_MOST_REASON]
         raise ModelLoadError(f"device {name!r} cannot be used here ({reason})") from error
+    try:
+        ones = torch.ones((2, 2), dtype=getattr(torch, dtype), device=device)
+        float((ones @ ones).sum())
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise ModelLoadError(f"dtype {dtype!r} cannot be computed on device {name!r}") from error
+    return device
+
+
+def _named_device(name: str) -> torch.device:
+    """Find a device of a kind that models are computed on: others lack what is asked of one."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelLoadError(f"device {name!r} is none: {_KINDS_IN_WORDS}") from None
+    if device.type not in _KINDS:
+        raise ModelLoadError(f"device {name!r} cannot be used here: {_KINDS_IN_WORDS}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise ModelLoadError(f"device {name!r} cannot be used here: this torch finds no GPU")
+        if (device.index or 0) >= count:
+            raise ModelLoadError(
+                f"device {name!r} cannot be used here: the last one is cuda:{count - 1}"
+            )
     return device
 
 

@@ -105,7 +105,7 @@ class TransformersBackend(ModelBackend):
             ModelLoadError: it is not there, not plain data, its cache cannot be rolled back, it
                 cannot be invariant, or the adapter is not one for it.
         """
-        self.device = usable_device(device)
+        self.device = usable_device(device, dtype=dtype)
         if invariant and (self.device.type != "cpu" or threads != 1):
             raise ModelLoadError(
                 "with --invariant forwards are computed by one thread of a CPU: leave --device and"

@@ -73,6 +73,51 @@ async def test_a_server_that_cannot_start_is_named_with_its_last_words():
     assert not set(psutil.Process().children()) - set(before)
 
 
+class Looks:
+    """A clock that goes on by half a minute with each look after the target, once all listen."""
+
+    def __init__(self, config, loaded=None):
+        self.loaded = loaded
+        self.now = 0.0
+        self.system = LocalSystem(config, on_wait=self)
+
+    def monotonic(self):
+        return self.now
+
+    def __call__(self, server, seconds):
+        assert seconds <= self.now
+        orchestrator = getattr(self.system, "orchestrator", None)
+        if server.name == "target-0" and orchestrator is not None and orchestrator.addresses:
+            self.now += 30
+        if self.loaded is not None and self.now > 600:
+            self.loaded.touch()
+
+
+@pytest.mark.parametrize("way", ["--talks", "--healthy"])
+async def test_a_server_that_loads_for_long_is_waited_for_while_it_says_that_it_is_alive(
+    monkeypatch, tmp_path, way
+):
+    loaded = tmp_path / "loaded"
+    flags = (f"--waits-for={loaded}", way)
+    looks = Looks(LocalSystemConfig(targets=1, drafters=0, target_arguments=flags), loaded)
+    monkeypatch.setattr(local_system, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(local_system, "time", looks)
+    async with looks.system as system:
+        assert system.targets[0].exit_code is None
+    assert looks.now > 600
+
+
+async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(monkeypatch, tmp_path):
+    flags = (f"--waits-for={tmp_path / 'never'}",)
+    looks = Looks(LocalSystemConfig(targets=1, drafters=0, target_arguments=flags))
+    monkeypatch.setattr(local_system, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(local_system, "time", looks)
+    with pytest.raises(TimeoutError, match=r"target-0 is not ready.* nothing for 180 s") as caught:
+        await looks.system.__aenter__()
+    assert "loading" in str(caught.value)
+    assert 180 <= looks.now <= 300
+
+
 async def test_an_orchestrator_that_cannot_start_is_no_exception_group():
     config = LocalSystemConfig(orchestrator_arguments=("--fails",))
     with pytest.raises(ServerExitedError, match="orchestrator exited"):

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from paceline_engine.backends import device as module
-from paceline_engine.backends.device import hardware_of
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.device import hardware_of, usable_device
 
 CPU = torch.device("cpu")
 SAY = (
@@ -75,3 +76,36 @@ def test_what_is_said_does_not_tell_what_it_was_made_of(monkeypatch):
     identity = hardware_of(CPU, threads=1).identity
     assert "secret" not in identity
     assert len(identity) <= 64
+
+
+NAMES = [
+    *("mps", "mps:0", "xpu", "meta", "hpu", "privateuseone", "xla", "mtia", "vulkan", "opengl"),
+    *("", "gpu", "CPU", "cuda:x", "cuda:-1", "0", "cpu0"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_that_models_are_not_computed_on_is_refused_in_one_short_line(name):
+    with pytest.raises(ModelLoadError, match="models are computed on cpu, cuda, cuda:1") as it:
+        usable_device(name)
+    assert repr(name) in str(it.value)
+    assert len(str(it.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "words"),
+    [(0, "cuda", "finds no GPU"), (0, "cuda:9", "finds no GPU"), (2, "cuda:9", "one is cuda:1")],
+)
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(monkeypatch, count, name, words):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ModelLoadError, match=words) as it:
+        usable_device(name)
+    assert f"device '{name}' cannot be used here" in str(it.value)
+
+
+def test_a_dtype_that_a_device_does_not_know_is_refused_before_a_model_is_read():
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        assert usable_device("cpu", dtype=dtype) == CPU
+    for dtype in ("float8_e4m3fn", "complex32x"):
+        with pytest.raises(ModelLoadError, match=f"dtype '{dtype}' cannot be computed on"):
+            usable_device("cpu", dtype=dtype)
