@@ -34,6 +34,7 @@ from paceline_protocol.messages import (
     EmitTokens,
     Event,
     Finish,
+    LookaheadChanged,
     PromoteVerify,
     StartDecode,
     StartDraft,
@@ -80,6 +81,8 @@ class Driver:
             wanted, after the commands that came with them are under way; returns whether the text
             ends here.
         conclude: Told once how the method ended, before what still runs is called off.
+        reconsider: Called when tokens have become final and the text goes on, before the calls that
+            follow from them are made: the time for `change` and `lengthen`.
         text: The request's text as a drafter, if it is one.
 
     Cancellation:
@@ -99,6 +102,7 @@ class Driver:
         top_logprobs: int,
         deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
+        reconsider: Callable[[], None] = lambda: None,
         text: TextDrafter | None = None,
     ) -> None:
         self._create_method = self._create_first = create_method
@@ -113,6 +117,7 @@ class Driver:
         self._likeliest = LikeliestKept(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
+        self._reconsider = reconsider
         self._text = text
         self._staff: Staff | None = None  # to be seen to
         self._tasks = asyncio.TaskGroup()
@@ -213,6 +218,10 @@ class Driver:
         self._turned.set()
         return True
 
+    def lengthen(self, lookahead: int) -> None:
+        """Have SI's blocks be longer from here on; what is drafted stays."""
+        self._post(LookaheadChanged(lookahead))
+
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         self._workforce.take_arrival(session, error)
@@ -221,7 +230,9 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._workforce.assembled()
         if self._failure is None:
-            self._method = SuccessiveDecoding(self._create_first(capacity), capacity)
+            self._method = SuccessiveDecoding(
+                self._create_first(capacity), capacity, reconsider=self._reconsider
+            )
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()

@@ -27,7 +27,7 @@ const (
 	// Not set; a request that leaves it so gets AUTO.
 	Strategy_STRATEGY_UNSPECIFIED Strategy = 0
 	// The planner picks from measured latencies, acceptance and load; `started` says what. While it
-	// runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+	// runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
 	Strategy_STRATEGY_AUTO Strategy = 1
 	// Plain decoding with one target ("non-SI").
 	Strategy_STRATEGY_AUTOREGRESSIVE Strategy = 2
@@ -332,7 +332,7 @@ const (
 	FallbackKind_FALLBACK_KIND_SESSION_REFUSED FallbackKind = 6
 	// A server did not answer in time, and was left alone.
 	FallbackKind_FALLBACK_KIND_DEADLINE FallbackKind = 7
-	// Under AUTO: with the load, how it is decoded has changed.
+	// Under AUTO: how it is decoded has changed, with the load or with how often drafts are right.
 	FallbackKind_FALLBACK_KIND_LOAD_CHANGED FallbackKind = 8
 )
 

@@ -31,7 +31,7 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     """Not set; a request that leaves it so gets AUTO."""
     STRATEGY_AUTO: _Strategy.ValueType  # 1
     """The planner picks from measured latencies, acceptance and load; `started` says what. While it
-    runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+    runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
     """
     STRATEGY_AUTOREGRESSIVE: _Strategy.ValueType  # 2
     """Plain decoding with one target ("non-SI")."""
@@ -52,7 +52,7 @@ STRATEGY_UNSPECIFIED: Strategy.ValueType  # 0
 """Not set; a request that leaves it so gets AUTO."""
 STRATEGY_AUTO: Strategy.ValueType  # 1
 """The planner picks from measured latencies, acceptance and load; `started` says what. While it
-runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
 """
 STRATEGY_AUTOREGRESSIVE: Strategy.ValueType  # 2
 """Plain decoding with one target ("non-SI")."""
@@ -208,7 +208,7 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
     """A server did not answer in time, and was left alone."""
     FALLBACK_KIND_LOAD_CHANGED: _FallbackKind.ValueType  # 8
-    """Under AUTO: with the load, how it is decoded has changed."""
+    """Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
 
 class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
     """What can go otherwise than planned."""
@@ -230,7 +230,7 @@ FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
 FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
 """A server did not answer in time, and was left alone."""
 FALLBACK_KIND_LOAD_CHANGED: FallbackKind.ValueType  # 8
-"""Under AUTO: with the load, how it is decoded has changed."""
+"""Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
 Global___FallbackKind: _TypeAlias = FallbackKind  # noqa: Y015
 
 class _TimelineEventKind:

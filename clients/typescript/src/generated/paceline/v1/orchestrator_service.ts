@@ -33,7 +33,7 @@ export enum Strategy {
   STRATEGY_UNSPECIFIED = 0,
   /**
    * STRATEGY_AUTO - The planner picks from measured latencies, acceptance and load; `started` says what. While it
-   * runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+   * runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
    */
   STRATEGY_AUTO = 1,
   /** STRATEGY_AUTOREGRESSIVE - Plain decoding with one target ("non-SI"). */
@@ -122,7 +122,7 @@ export enum FallbackKind {
   FALLBACK_KIND_SESSION_REFUSED = 6,
   /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and was left alone. */
   FALLBACK_KIND_DEADLINE = 7,
-  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: with the load, how it is decoded has changed. */
+  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: how it is decoded has changed, with the load or with how often drafts are right. */
   FALLBACK_KIND_LOAD_CHANGED = 8,
 }
 
