@@ -103,6 +103,7 @@ class FakeModelServer:
             and drafts what could be no other.
         takes_trees: Whether it judges, or drafts, trees.
         fingerprint: The model's.
+        context_length: The most tokens that a session of it holds.
         incarnation: The process that it says it is.
         forward_latencies: What it says that forwards cost: median ns by rows.
         tokenizer: What GetTokenizer streams; None for a model without one.
@@ -138,6 +139,7 @@ class FakeModelServer:
     rules: tuple[VerificationRule, ...] = (VerificationRule.EXACT,)
     takes_trees: bool = True
     fingerprint: str = ""
+    context_length: int = _CONTEXT_LENGTH
     incarnation: str = ""
     forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
@@ -213,7 +215,7 @@ class FakeModelServer:
             tokenizer_fingerprint=_digest(self.tokenizer or b""),
             vocabulary_size=VOCABULARY_SIZE,
             eos_token_ids=self.eos_ids,
-            context_length=_CONTEXT_LENGTH,
+            context_length=self.context_length,
             backend="fake",
             dtype="",
             device="",

@@ -31,7 +31,7 @@ from paceline_orchestrator.fleet.silence import SilenceWatch
 from paceline_orchestrator.fleet.wire import fetch_facts, health_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import grpc
@@ -112,7 +112,7 @@ class ServerPool:
         self._in_order: dict[Role, list[ModelServer]] = {role: [] for role in Role}
         self._watches: dict[_Key, asyncio.Task[None]] = {}
         self._listeners = Listeners()
-        self._refused: set[tuple[str, str]] = set()
+        self._refused: set[tuple[str, str]] = set()  # servers, and why: logged once
         self._unlisted: set[_Key] = set()  # discovery lost them, their own health says SERVING
         self._tasks = asyncio.TaskGroup()
         self._pauses = Pauses(self._tasks, answers=probe, tell=self._tell)
@@ -148,7 +148,7 @@ class ServerPool:
             NoTargetError: No target is ready.
         """
         targets = self._in_order[Role.TARGET]
-        model = _commonest_model(it for it in targets if it.ready)
+        model = _commonest_model([it for it in targets if it.ready])
         if model is None:
             raise NoTargetError(
                 _why_none_is_ready(targets), retry_after_seconds=shortage.RETRY_SECONDS
@@ -159,7 +159,7 @@ class ServerPool:
         """Return `model()`, or what the targets that are known were last; None if none has said."""
         with suppress(NoTargetError):
             return self.model()
-        return _commonest_model(it for it in self._in_order[Role.TARGET] if not it.misfit)
+        return _commonest_model([it for it in self._in_order[Role.TARGET] if not it.misfit])
 
     def targets(self, model: ModelFacts, text: FamiliarText | None = None) -> list[ModelServer]:
         """Return the ready targets with exactly this model, the least loaded first.
@@ -188,6 +188,8 @@ class ServerPool:
             if server not in fitting and server.facts:
                 ours, theirs = server.facts.tokenizer_fingerprint, model.tokenizer_fingerprint
                 self._refuse(server, f"its tokenizer is {ours[:12]}, the target's {theirs[:12]}")
+        for server in fitting:
+            self._note_reach(server, model)
         if ready and not fitting:
             raise TokenizerMismatchError("every drafter has another tokenizer than the target")
         return fitting
@@ -277,6 +279,15 @@ class ServerPool:
         if (server.name, reason) not in self._refused:
             self._refused.add((server.name, reason))
             _log.error("%s is not used: %s", server.name, reason)
+
+    def _note_reach(self, server: ModelServer, model: ModelFacts) -> None:
+        """Log, once, that a drafter holds less of a text than its targets do."""
+        length = server.facts.context_length if server.facts else model.context_length
+        reason = f"it holds {length} tokens, and its targets {model.context_length}"
+        if length < model.context_length and (server.name, reason) not in self._refused:
+            self._refused.add((server.name, reason))
+            name = server.name
+            _log.warning("%s: requests longer than %d go on without it: %s", name, length, reason)
 
     async def _follow(self) -> None:
         """Let servers come, change and go with their endpoints; each has one channel for life."""
@@ -426,10 +437,11 @@ def count_ready_servers(registry: CollectorRegistry, pool: ServerPool) -> None:
         gauge.labels(role).set_function(partial(count, role))
 
 
-def _commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
+def _commonest_model(servers: Sequence[ModelServer]) -> ModelFacts | None:
+    """Return what most servers have; of its contexts, which servers may limit, the longest."""
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)  # a lone one must not speak for the others
-    return max(known, key=lambda it: counts[it.identity], default=None)
+    return max(known, key=lambda it: (counts[it.identity], it.context_length), default=None)
 
 
 def _why_none_is_ready(targets: Sequence[ModelServer]) -> str:

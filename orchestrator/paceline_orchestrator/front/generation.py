@@ -101,6 +101,7 @@ class Generation:
             pool,
             order.model,
             make_spec=lambda it: order.session_spec(it, length=self._position),
+            suits=lambda it, role: order.suits(it, role=role, length=self._position),
             staff=order.staff,
             keeper=keeper,
             deadline=order.deadline,

@@ -107,7 +107,7 @@ class Planning:
                 retry_after_seconds=shortage.RETRY_SECONDS,
             )
         from_text = wish.drafter is not None and not wish.drafter.has_servers
-        drafters = () if from_text else self._drafters(model, wish.strategy)
+        drafters = () if from_text else self._drafters(model, wish.strategy, length=prompt_length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(targets, drafters, length=prompt_length, rates=rates)
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
@@ -151,7 +151,7 @@ class Planning:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
         targets = self._pool.targets(model)
-        drafters = self._drafters(model, wish.strategy)
+        drafters = self._drafters(model, wish.strategy, length=length)
         if not (targets and drafters):
             return None
         pair, rates = self._known_of(model, drafters)
@@ -176,7 +176,7 @@ class Planning:
         Returns:
             The time of so many tokens of plain decoding; infinity while a server is missing.
         """
-        targets, drafters = self._pool.targets(model), self._drafters(model, None)
+        targets, drafters = self._pool.targets(model), self._drafters(model, None, length=length)
         if not (targets and drafters):
             return math.inf
         target, drafter = targets[0].latency, drafters[0].latency
@@ -294,9 +294,13 @@ class Planning:
         finally:
             computing.end()  # a thread goes on where its task was cancelled
 
-    def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
+    def _drafters(
+        self, model: ModelFacts, strategy: Strategy | None, *, length: int
+    ) -> list[ModelServer]:
+        """Return those whose context is longer than the text."""
         try:
-            return self._pool.drafters(model)
+            drafters = self._pool.drafters(model)
+            return [it for it in drafters if it.facts and length < it.facts.context_length]
         except TokenizerMismatchError:
             if strategy is None or not METHODS[strategy].drafts:
                 return []
