@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "Finish",
     "FinishReason",
+    "LookaheadChanged",
     "PromoteVerify",
     "StartDecode",
     "StartDraft",
@@ -151,6 +152,19 @@ class CapacityChanged:
         return target in self.targets or target in self.leaving
 
 
+@dataclass(frozen=True, slots=True)
+class LookaheadChanged:
+    """Drafts turned out to be right more often than expected: SI's blocks are longer from now on.
+
+    Of shorter ones a method that follows it is told at its start. Other methods take no notice.
+
+    Attributes:
+        lookahead: Draft tokens in a verification, 1 or more.
+    """
+
+    lookahead: int
+
+
 Event: TypeAlias = (
     TokensDrafted
     | DraftEnded
@@ -161,6 +175,7 @@ Event: TypeAlias = (
     | DecodeEnded
     | DecodeFailed
     | CapacityChanged
+    | LookaheadChanged
 )
 
 

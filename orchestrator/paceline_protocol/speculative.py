@@ -32,6 +32,7 @@ bad drafter SI is slower than plain decoding.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline_protocol.branches import branches_beside, guesses_beside
@@ -48,6 +49,7 @@ from paceline_protocol.messages import (
     Event,
     Finish,
     FinishReason,
+    LookaheadChanged,
     StartDraft,
     StartVerify,
     StopDraft,
@@ -127,6 +129,8 @@ class SpeculativeDecoding:
                 self._end_verification()
             case CapacityChanged():
                 commands += self._take_capacity(event)
+            case LookaheadChanged(lookahead=lookahead):
+                self._task = replace(self._task, lookahead=lookahead)
             case _:
                 return []
         return commands + self._proceed()

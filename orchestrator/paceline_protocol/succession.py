@@ -1,10 +1,13 @@
-"""One method after another on the same text: what was right for a request can change with the load.
+"""One method after another on the same text: what is right for a request changes as it runs.
 
 Design. A method begins anew behind the tokens that are final, with the servers there are, so any
 method can follow any other and none knows of it. It does so together with the next final tokens:
 where SI has a verdict and DSI a target that is as far as the text, little in flight is lost. Each
 method counts its calls from 1; here they are counted on, and what is answered late belongs to a
 method that has gone, and is ignored.
+
+Whoever chooses methods is asked whenever tokens have become final, before the calls that follow
+from them are made. So a method that is not worth its calls any more makes none.
 """
 
 from __future__ import annotations
@@ -51,10 +54,19 @@ class SuccessiveDecoding:
     Args:
         first: What decodes at first, not yet started.
         capacity: The servers there are.
+        reconsider: Called when tokens have become final and the text goes on; `become` there takes
+            effect with these tokens.
     """
 
-    def __init__(self, first: DecodingMethod, capacity: CapacityChanged) -> None:
+    def __init__(
+        self,
+        first: DecodingMethod,
+        capacity: CapacityChanged,
+        *,
+        reconsider: Callable[[], None] = lambda: None,
+    ) -> None:
         self._method = first
+        self._reconsider = reconsider
         self._capacity = capacity
         self._past: DraftStatistics | None = None  # of the methods before
         self._next: Successor | None = None
@@ -99,9 +111,11 @@ class SuccessiveDecoding:
     def _proceed(self, commands: Sequence[Command]) -> list[Command]:
         emitted = [it.token_ids for it in commands if isinstance(it, EmitTokens)]
         self._emitted += [token_id for token_ids in emitted for token_id in token_ids]
-        is_due = self._next is not None and emitted and not isinstance(commands[-1], Finish)
-        if is_due and (self._capacity.drafters or not self._next_drafts):
-            return self._change(commands)
+        if emitted and not isinstance(commands[-1], Finish):
+            self._reconsider()
+            has_servers = bool(self._capacity.drafters) or not self._next_drafts
+            if self._next is not None and has_servers:
+                return self._change(commands)
         return self._count(commands)
 
     def _change(self, commands: Sequence[Command]) -> list[Command]:

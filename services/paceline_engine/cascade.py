@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from paceline_engine.proposal import SparseDistribution
 
@@ -41,6 +41,7 @@ __all__ = [
     "Propose",
     "Review",
     "parse_matrix",
+    "without_stages",
 ]
 
 _MOST_TOKENS = 1024
@@ -184,6 +185,13 @@ class _Rounds:
         tail = tuple(self.text[start:])
         del self.text[start:]
         self.text += yield Review(stage, tuple(self.text), tail)
+
+
+def without_stages(matrix: Matrix, stages: Collection[int]) -> Matrix:
+    """Return the matrix with which these stages draft nothing; the others draft what they did."""
+    return tuple(
+        tuple(0 if stage in stages else entry for stage, entry in enumerate(row)) for row in matrix
+    )
 
 
 def parse_matrix(text: str, *, stage_count: int) -> Matrix:

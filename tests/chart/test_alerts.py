@@ -15,7 +15,7 @@ VALUES = values_of("keda.yaml")
 MOST = VALUES["autoscaling"]["maxReplicas"]
 # What a server is that is well and gets no work, and what takes work, passes or has other alerts.
 IDLE_WORDS = (
-    *("other_model", "other_tokenizer", "other_dtype", "other_context", "other_invariance"),
+    *("other_model", "other_tokenizer", "other_dtype", "other_invariance"),
     *("other_role", "listed_twice", "bad_answer", "too_old", "refuses", "unwatched"),
 )
 OTHER_WORDS = ("used", "resting", "unreachable", "loading", "draining", "failing", "silent")

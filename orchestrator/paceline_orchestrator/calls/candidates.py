@@ -23,7 +23,7 @@ from paceline_orchestrator.fleet.silence import NeglectError
 from paceline_protocol.task import VerificationRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from paceline_orchestrator.fleet.familiarity import FamiliarText
     from paceline_orchestrator.fleet.pool import ServerPool
@@ -57,6 +57,7 @@ class Candidates:
         rule: How its draft tokens are judged: drafters that do not know it are no candidates.
         self_drafting: Whether targets that draft for themselves come first.
         text: Who has had it comes first among equals; None: nobody has.
+        suits: Whether a server's context is long enough for the text by now: others are none.
 
     Attributes:
         tolerance: How many times as long as at first a server may have a call in sight. It doubles
@@ -71,12 +72,14 @@ class Candidates:
         rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
+        suits: Callable[[ModelFacts, Role], bool] = lambda *_: True,
     ) -> None:
         self._pool = pool
         self._model = model
         self._rule = rule
         self._self_drafting = self_drafting
         self._text = text
+        self._suits = suits
         self._barred_until: dict[ModelServer, float] = {}
         self.tolerance = 1.0
 
@@ -86,7 +89,9 @@ class Candidates:
         return [
             server
             for server in self._ready(role)
-            if server not in seated and now >= self._barred_until.get(server, 0.0)
+            if server not in seated
+            and (server.facts is None or self._suits(server.facts, role))
+            and now >= self._barred_until.get(server, 0.0)
         ]
 
     def have_come_since(self, at: float) -> bool:

@@ -43,7 +43,7 @@ class Crew:
     Args:
         pool: Where servers come from.
         model: The target model that the request is pinned to.
-        make_spec: What a session at a server of a role is opened for, by the model's fingerprint.
+        make_spec: What a session at a server is opened for, by what the server said of its model.
         staff: Whom there is work for: so many seats there are at first.
         keeper: Opens and closes sessions.
         note_fallback: Told of everything that did not go as planned, by its kind.
@@ -52,6 +52,7 @@ class Crew:
         rule: How draft tokens are judged; see Candidates.
         self_drafting: Whether targets that draft for themselves are taken first.
         text: Who has had it is taken first among equals.
+        suits: Whether a server's context is long enough, for a role; see Candidates.
 
     Attributes:
         lookahead: Draft tokens in a verification since targets came; None as long as planned.
@@ -62,7 +63,7 @@ class Crew:
         pool: ServerPool,
         model: ModelFacts,
         *,
-        make_spec: Callable[[str], SessionSpec],
+        make_spec: Callable[[ModelFacts], SessionSpec],
         staff: Staff,
         keeper: SessionKeeper,
         deadline: Deadline,
@@ -71,9 +72,10 @@ class Crew:
         rule: VerificationRule = VerificationRule.EXACT,
         self_drafting: bool = False,
         text: FamiliarText | None = None,
+        suits: Callable[[ModelFacts, Role], bool] = lambda *_: True,
     ) -> None:
         self._candidates = Candidates(
-            pool, model, rule=rule, self_drafting=self_drafting, text=text
+            pool, model, rule=rule, self_drafting=self_drafting, text=text, suits=suits
         )
         self._make_spec = make_spec
         self._keeper = keeper
@@ -189,6 +191,14 @@ class Crew:
         self._known = self.capacity
         return pause_seconds
 
+    def outgrow(self, session: RemoteSession) -> None:
+        """Do without a drafter from here on whose context the text has outgrown.
+
+        That is no failure of anybody. The caller is to pass on the capacity that is left.
+        """
+        if self._seats_of(session).dismiss(session):
+            session.retire()
+
     def widen(self, staff: Staff) -> None:
         """Have at least as many seats from here on."""
         self._targets.resize(max(staff.target_count, self._targets.count))
@@ -268,7 +278,7 @@ class Crew:
         self._candidates.note_invited(server)
         session = RemoteSession(
             server,
-            self._make_spec(server.facts.fingerprint),
+            self._make_spec(server.facts),
             keeper=self._keeper,
             deadline=self._deadline,
             note_repair=self._note_fallback,

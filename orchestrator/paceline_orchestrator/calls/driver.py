@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from paceline_protocol.messages import (
     EmitTokens,
     Event,
     Finish,
+    LookaheadChanged,
     PromoteVerify,
     StartDecode,
     StartDraft,
@@ -80,6 +82,8 @@ class Driver:
             wanted, after the commands that came with them are under way; returns whether the text
             ends here.
         conclude: Told once how the method ended, before what still runs is called off.
+        reconsider: Called when tokens have become final and the text goes on, before the calls that
+            follow from them are made: the time for `change` and `lengthen`.
         text: The request's text as a drafter, if it is one.
 
     Cancellation:
@@ -99,6 +103,7 @@ class Driver:
         top_logprobs: int,
         deliver: Callable[[EmitTokens, tuple[LikeliestTokens, ...]], bool],
         conclude: Callable[[FinishReason], None],
+        reconsider: Callable[[], None] = lambda: None,
         text: TextDrafter | None = None,
     ) -> None:
         self._create_method = self._create_first = create_method
@@ -113,8 +118,10 @@ class Driver:
         self._likeliest = LikeliestKept(prompt_length) if top_logprobs else None
         self._deliver = deliver
         self._conclude = conclude
+        self._reconsider = reconsider
         self._text = text
         self._staff: Staff | None = None  # to be seen to
+        self._outgrown: list[RemoteSession] = []  # likewise
         self._tasks = asyncio.TaskGroup()
         self._calls = CallsInFlight(
             self._tasks,
@@ -213,6 +220,10 @@ class Driver:
         self._turned.set()
         return True
 
+    def lengthen(self, lookahead: int) -> None:
+        """Have SI's blocks be longer from here on; what is drafted stays."""
+        self._post(LookaheadChanged(lookahead))
+
     def take_arrival(self, session: RemoteSession, error: PacelineError | None) -> None:
         """Take notice of a session of the crew that has opened, or could not be opened."""
         self._workforce.take_arrival(session, error)
@@ -221,13 +232,16 @@ class Driver:
         """Begin, and count and deliver in each turn what has come, until the end."""
         capacity = await self._workforce.assembled()
         if self._failure is None:
-            self._method = SuccessiveDecoding(self._create_first(capacity), capacity)
+            self._method = SuccessiveDecoding(
+                self._create_first(capacity), capacity, reconsider=self._reconsider
+            )
             self._decide(self._method.start)
         while self._final or not self._is_over:
             await self._turned.wait()
             self._turned.clear()
             self._calls.count_verdicts()
             self._deliver_final()
+            self._let_outgrown_go()
             self._restaff()
         if self._finish is not None:
             self._conclude(self._finish.reason)
@@ -247,6 +261,12 @@ class Driver:
         staff, self._staff = self._staff, None
         if staff is not None and not self._is_over:
             self._workforce.resize(staff)
+
+    def _let_outgrown_go(self) -> None:
+        """Release drafters that the text is too long for by now."""
+        outgrown, self._outgrown = self._outgrown, []
+        if not self._is_over:
+            self._workforce.outgrow(outgrown)
 
     @property
     def _is_over(self) -> bool:
@@ -328,8 +348,17 @@ class Driver:
     def _start_draft(self, draft: StartDraft) -> None:
         if self._text is not None and self._text.sits_at(draft.drafter):
             self._draft_from(self._text, draft)
-        else:
-            self._start(draft, self._crew.drafter(draft.drafter))
+            return
+        session = self._crew.drafter(draft.drafter)
+        room = draft.max_tokens if session is None else session.limit_length - len(draft.prefix)
+        if room > 0:
+            self._start(replace(draft, max_tokens=min(room, draft.max_tokens)), session)
+            return
+        # Its model's context is shorter than the text may become: it rests, until this text of
+        # which a part is only drafted gets shorter again, or for good.
+        if session is not None and self._ledger.final_length >= session.limit_length:
+            self._outgrown.append(session)
+        self._answer_at_once([DraftEnded(draft.draft_id)])
 
     def _draft_from(self, text: TextDrafter, draft: StartDraft) -> None:
         """Answer a draft at once, before what else was asked meanwhile."""
@@ -340,6 +369,10 @@ class Driver:
             events.append(TokensDrafted(draft.draft_id, found))
         if len(found) < draft.max_tokens:
             events.append(DraftEnded(draft.draft_id))
+        self._answer_at_once(events)
+
+    def _answer_at_once(self, events: Sequence[Event]) -> None:
+        """Tell the method before anything else that happens."""
         if self._method is not None:
             handle = self._method.handle
             self._questions.extendleft(partial(handle, event) for event in reversed(events))

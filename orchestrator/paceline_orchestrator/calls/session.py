@@ -125,6 +125,11 @@ class RemoteSession:
         return self.server.facts.tree_token_limit if self.server.facts is not None else 0
 
     @property
+    def limit_length(self) -> int:
+        """The most tokens that it may hold."""
+        return self._spec.limit_length or self._spec.reserve_length
+
+    @property
     def is_retired(self) -> bool:
         """Whether nothing more shall be asked of it."""
         return self._is_retired

@@ -18,7 +18,7 @@ from paceline_orchestrator.calls.renewals import renew_sessions
 from paceline_orchestrator.fleet.discovery import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.errors import PacelineError
     from paceline_orchestrator.calls.crew import Crew
@@ -120,6 +120,14 @@ class Workforce:
             self._note_refusal(error)
         if pause is not None:
             self._timers.append(asyncio.get_running_loop().call_later(pause, self._refill))
+
+    def outgrow(self, sessions: Sequence[RemoteSession]) -> None:
+        """Do without drafters whose context the text has outgrown; others may take their seats."""
+        for session in sessions:
+            self._crew.outgrow(session)
+        if sessions:
+            self._crew.fill()
+            self._tell()
 
     def _note_refusal(self, error: PacelineError) -> None:
         """Give up at once what no target can do; else the others do it."""

@@ -28,22 +28,21 @@ def commonest_model(servers: Iterable[ModelServer]) -> ModelFacts | None:
     """Return the model that most of the servers have; None where none has said what it has.
 
     A lone server must not speak for the others. Of equally many those count that compute the same
-    bits whatever is beside, since who asked for that must not lose it. Its context is that of most.
+    bits whatever is beside, since who asked for that must not lose it. Its context is the longest
+    of them: a target with less is used for what it has room for.
     """
     known = [it.facts for it in servers if it.facts]
     counts = Counter(it.identity for it in known)
-    contexts = Counter((it.identity, it.context_length) for it in known)
 
-    def rank(facts: ModelFacts) -> tuple[int, bool, int, int]:
-        alike = contexts[facts.identity, facts.context_length]
-        return counts[facts.identity], facts.is_invariant, alike, facts.context_length
+    def rank(facts: ModelFacts) -> tuple[int, bool, int]:
+        return counts[facts.identity], facts.is_invariant, facts.context_length
 
     return max(known, key=rank, default=None)
 
 
 def fits(target: ModelFacts, model: ModelFacts) -> bool:
-    """Whether a target can serve requests of a model, as long as they may be."""
-    return target.identity == model.identity and target.context_length >= model.context_length
+    """Whether a target can serve requests of a model that are not too long for it."""
+    return target.identity == model.identity
 
 
 def could_replace(target: ModelServer, server: ModelServer) -> bool:
@@ -76,10 +75,8 @@ def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:
         word = Word.OTHER_TOKENIZER
     elif target.eos_token_ids != model.eos_token_ids:
         word = Word.OTHER_MODEL
-    elif target.is_invariant != model.is_invariant:
-        word = Word.OTHER_INVARIANCE
     else:
-        word = Word.OTHER_CONTEXT
+        word = Word.OTHER_INVARIANCE
     return Standing(word, "; ".join(_differences(target, model)))
 
 
@@ -113,8 +110,6 @@ def _differences(target: ModelFacts, model: ModelFacts) -> Iterator[str]:
     if target.is_invariant != model.is_invariant:
         has, have = ("with" if it.is_invariant else "without" for it in (target, model))
         yield f"it runs {has} --invariant, most targets {have}"
-    if target.context_length < model.context_length:
-        yield f"its context is {target.context_length} tokens, most targets' {model.context_length}"
 
 
 def _other_tokens(one: ModelFacts, model: ModelFacts) -> Iterator[str]:

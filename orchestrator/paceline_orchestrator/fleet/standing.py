@@ -255,12 +255,12 @@ def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
         yield f"it drafts for itself with {ours}, its like with {kinds}"
 
 
-def _limits(drafter: ModelFacts, model: ModelFacts) -> Iterator[str]:
-    if drafter.context_length < model.context_length:
-        ours, theirs = drafter.context_length, model.context_length
-        yield f"its context is {ours} tokens, the targets' {theirs}: beyond that it does not draft"
-    if model.rejection_sampling and not drafter.rejection_sampling:
-        yield "it drafts for no request under REJECTION"
+def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
+    if facts.context_length < model.context_length:
+        ours, theirs = facts.context_length, model.context_length
+        yield f"its context is {ours} tokens, the targets' {theirs}: longer texts go on without it"
+    if model.rejection_sampling and not facts.rejection_sampling:
+        yield "it works for no request under REJECTION"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -19,7 +19,6 @@ class Word(StrEnum):
     OTHER_MODEL = "other_model"
     OTHER_TOKENIZER = "other_tokenizer"
     OTHER_DTYPE = "other_dtype"
-    OTHER_CONTEXT = "other_context"
     OTHER_INVARIANCE = "other_invariance"
     OTHER_ROLE = "other_role"
     LISTED_TWICE = "listed_twice"

@@ -30,11 +30,16 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.keeper import SessionKeeper
     from paceline_orchestrator.calls.likeliest import LikeliestTokens
     from paceline_orchestrator.calls.metrics import RequestMetrics
-    from paceline_orchestrator.calls.statistics import Statistics, TimelineEvent
+    from paceline_orchestrator.calls.statistics import (
+        Statistics,
+        TextStatistics,
+        TimelineEvent,
+    )
     from paceline_orchestrator.fleet.pool import ServerPool
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.front.translation import ClientMessage
     from paceline_orchestrator.planning.planner import Plan
+    from paceline_protocol.commitment import DraftStatistics
     from paceline_protocol.max_gram import MaxGramRules
     from paceline_protocol.messages import CapacityChanged, EmitTokens
     from paceline_protocol.methods import DecodingMethod, Strategy
@@ -83,6 +88,7 @@ class Generation:
         self._wanted = order.plan
         self._plans = [order.plan]
         self._position = len(order.prefix)
+        self._reconsider: Callable[[], None] | None = None
         self._recorder = Recorder(
             arrived_ns=order.arrived_ns,
             waited_ns=order.waited_ns,
@@ -96,6 +102,7 @@ class Generation:
             pool,
             order.model,
             make_spec=lambda it: order.session_spec(it, length=self._position),
+            suits=lambda it, role: order.suits(it, role=role, length=self._position),
             staff=order.staff,
             keeper=keeper,
             deadline=order.deadline,
@@ -117,6 +124,7 @@ class Generation:
             top_logprobs=order.options.top_logprobs,
             deliver=self._deliver,
             conclude=self._conclude,
+            reconsider=self._tell_of_verdicts,
             text=self._text_drafter,
         )
 
@@ -179,6 +187,21 @@ class Generation:
         return self._wanted.method.drafts
 
     @property
+    def lookahead(self) -> int:
+        """Draft tokens in a verification of its method, or of the one that is to follow."""
+        return self._wanted.lookahead
+
+    @property
+    def verdicts(self) -> DraftStatistics:
+        """What became of its draft tokens so far."""
+        return self._driver.statistics
+
+    @property
+    def text_verdicts(self) -> TextStatistics:
+        """What became of those that the text itself drafted."""
+        return self._driver.text_statistics
+
+    @property
     def verifier_limit(self) -> int:
         """How many targets it could use now, if there were enough."""
         return replace(self._order, plan=self._wanted).verifier_limit
@@ -198,6 +221,27 @@ class Generation:
         """Return what it took so far."""
         took = self._recorder.statistics(self._driver.statistics)
         return replace(took, text=self._driver.text_statistics)
+
+    def when_judged(self, reconsider: Callable[[], None]) -> None:
+        """Have it called whenever tokens are final, before the calls that follow are made."""
+        self._reconsider = reconsider
+
+    def pace(self, plan: Plan) -> None:
+        """Have SI's blocks be as long as a newer plan for SI says, and nothing else of it.
+
+        Where drafts are more often right, what is drafted stays; where they are wrong, no more is
+        drafted than is of use.
+        """
+        running = self._plans[-1]
+        is_settled = self._wanted is running
+        if not is_settled or plan.strategy is not running.strategy or running.method.overlaps:
+            return
+        wanted = replace(running, lookahead=plan.lookahead)
+        if plan.lookahead > running.lookahead:
+            self._wanted = self._plans[-1] = wanted
+            self._driver.lengthen(plan.lookahead)
+        elif plan.lookahead < running.lookahead:
+            self._change(replace(self._order, plan=wanted))
 
     def follow(self, plan: Plan) -> bool:
         """Go on as a newer plan says, from the next tokens on, if that is another method.
@@ -227,7 +271,8 @@ class Generation:
         plan = order.plan
 
         def create(emitted: tuple[int, ...], capacity: CapacityChanged) -> DecodingMethod:
-            self._recorder.fallback(Fallback.LOAD_CHANGED)
+            if plan.strategy is not self._plans[-1].strategy:
+                self._recorder.fallback(Fallback.LOAD_CHANGED)
             self._plans.append(plan)
             rest = replace(order, resumed=order.resumed + emitted)
             return create_method(plan.strategy, rest.task(is_alone=False), capacity=capacity)
@@ -236,6 +281,10 @@ class Generation:
             return False
         self._wanted = plan
         return True
+
+    def _tell_of_verdicts(self) -> None:
+        if self._reconsider is not None:
+            self._reconsider()
 
     def _create_method(self, capacity: CapacityChanged) -> DecodingMethod:
         order = self._order

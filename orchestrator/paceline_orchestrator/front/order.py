@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.limits import MOST_TARGETS
 from paceline_orchestrator.calls.exchange import SessionSpec
 from paceline_orchestrator.calls.staff import Staff
+from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.planning.growth import Growth
 from paceline_orchestrator.planning.measurements import MOST_TREE_TOKENS
 from paceline_protocol.methods import METHODS
@@ -155,16 +156,30 @@ class Order:
             may_run_ahead = METHODS[wish.strategy].overlaps
         return (wish.target_count or MOST_TARGETS) if may_run_ahead else 1
 
-    def session_spec(self, fingerprint: str, *, length: int) -> SessionSpec:
-        """Say what a session for it is opened for.
+    def suits(self, server: ModelFacts, *, role: Role, length: int) -> bool:
+        """Whether a server's context is long enough for it.
+
+        Drafters draft as far as theirs goes. A target has to hold all that the text may become.
 
         Args:
-            fingerprint: The server's model's.
+            server: What the server said of its model.
+            role: What it is asked to do.
             length: How long the text is by now, prompt included.
         """
-        limit = len(self.prompt) + self.max_tokens
+        if role is Role.DRAFTER:
+            return length < server.context_length
+        return self._limit <= server.context_length
+
+    def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
+        """Say what a session for it is opened for: no more than the server's context has room for.
+
+        Args:
+            server: What the server said of its model.
+            length: How long the text is by now, prompt included.
+        """
+        limit = min(self._limit, server.context_length)
         return SessionSpec(
-            fingerprint=fingerprint,
+            fingerprint=server.fingerprint,
             sampling=self.options.sampling,
             seed=self.seed,
             rule=self.options.rule,
@@ -213,6 +228,11 @@ class Order:
             is_fixed=self.options.wish.lookahead is not None,
             has_text=drafter is not None and drafter.has_servers and drafter.has_text,
         )
+
+    @property
+    def _limit(self) -> int:
+        """The most tokens that the text may have, prompt included."""
+        return len(self.prompt) + self.max_tokens
 
     @property
     def _drafts(self) -> bool:

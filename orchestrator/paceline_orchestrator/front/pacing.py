@@ -1,20 +1,28 @@
-"""Has running requests follow the load, where all is left to the planner.
+"""Has running requests follow the load and their own verdicts, where all is left to the planner.
 
 What is best for a request depends on who shares the servers with it, and that changes while it
 runs. So of those whose method may change, one is planned again each second, and at once where a new
 request shows that servers have become crowded. If it is better off with another method, so are
-those that wish the same. To plan takes a millisecond, so it is not done for each.
+those that wish the same. A request that has changed stays so for a second, and twice as long each
+time: to change costs a drafter's session, and load goes up and down.
 
-A request that has changed stays so for a second, and twice as long each time: to change costs a
-drafter's session, and load goes up and down.
+It depends as much on how often drafts are right, which a request's own verdicts say soonest
+(`evidence`). So with each of them it is asked whether drafting still pays, and with how long
+blocks; and now and then whether a request that decodes plainly would draft if drafts were right.
+
+To plan takes a millisecond. So plans are kept for a second, for all requests that are alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline_orchestrator.planning.evidence import Evidence
+from paceline_orchestrator.planning.hit_rates import ASSUMED_ACCEPTANCE_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.front.generation import Generation
     from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.planning.experience import Planning
-    from paceline_orchestrator.planning.planner import Plan
+    from paceline_orchestrator.planning.planner import Plan, Wish
 
 __all__ = ["Pacing"]
 
@@ -32,10 +40,31 @@ _LONGEST_WAIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _Pace:
-    """When a request may change, on the loop's clock, and for how long it then stays so."""
+    """When a request may change, and what it has shown.
 
+    Attributes:
+        evidence: Of its drafts.
+        not_before: When it may follow the load again, on the loop's clock.
+        wait_seconds: For how long it stays so after its next change.
+        rests: Whether it decodes plainly because drafts are wrong, and not because of the load.
+        accepted: Draft tokens of servers that the evidence has; rejected likewise.
+    """
+
+    evidence: Evidence
     not_before: float = 0.0
     wait_seconds: float = _INTERVAL_SECONDS
+    rests: bool = False
+    accepted: int = 0
+    rejected: int = 0
+
+
+class _Kind(NamedTuple):
+    """What requests have in common for which a plan is the same."""
+
+    model_fingerprint: str  # of whichever server
+    wish: Wish
+    drafts: bool
+    rate: float
 
 
 class Pacing:
@@ -48,16 +77,21 @@ class Pacing:
     def __init__(self, planning: Planning) -> None:
         self._planning = planning
         self._paces: dict[Generation, _Pace] = {}
+        self._plans: dict[_Kind, Plan | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
     def following(self, generation: Generation) -> Iterator[None]:
-        """Have a request that runs meanwhile follow the load."""
+        """Have a request that runs meanwhile follow the load, and its own verdicts."""
         order = generation.order
         if not order.follows_load:
             yield
             return
-        self._paces[generation] = _Pace()
+        self._paces[generation] = _Pace(
+            Evidence(order.plan.hit_rates[0]),
+            rests=not (generation.drafts or order.plan.is_crowded),
+        )
+        generation.when_judged(partial(self._reconsider, generation))
         try:
             self._look_later()
             if order.plan.is_crowded and not generation.drafts:
@@ -68,6 +102,8 @@ class Pacing:
             if not self._paces and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+
+    # --- the load -----------------------------------------------------------------------------
 
     def _look_later(self) -> None:
         if self._timer is None:
@@ -82,6 +118,7 @@ class Pacing:
 
     def _look(self, *, drafting: bool) -> None:
         """Plan one request again that drafts, or one that does not; those like it follow it."""
+        self._plans.clear()
         now = asyncio.get_running_loop().time()
         free = [
             generation
@@ -91,21 +128,127 @@ class Pacing:
         if not free:
             return
         first = free[0]
-        plan = self._planning.plan_again(
-            first.order.options.wish, first.order.model, length=first.length, drafts=drafting
-        )
+        plan = self._plan(first)
         self._paces[first] = self._paces.pop(first)  # next time it is another one's turn
+        if plan is None:
+            return
         for generation in free:
-            if plan is not None and _are_alike(generation.order, first.order):
+            if _are_alike(generation.order, first.order) and self._suits(plan, generation, first):
                 self._follow(generation, plan, now=now)
+
+    def _suits(self, plan: Plan, generation: Generation, first: Generation) -> bool:
+        """Whether a plan for one request suits another, whose drafts may be more often right.
+
+        If drafting pays for one, it does for those whose drafts are better; and if it does not even
+        where all drafts are right, for nobody.
+        """
+        rate, first_rate = (self._paces[it].evidence.rate for it in (generation, first))
+        if plan.method.drafts:
+            return rate >= first_rate
+        if rate <= first_rate:
+            return True
+        hopeful = self._plan(first, rate=1.0)
+        return hopeful is not None and not hopeful.method.drafts
 
     def _follow(self, generation: Generation, plan: Plan, *, now: float) -> None:
         if generation.follow(plan):
             pace = self._paces[generation]
             pace.not_before = now + pace.wait_seconds
             pace.wait_seconds = min(2 * pace.wait_seconds, _LONGEST_WAIT_SECONDS)
+            pace.rests = False
+
+    # --- its own verdicts ---------------------------------------------------------------------
+
+    def _reconsider(self, generation: Generation) -> None:
+        """Take notice of what became final, and of whether drafting pays by that."""
+        pace = self._paces.get(generation)
+        if pace is None:
+            return
+        has_news = _learn(pace, generation)
+        if pace.rests:
+            self._try_again(generation, pace)
+        elif generation.drafts and has_news:
+            self._go_on_or_retreat(generation, pace)
+
+    def _go_on_or_retreat(self, generation: Generation, pace: _Pace) -> None:
+        """Have blocks be as long as pays; decode plainly where that is better, if drafts are why.
+
+        Where it would be better with right drafts, too, that is the load's.
+        """
+        plan = self._plan(generation)
+        if plan is None:
+            return
+        if plan.method.drafts:
+            generation.pace(plan)
+            return
+        hopeful = self._plan(generation, rate=1.0)
+        if hopeful is not None and hopeful.method.drafts and generation.follow(plan):
+            pace.rests = True
+            pace.evidence.retreat(at=_new_count(generation))
+
+    def _try_again(self, generation: Generation, pace: _Pace) -> None:
+        """Have a request that has decoded plainly for long enough draft again, with short blocks.
+
+        If it would not even if drafts were right, it rests on.
+        """
+        order, at = generation.order, _new_count(generation)
+        trial_tokens = self._planning.trial_tokens(order.model, length=generation.length)
+        if not pace.evidence.has_rested(at, trial_tokens=trial_tokens):
+            return
+        pace.evidence.put_off(at)
+        plan = self._plan(generation, rate=ASSUMED_ACCEPTANCE_RATE)
+        if plan is None or not plan.method.drafts:
+            return
+        if not (plan.method.overlaps or order.options.wish.lookahead):
+            plan = replace(plan, lookahead=1)
+        if generation.follow(plan):
+            pace.rests = False
+            pace.evidence.forget()
+
+    # --- plans --------------------------------------------------------------------------------
+
+    def _kind(self, generation: Generation, *, rate: float | None = None) -> _Kind:
+        order = generation.order
+        return _Kind(
+            order.model.fingerprint,
+            order.options.wish,
+            generation.drafts,
+            self._paces[generation].evidence.rate if rate is None else rate,
+        )
+
+    def _plan(self, generation: Generation, *, rate: float | None = None) -> Plan | None:
+        """Plan a request again, or one like it within the last second."""
+        kind = self._kind(generation, rate=rate)
+        if kind not in self._plans:
+            self._plans[kind] = self._planning.plan_again(
+                kind.wish,
+                generation.order.model,
+                length=generation.length,
+                drafts=kind.drafts,
+                acceptance_rate=kind.rate,
+            )
+        return self._plans[kind]
 
 
 def _are_alike(order: Order, other: Order) -> bool:
     is_same_model = order.model.fingerprint == other.model.fingerprint  # of whichever server
     return is_same_model and order.options.wish == other.options.wish
+
+
+def _new_count(generation: Generation) -> int:
+    """Return how many tokens it has generated."""
+    return generation.verdicts.accepted + generation.verdicts.own
+
+
+def _learn(pace: _Pace, generation: Generation) -> bool:
+    """Take in what became of servers' draft tokens; return whether there was any news.
+
+    What the text has drafted beside them is left out, as far as it can be told.
+    """
+    verdicts, text = generation.verdicts, generation.text_verdicts
+    accepted = max(pace.accepted, verdicts.first_accepted - text.accepted)
+    rejected = max(pace.rejected, verdicts.rejected - text.rejected)
+    news = (accepted - pace.accepted, rejected - pace.rejected)
+    pace.accepted, pace.rejected = accepted, rejected
+    pace.evidence.judged(accepted=news[0], rejected=news[1])
+    return any(news)

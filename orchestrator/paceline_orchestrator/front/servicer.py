@@ -353,7 +353,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(options.wish, model, prompt_length=len(prompt)),
+            plan=self._planning.plan(options.wish, model, prompt_length=len(prompt) + len(resumed)),
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,

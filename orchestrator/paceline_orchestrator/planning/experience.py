@@ -50,6 +50,8 @@ _ASSUMED_DISPATCH_NS = 1_000_000
 # them become output, below what the papers' tables say of any model.
 _ASSUMED_GUESSES = 16.0
 _ASSUMED_GUESSES_ACCEPTED = 1.0
+# Rejected tokens after which nothing is left of the rate that is assumed of a pair of models.
+_TRIAL_ROUNDS = 3
 # The text itself drafts a token in some 20 us.
 _TEXT_STEP_NS = 20_000
 # Of the calls that one of ours meets, on average: our own last one, where a forward that has become
@@ -105,7 +107,7 @@ class Planning:
                 retry_after_seconds=shortage.RETRY_SECONDS,
             )
         from_text = wish.drafter is not None and not wish.drafter.has_servers
-        drafters = () if from_text else self._drafters(model, wish.strategy)
+        drafters = () if from_text else self._drafters(model, wish.strategy, length=prompt_length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(targets, drafters, length=prompt_length, rates=rates)
         if wish.rule is not VerificationRule.EXACT:  # what targets guess is judged by equality
@@ -125,7 +127,13 @@ class Planning:
         return plan if wish.strategy is None else replace(plan, note="")
 
     def plan_again(
-        self, wish: Wish, model: ModelFacts, *, length: int, drafts: bool
+        self,
+        wish: Wish,
+        model: ModelFacts,
+        *,
+        length: int,
+        drafts: bool,
+        acceptance_rate: float | None = None,
     ) -> Plan | None:
         """Choose how a running request, that leaves it to the planner, is to be decoded by now.
 
@@ -136,20 +144,46 @@ class Planning:
             model: Its target model.
             length: Of its text by now.
             drafts: Whether it has a drafter.
+            acceptance_rate: How often its drafts are right by its own verdicts; None: as often as
+                its models' drafts are.
 
         Returns:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
         targets = self._pool.targets(model)
-        drafters = self._drafters(model, wish.strategy)
+        drafters = self._drafters(model, wish.strategy, length=length)
         if not (targets and drafters):
             return None
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(
             targets, drafters, length=length, rates=rates, is_here=True, drafts=drafts
         )
+        if acceptance_rate is not None:
+            measurements = replace(measurements, acceptance_rate=acceptance_rate)
         plan = _granting(wish, self._planner.choose(measurements, wish))
         return replace(plan, pair=pair, hit_rates=rates.by_rank)
+
+    def trial_tokens(self, model: ModelFacts, *, length: int) -> float:
+        """Return what it costs a request to find out that a drafter is still wrong.
+
+        Its blocks are of one token: after three that are rejected it decodes plainly again. And the
+        drafter works through the text, while what the target has begun by itself is lost.
+
+        Args:
+            model: Its target model.
+            length: Of its text.
+
+        Returns:
+            The time of so many tokens of plain decoding; infinity while a server is missing.
+        """
+        targets, drafters = self._pool.targets(model), self._drafters(model, None, length=length)
+        if not (targets and drafters):
+            return math.inf
+        target, drafter = targets[0].latency, drafters[0].latency
+        call_ns = _ASSUMED_CALL_NS if target.call_ns is None else target.call_ns
+        round_ns = (drafter.step_ns or _ASSUMED_DRAFTER_NS) + 2 * call_ns
+        trial_ns = _TRIAL_ROUNDS * round_ns + drafter.expected_ns(length)
+        return 1 + trial_ns / (target.step_ns or _ASSUMED_TARGET_NS)
 
     def _known_of(
         self, model: ModelFacts, drafters: Sequence[ModelServer]
@@ -260,9 +294,13 @@ class Planning:
         finally:
             computing.end()  # a thread goes on where its task was cancelled
 
-    def _drafters(self, model: ModelFacts, strategy: Strategy | None) -> list[ModelServer]:
+    def _drafters(
+        self, model: ModelFacts, strategy: Strategy | None, *, length: int
+    ) -> list[ModelServer]:
+        """Return those whose context is longer than the text."""
         try:
-            return self._pool.drafters(model)
+            drafters = self._pool.drafters(model)
+            return [it for it in drafters if it.facts and length < it.facts.context_length]
         except TokenizerMismatchError:
             if strategy is None or not METHODS[strategy].drafts:
                 return []

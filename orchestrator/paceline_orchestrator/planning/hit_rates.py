@@ -11,9 +11,11 @@ from paceline_protocol.ranks import DEFAULT_RANK_DECAY, MOST_WIDTH, hit_rates, s
 if TYPE_CHECKING:
     from paceline_protocol.commitment import DraftStatistics
 
-__all__ = ["HitRates", "LearntRates", "Pair"]
+__all__ = ["ASSUMED_ACCEPTANCE_RATE", "HitRates", "LearntRates", "Pair"]
 
-_ASSUMED_ACCEPTANCE_RATE = 0.7
+ASSUMED_ACCEPTANCE_RATE = 0.7
+"""Of two models that have not worked together yet."""
+
 # Pairs that are remembered, those used last: models come and go with each rollout.
 _MOST_PAIRS = 64
 
@@ -33,7 +35,7 @@ class HitRates:
     """
 
     def __init__(self) -> None:
-        self._first = Mean(_ASSUMED_ACCEPTANCE_RATE)
+        self._first = Mean(ASSUMED_ACCEPTANCE_RATE)
         self._decays = [Mean(DEFAULT_RANK_DECAY) for _ in range(MOST_WIDTH - 1)]
 
     @property

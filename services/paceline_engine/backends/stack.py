@@ -85,6 +85,7 @@ class StackBackend(Backend):
         self._clock_ns = clock_ns
         self._numbers = MeasuredStack(models, has_max_gram=new_max_gram is not None)
         self._fixed_matrix = matrix
+        _tell_reaches([model.description for model in models])
         self.tokenizer = models[0].tokenizer
         self._description = _describe(
             [model.description for model in models],
@@ -146,7 +147,8 @@ class StackBackend(Backend):
         """Begin an empty text for a session."""
         texts = [model.new_cache(spec) for model in self.models]
         max_gram = self._new_max_gram() if self._new_max_gram else None
-        return StackText(texts, max_gram, matrix=lambda: self.matrix)
+        reaches = [model.description.context_length for model in self.models]
+        return StackText(texts, max_gram, matrix=lambda: self.matrix, reaches=reaches)
 
     def measure(self, interrupt: Interrupt) -> None:
         """Run the models warm, and learn what their forwards cost. Worker thread only."""
@@ -250,7 +252,6 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
     return replace(
         models[0],
         fingerprint=hashlib.sha256(f"stack {identity}".encode()).hexdigest(),
-        context_length=min(model.context_length for model in models),
         cancels_between_layers=_cancels_between_layers(models),
         shares_forwards=all(model.shares_forwards for model in models),
         takes_trees=False,
@@ -262,6 +263,19 @@ def _describe(models: Sequence[ModelDescription], *, drafting: str) -> ModelDesc
             if all(rule in model.verification_rules for model in models)
         ),
     )
+
+
+def _tell_reaches(models: Sequence[ModelDescription]) -> None:
+    """Log which of the smaller models hold less of a text than the largest does."""
+    for model in models[1:]:
+        if model.context_length < models[0].context_length:
+            _log.warning(
+                "--then %s: holds %d tokens, and %s %d: longer texts are drafted without it",
+                model.name,
+                model.context_length,
+                models[0].name,
+                models[0].context_length,
+            )
 
 
 def _cancels_between_layers(models: Sequence[ModelDescription]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline_engine.calls import VerificationRule
-from paceline_engine.cascade import CascadeDraft, Draw
+from paceline_engine.cascade import CascadeDraft, Draw, without_stages
 from paceline_engine.items import Draft, Item
 from paceline_engine.model_cache import ModelCache
 from paceline_engine.proposal import Proposal, SparseDistribution
@@ -94,8 +94,10 @@ class StackText(ModelCache):
         max_gram: MaxGram | None,
         *,
         matrix: Callable[[], Matrix],
+        reaches: Sequence[int],
     ) -> None:
         super().__init__()
+        self._reaches = reaches
         self.texts = texts
         self._matrix = matrix
         self._last = None if max_gram is None else LastStage(max_gram, stage=len(texts))
@@ -149,7 +151,8 @@ class StackText(ModelCache):
         if self._prefix is item.prefix:
             draft = self.draft
         else:
-            draft = self._drafting(item.task, None if self._last is None else lambda *_: ())
+            propose = None if self._last is None else lambda *_: ()
+            draft = self._drafting(item.task, propose, length=len(item.prefix))
         return draft.wanted.stage if draft and draft.wanted else 0
 
     def begin(self, item: Item) -> None:
@@ -164,10 +167,15 @@ class StackText(ModelCache):
                 is_exact=item.spec.rule is VerificationRule.EXACT,
                 is_asked=any(row[-1] for row in self._matrix()),
             )
-        self.draft = self._drafting(item.task, None if self._last is None else self._last.propose)
+        propose = None if self._last is None else self._last.propose
+        self.draft = self._drafting(item.task, propose, length=len(item.prefix))
 
-    def _drafting(self, task: Draft, propose: Propose | None) -> CascadeDraft:
-        return CascadeDraft(self._matrix(), propose=propose, token_count=task.max_tokens)
+    def _drafting(self, task: Draft, propose: Propose | None, *, length: int) -> CascadeDraft:
+        """Begin a draft after so many tokens; models that it could be too long for take no part."""
+        ends = length + task.max_tokens
+        resting = [stage for stage, reach in enumerate(self._reaches) if stage and ends > reach]
+        matrix = without_stages(self._matrix(), resting) if resting else self._matrix()
+        return CascadeDraft(matrix, propose=propose, token_count=task.max_tokens)
 
     @property
     def is_done(self) -> bool:

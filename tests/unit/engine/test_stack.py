@@ -470,3 +470,30 @@ def pair_probabilities(judge, prompt, sampling):
         for first, one in enumerate(following(prompt))
         for second, two in enumerate(following([*prompt, first]))
     }
+
+
+@pytest.mark.parametrize("matrix", [VERTICAL, ((3, 4, 0), (0, 2, 0), (0, 0, 0)), ((0, 4, 2),) * 3])
+@pytest.mark.parametrize("reach", [len(PROMPT) + it for it in (-1, 0, 11, 12, 13, 30)])
+def test_a_smaller_model_rests_where_its_context_ends_and_the_others_draft_on(
+    target, drafter, matrix, reach, monkeypatch
+):
+    short = replace(drafter.description, context_length=reach)
+    monkeypatch.setattr(drafter, "description", short)
+    seen = []
+    run = drafter.run
+
+    def watched(items, *arguments, **options):
+        seen.extend(len(it.prefix) + len(it.task.proposal) for it in items)
+        return run(items, *arguments, **options)
+
+    monkeypatch.setattr(drafter, "run", watched)
+    stack = stack_of(target, drafter, matrix=matrix)
+    assert stack.description.context_length == target.description.context_length
+    spec = spec_for()
+    text = [*PROMPT]
+    for _ in range(3):
+        found, _ = draft(stack, spec, text, 12)
+        assert len(found) == 12
+        text += continuation(ModelText(target, spec), text, 12)
+    assert max(seen, default=0) <= reach
+    assert bool(seen) is (reach >= len(PROMPT) + 12)

@@ -29,7 +29,11 @@ def a_server(step_ms, *, row_ms, self_draft_depth=0):
     table = ((1, step_ms * MS), (11, (step_ms + 10 * row_ms) * MS))
     latency.adopt(table, prefill_fixed_ns=0, prefill_ns_per_token=0)
     facts = SimpleNamespace(
-        self_draft_depth=self_draft_depth, tree_token_limit=0, tree_depth_limit=0, fingerprint="d"
+        context_length=4096,
+        self_draft_depth=self_draft_depth,
+        tree_token_limit=0,
+        tree_depth_limit=0,
+        fingerprint="d",
     )
     return SimpleNamespace(
         latency=latency, home_count=0, session_count=0, hardware=None, facts=facts

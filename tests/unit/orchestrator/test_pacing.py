@@ -116,7 +116,7 @@ async def test_who_is_left_drafts_again_and_who_began_plainly_does_then(monkeypa
         first = requests.ask(400)
         await asyncio.sleep(0.1)
         requests.ask(10)
-        last = requests.ask(400)
+        last = requests.ask(500)
         monkeypatch.setattr(system.servicer._planning, "learn", learnt)
         await asyncio.sleep(1.5)
         drafted = requests.calls("Draft", since=now() - 0.5)
@@ -286,47 +286,86 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
 class _Running:
     """A generation, to those that pace it."""
 
-    def __init__(self, wish, *, model="model", target=0):
+    def __init__(self, wish, *, model="model", target=0, rate=0.7):
         self.order = SimpleNamespace(
             follows_load=True,
             model=SimpleNamespace(fingerprint=model, measured_by=target),
             options=SimpleNamespace(wish=wish),
-            plan=SimpleNamespace(is_crowded=False),
+            plan=SimpleNamespace(is_crowded=False, hit_rates=(rate,)),
         )
         self.drafts, self.length, self.followed = True, 9, []
 
     def follow(self, plan):
-        self.followed.append(plan)
+        self.followed.append(plan.name)
         return False
+
+    def when_judged(self, _reconsider):
+        pass
+
+
+class _Planning:
+    """Says the same each time; or, for a rate, whether drafting pays.
+
+    Attributes:
+        asked: The wishes and rates that it was asked for.
+    """
+
+    def __init__(self, *, drafts=lambda _: True, plans=None):
+        self._drafts, self._plans = drafts, plans
+        self.asked = []
+
+    def plan_again(self, wish, *_, acceptance_rate, **__):
+        self.asked.append((wish, acceptance_rate))
+        if self._plans is not None:
+            return next(self._plans)
+        return a_plan(f"for {acceptance_rate}", drafts=self._drafts(acceptance_rate))
+
+
+def a_plan(name, *, drafts=True):
+    return SimpleNamespace(name=name, method=SimpleNamespace(drafts=drafts))
 
 
 @virtually
 async def test_a_plan_is_for_those_that_wish_the_same_and_each_has_its_turn():
-    plans = iter(["the first's", None, "the third's", "the fourth's"])
-    wishes = []
-
-    def plan_again(wish, *_, **__):
-        wishes.append(wish)
-        return next(plans)
-
-    pacing = Pacing(SimpleNamespace(plan_again=plan_again))
+    plans = iter([a_plan("the first's"), None, a_plan("the third's"), a_plan("the fourth's")])
+    planning = _Planning(plans=plans)
+    pacing = Pacing(planning)
     one, other = _Running(Wish()), _Running(Wish(lookahead=7))
     with pacing.following(one), pacing.following(other):
         await asyncio.sleep(4.5)
-    assert wishes == [Wish(), Wish(lookahead=7)] * 2
+    assert [wish for wish, _ in planning.asked] == [Wish(), Wish(lookahead=7)] * 2
     assert one.followed == ["the first's", "the third's"]
     assert other.followed == ["the fourth's"], "its plan before was none"
 
 
 @virtually
 async def test_a_plan_is_for_those_of_the_same_model_whichever_target_described_it():
-    pacing = Pacing(SimpleNamespace(plan_again=lambda *_, **__: "a plan"))
+    pacing = Pacing(_Planning())
     one, like_it = _Running(Wish()), _Running(Wish(), target=1)
     other = _Running(Wish(), model="another")
     with pacing.following(one), pacing.following(like_it), pacing.following(other):
         await asyncio.sleep(1.5)
-    assert (one.followed, like_it.followed) == (["a plan"], ["a plan"])
+    assert (one.followed, like_it.followed) == (["for 0.7"], ["for 0.7"])
     assert other.followed == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "followers"),
+    [
+        pytest.param(lambda _: True, {0.5, 0.9}, id="drafting pays for those that are as good"),
+        pytest.param(lambda rate: rate > 0.6, {0.2, 0.5}, id="it does not for those that are not"),
+        pytest.param(lambda _: False, {0.2, 0.5, 0.9}, id="it does for nobody"),
+    ],
+)
+@virtually
+async def test_a_plan_is_for_those_whose_drafts_are_right_as_often_as_it_takes(drafts, followers):
+    pacing = Pacing(_Planning(drafts=drafts))
+    first, worse, better = (_Running(Wish(), rate=rate) for rate in (0.5, 0.2, 0.9))
+    with pacing.following(first), pacing.following(worse), pacing.following(better):
+        await asyncio.sleep(1.5)
+    rates = {0.5: first, 0.2: worse, 0.9: better}
+    assert {rate for rate, it in rates.items() if it.followed == ["for 0.5"]} == followers
+    assert sum(len(it.followed) for it in rates.values()) == len(followers)
 
 
 def test_of_the_seats_that_go_the_home_is_none():

@@ -74,6 +74,7 @@ def a_server(
             self_draft_depth=self_draft_depth,
             tree_token_limit=tree_tokens,
             tree_depth_limit=tree_tokens,
+            context_length=4096,
             fingerprint=fingerprint,
         ),
     )

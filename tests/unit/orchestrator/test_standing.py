@@ -33,7 +33,6 @@ ODD = {
         {"fingerprint": "elsewhere", "dtype": "float16"},
         "it computes in float16, most targets in float32",
     ),
-    Word.OTHER_CONTEXT: ({"context_length": 512}, "its context is 512 tokens, most targets' 4096"),
     Word.OTHER_INVARIANCE: (
         {"is_invariant": True},
         "it runs with --invariant, most targets without",
@@ -296,7 +295,7 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         assert standing_of(pool, "target-1") == Standing(Word.USED)
         assert standing_of(pool, "drafter-3") == Standing(
             Word.USED,
-            "its context is 512 tokens, the targets' 4096: beyond that it does not draft;"
+            "its context is 512 tokens, the targets' 4096: longer texts go on without it;"
             " it drafts for no request under REJECTION",
         )
 

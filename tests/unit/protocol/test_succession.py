@@ -13,6 +13,7 @@ from paceline_protocol.messages import (
     BlockVerified,
     CapacityChanged,
     EmitTokens,
+    LookaheadChanged,
     StartDecode,
     StartDraft,
     StartVerify,
@@ -66,6 +67,8 @@ class _Changing(World):
         if self.count % self.every == 0:
             strategy = self.strategies[self.count // self.every % len(self.strategies)]
             self.method.method.become(self._create(strategy), drafts=METHODS[strategy].drafts)
+        elif self.count % self.every == 1:
+            return LookaheadChanged(self.method.task.lookahead + self.count % 5)
         return super()._next_event()
 
     def _create(self, strategy):
@@ -151,6 +154,43 @@ def test_what_ran_ahead_is_withdrawn_and_what_was_only_about_to_is_not_begun():
     assert StopDraft(draft.draft_id, by_rejection=False) in commands
     assert [it for it in commands if isinstance(it, StartDraft | StartVerify)] == []
     assert method.handle(BlockVerified(ahead.verify_id, (0,), 9)) == [], "it comes too late"
+
+
+def test_a_method_that_does_not_pay_by_its_latest_verdict_makes_no_call_more():
+    rejected_counts = []
+
+    def reconsider():
+        rejected_counts.append(method.statistics.rejected)
+        method.become(successor(Strategy.AUTOREGRESSIVE, _TASK), drafts=False)
+
+    first = create_method(Strategy.SPECULATIVE, _TASK, capacity=_SERVERS)
+    method = SuccessiveDecoding(first, _SERVERS, reconsider=reconsider)
+    method.start()
+    method.handle(drafted(1, [5, 6]))
+    assert rejected_counts == [], "nothing is final yet"
+    commands = method.handle(BlockVerified(1, (0,), 8))
+    assert rejected_counts == [1], "its latest verdict counts"
+    assert [type(it) for it in commands] == [EmitTokens, StartDecode]
+
+
+def test_nobody_reconsiders_a_text_that_has_ended():
+    asked = []
+    task = replace(_TASK, max_tokens=1)
+    first = create_method(Strategy.AUTOREGRESSIVE, task, capacity=_SERVERS)
+    method = SuccessiveDecoding(first, _SERVERS, reconsider=lambda: asked.append(1))
+    method.start()
+    method.handle(TokensDecoded(1, (4,)))
+    assert asked == []
+
+
+def test_a_block_of_si_becomes_longer_with_all_that_is_drafted():
+    method = begin(Strategy.SPECULATIVE)
+    method.start()
+    assert method.handle(LookaheadChanged(4)) == []
+    commands = method.handle(drafted(1, [5, 6]))
+    assert commands == [StartDraft(2, 0, (7, 5, 6), max_tokens=2, chunk_tokens=2)]
+    verify = method.handle(drafted(2, [1, 2]))[-1]
+    assert verify.proposal == Proposal((5, 6, 1, 2))
 
 
 def test_a_method_that_drafts_waits_for_a_drafter():

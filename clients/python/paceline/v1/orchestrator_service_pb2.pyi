@@ -31,7 +31,7 @@ class _StrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Strategy.Val
     """Not set; a request that leaves it so gets AUTO."""
     STRATEGY_AUTO: _Strategy.ValueType  # 1
     """The planner picks from measured latencies, acceptance and load; `started` says what. While it
-    runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+    runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
     """
     STRATEGY_AUTOREGRESSIVE: _Strategy.ValueType  # 2
     """Plain decoding with one target ("non-SI")."""
@@ -52,7 +52,7 @@ STRATEGY_UNSPECIFIED: Strategy.ValueType  # 0
 """Not set; a request that leaves it so gets AUTO."""
 STRATEGY_AUTO: Strategy.ValueType  # 1
 """The planner picks from measured latencies, acceptance and load; `started` says what. While it
-runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
 """
 STRATEGY_AUTOREGRESSIVE: Strategy.ValueType  # 2
 """Plain decoding with one target ("non-SI")."""
@@ -208,7 +208,7 @@ class _FallbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback
     FALLBACK_KIND_DEADLINE: _FallbackKind.ValueType  # 7
     """A server did not answer in time, and was left alone."""
     FALLBACK_KIND_LOAD_CHANGED: _FallbackKind.ValueType  # 8
-    """Under AUTO: with the load, how it is decoded has changed."""
+    """Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
 
 class FallbackKind(_FallbackKind, metaclass=_FallbackKindEnumTypeWrapper):
     """What can go otherwise than planned."""
@@ -230,7 +230,7 @@ FALLBACK_KIND_SESSION_REFUSED: FallbackKind.ValueType  # 6
 FALLBACK_KIND_DEADLINE: FallbackKind.ValueType  # 7
 """A server did not answer in time, and was left alone."""
 FALLBACK_KIND_LOAD_CHANGED: FallbackKind.ValueType  # 8
-"""Under AUTO: with the load, how it is decoded has changed."""
+"""Under AUTO: how it is decoded has changed, with the load or with how often drafts are right."""
 Global___FallbackKind: _TypeAlias = FallbackKind  # noqa: Y015
 
 class _TimelineEventKind:
@@ -295,33 +295,31 @@ class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Server
     """
     SERVER_STANDING_OTHER_DTYPE: _ServerStanding.ValueType  # 5
     """It is well and not used: most targets compute the same model in another dtype."""
-    SERVER_STANDING_OTHER_CONTEXT: _ServerStanding.ValueType  # 6
-    """It is well and not used: its context is shorter than that of most targets with its model."""
-    SERVER_STANDING_OTHER_INVARIANCE: _ServerStanding.ValueType  # 7
+    SERVER_STANDING_OTHER_INVARIANCE: _ServerStanding.ValueType  # 6
     """It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
     targets do not; or the other way round. A stream that mixed them would have no such promise.
     """
-    SERVER_STANDING_OTHER_ROLE: _ServerStanding.ValueType  # 8
+    SERVER_STANDING_OTHER_ROLE: _ServerStanding.ValueType  # 7
     """It is well and not used: it is a drafter and listed as a target, or the other way round."""
-    SERVER_STANDING_LISTED_TWICE: _ServerStanding.ValueType  # 9
+    SERVER_STANDING_LISTED_TWICE: _ServerStanding.ValueType  # 8
     """It is well and not used: it is a process that is listed under another name or address, too."""
-    SERVER_STANDING_UNREACHABLE: _ServerStanding.ValueType  # 10
+    SERVER_STANDING_UNREACHABLE: _ServerStanding.ValueType  # 9
     """It is not used: it cannot be reached."""
-    SERVER_STANDING_LOADING: _ServerStanding.ValueType  # 11
+    SERVER_STANDING_LOADING: _ServerStanding.ValueType  # 10
     """It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
-    SERVER_STANDING_DRAINING: _ServerStanding.ValueType  # 12
+    SERVER_STANDING_DRAINING: _ServerStanding.ValueType  # 11
     """It gets nothing new: it is about to end, or its health says NOT_SERVING."""
-    SERVER_STANDING_BAD_ANSWER: _ServerStanding.ValueType  # 13
+    SERVER_STANDING_BAD_ANSWER: _ServerStanding.ValueType  # 12
     """It is not used: it said what the protos forbid; the detail names the field."""
-    SERVER_STANDING_FAILING: _ServerStanding.ValueType  # 14
+    SERVER_STANDING_FAILING: _ServerStanding.ValueType  # 13
     """It is not used for up to 10 s: calls to it failed."""
-    SERVER_STANDING_SILENT: _ServerStanding.ValueType  # 15
+    SERVER_STANDING_SILENT: _ServerStanding.ValueType  # 14
     """It is not used: it left calls unanswered, and has to compute a token first."""
-    SERVER_STANDING_TOO_OLD: _ServerStanding.ValueType  # 16
+    SERVER_STANDING_TOO_OLD: _ServerStanding.ValueType  # 15
     """It is not used: it does not know an RPC that every model server has."""
-    SERVER_STANDING_REFUSES: _ServerStanding.ValueType  # 17
+    SERVER_STANDING_REFUSES: _ServerStanding.ValueType  # 16
     """It is not used: it refuses the orchestrator's certificate."""
-    SERVER_STANDING_UNWATCHED: _ServerStanding.ValueType  # 18
+    SERVER_STANDING_UNWATCHED: _ServerStanding.ValueType  # 17
     """It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has."""
 
 class ServerStanding(_ServerStanding, metaclass=_ServerStandingEnumTypeWrapper):
@@ -343,33 +341,31 @@ something else.
 """
 SERVER_STANDING_OTHER_DTYPE: ServerStanding.ValueType  # 5
 """It is well and not used: most targets compute the same model in another dtype."""
-SERVER_STANDING_OTHER_CONTEXT: ServerStanding.ValueType  # 6
-"""It is well and not used: its context is shorter than that of most targets with its model."""
-SERVER_STANDING_OTHER_INVARIANCE: ServerStanding.ValueType  # 7
+SERVER_STANDING_OTHER_INVARIANCE: ServerStanding.ValueType  # 6
 """It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
 targets do not; or the other way round. A stream that mixed them would have no such promise.
 """
-SERVER_STANDING_OTHER_ROLE: ServerStanding.ValueType  # 8
+SERVER_STANDING_OTHER_ROLE: ServerStanding.ValueType  # 7
 """It is well and not used: it is a drafter and listed as a target, or the other way round."""
-SERVER_STANDING_LISTED_TWICE: ServerStanding.ValueType  # 9
+SERVER_STANDING_LISTED_TWICE: ServerStanding.ValueType  # 8
 """It is well and not used: it is a process that is listed under another name or address, too."""
-SERVER_STANDING_UNREACHABLE: ServerStanding.ValueType  # 10
+SERVER_STANDING_UNREACHABLE: ServerStanding.ValueType  # 9
 """It is not used: it cannot be reached."""
-SERVER_STANDING_LOADING: ServerStanding.ValueType  # 11
+SERVER_STANDING_LOADING: ServerStanding.ValueType  # 10
 """It is not used yet: its model is being loaded, or discovery does not say that it is ready."""
-SERVER_STANDING_DRAINING: ServerStanding.ValueType  # 12
+SERVER_STANDING_DRAINING: ServerStanding.ValueType  # 11
 """It gets nothing new: it is about to end, or its health says NOT_SERVING."""
-SERVER_STANDING_BAD_ANSWER: ServerStanding.ValueType  # 13
+SERVER_STANDING_BAD_ANSWER: ServerStanding.ValueType  # 12
 """It is not used: it said what the protos forbid; the detail names the field."""
-SERVER_STANDING_FAILING: ServerStanding.ValueType  # 14
+SERVER_STANDING_FAILING: ServerStanding.ValueType  # 13
 """It is not used for up to 10 s: calls to it failed."""
-SERVER_STANDING_SILENT: ServerStanding.ValueType  # 15
+SERVER_STANDING_SILENT: ServerStanding.ValueType  # 14
 """It is not used: it left calls unanswered, and has to compute a token first."""
-SERVER_STANDING_TOO_OLD: ServerStanding.ValueType  # 16
+SERVER_STANDING_TOO_OLD: ServerStanding.ValueType  # 15
 """It is not used: it does not know an RPC that every model server has."""
-SERVER_STANDING_REFUSES: ServerStanding.ValueType  # 17
+SERVER_STANDING_REFUSES: ServerStanding.ValueType  # 16
 """It is not used: it refuses the orchestrator's certificate."""
-SERVER_STANDING_UNWATCHED: ServerStanding.ValueType  # 18
+SERVER_STANDING_UNWATCHED: ServerStanding.ValueType  # 17
 """It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has."""
 Global___ServerStanding: _TypeAlias = ServerStanding  # noqa: Y015
 

@@ -33,7 +33,7 @@ export enum Strategy {
   STRATEGY_UNSPECIFIED = 0,
   /**
    * STRATEGY_AUTO - The planner picks from measured latencies, acceptance and load; `started` says what. While it
-   * runs that follows the load; see FALLBACK_KIND_LOAD_CHANGED.
+   * runs that follows the load and its verdicts; see FALLBACK_KIND_LOAD_CHANGED.
    */
   STRATEGY_AUTO = 1,
   /** STRATEGY_AUTOREGRESSIVE - Plain decoding with one target ("non-SI"). */
@@ -122,7 +122,7 @@ export enum FallbackKind {
   FALLBACK_KIND_SESSION_REFUSED = 6,
   /** FALLBACK_KIND_DEADLINE - A server did not answer in time, and was left alone. */
   FALLBACK_KIND_DEADLINE = 7,
-  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: with the load, how it is decoded has changed. */
+  /** FALLBACK_KIND_LOAD_CHANGED - Under AUTO: how it is decoded has changed, with the load or with how often drafts are right. */
   FALLBACK_KIND_LOAD_CHANGED = 8,
 }
 
@@ -164,35 +164,33 @@ export enum ServerStanding {
   SERVER_STANDING_OTHER_TOKENIZER = 4,
   /** SERVER_STANDING_OTHER_DTYPE - It is well and not used: most targets compute the same model in another dtype. */
   SERVER_STANDING_OTHER_DTYPE = 5,
-  /** SERVER_STANDING_OTHER_CONTEXT - It is well and not used: its context is shorter than that of most targets with its model. */
-  SERVER_STANDING_OTHER_CONTEXT = 6,
   /**
    * SERVER_STANDING_OTHER_INVARIANCE - It is well and not used: it computes the same bits whatever is beside (is_invariant), and most
    * targets do not; or the other way round. A stream that mixed them would have no such promise.
    */
-  SERVER_STANDING_OTHER_INVARIANCE = 7,
+  SERVER_STANDING_OTHER_INVARIANCE = 6,
   /** SERVER_STANDING_OTHER_ROLE - It is well and not used: it is a drafter and listed as a target, or the other way round. */
-  SERVER_STANDING_OTHER_ROLE = 8,
+  SERVER_STANDING_OTHER_ROLE = 7,
   /** SERVER_STANDING_LISTED_TWICE - It is well and not used: it is a process that is listed under another name or address, too. */
-  SERVER_STANDING_LISTED_TWICE = 9,
+  SERVER_STANDING_LISTED_TWICE = 8,
   /** SERVER_STANDING_UNREACHABLE - It is not used: it cannot be reached. */
-  SERVER_STANDING_UNREACHABLE = 10,
+  SERVER_STANDING_UNREACHABLE = 9,
   /** SERVER_STANDING_LOADING - It is not used yet: its model is being loaded, or discovery does not say that it is ready. */
-  SERVER_STANDING_LOADING = 11,
+  SERVER_STANDING_LOADING = 10,
   /** SERVER_STANDING_DRAINING - It gets nothing new: it is about to end, or its health says NOT_SERVING. */
-  SERVER_STANDING_DRAINING = 12,
+  SERVER_STANDING_DRAINING = 11,
   /** SERVER_STANDING_BAD_ANSWER - It is not used: it said what the protos forbid; the detail names the field. */
-  SERVER_STANDING_BAD_ANSWER = 13,
+  SERVER_STANDING_BAD_ANSWER = 12,
   /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. */
-  SERVER_STANDING_FAILING = 14,
+  SERVER_STANDING_FAILING = 13,
   /** SERVER_STANDING_SILENT - It is not used: it left calls unanswered, and has to compute a token first. */
-  SERVER_STANDING_SILENT = 15,
+  SERVER_STANDING_SILENT = 14,
   /** SERVER_STANDING_TOO_OLD - It is not used: it does not know an RPC that every model server has. */
-  SERVER_STANDING_TOO_OLD = 16,
+  SERVER_STANDING_TOO_OLD = 15,
   /** SERVER_STANDING_REFUSES - It is not used: it refuses the orchestrator's certificate. */
-  SERVER_STANDING_REFUSES = 17,
+  SERVER_STANDING_REFUSES = 16,
   /** SERVER_STANDING_UNWATCHED - It is not used: the orchestrator failed to watch it, for an unforeseen reason that its log has. */
-  SERVER_STANDING_UNWATCHED = 18,
+  SERVER_STANDING_UNWATCHED = 17,
 }
 
 /** A list of token ids. */

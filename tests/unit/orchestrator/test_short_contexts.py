@@ -1,0 +1,155 @@
+"""Servers of unlike contexts: each works as far as its own goes, and nobody else hears of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from paceline import errors
+from paceline.v1 import orchestrator_service_pb2 as pb
+from support.fake_text import EOS, continuation, next_token
+from support.orchestrating import PROMPT
+from support.virtual_servers import VirtualServer, drafters, targets
+from support.virtual_system import virtual_system
+from support.virtual_time import virtually
+
+AUTO, SI, DSI = pb.STRATEGY_AUTO, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED
+PLAIN = pb.STRATEGY_AUTOREGRESSIVE
+COUNT = 40
+BORDERS = [1, len(PROMPT) - 1, *range(len(PROMPT), len(PROMPT) + 6), len(PROMPT) + COUNT - 1]
+
+
+def never(_position):
+    return False
+
+
+def drafts(system, name="drafter-0"):
+    """Return where each draft of a server began, and where its window ended."""
+    asked = [it.request for it in system.records("Draft", server=name)]
+    begins = [it.call.base_length + len(it.call.token_ids) for it in asked]
+    return [(begin, begin + it.max_tokens) for begin, it in zip(begins, asked, strict=True)]
+
+
+async def decoded(system, count=COUNT, **request):
+    """Decode; the text is that of plain decoding, nothing failed, and nothing is left."""
+    stream = await system.generate(max_tokens=count, **request)
+    await system.settle()
+    assert stream.token_ids == continuation(PROMPT, count)
+    assert system.leftovers() == []
+    assert {it.end for it in system.records("OpenSession")} == {"answered"}
+    return stream
+
+
+@pytest.mark.parametrize("target_count", [1, 3])
+@pytest.mark.parametrize("strategy", [AUTO, SI, DSI])
+@virtually
+async def test_a_drafter_drafts_up_to_its_context_and_rests_beyond(strategy, target_count):
+    reach = len(PROMPT) + 20
+    models = [*drafters(1, context_length=reach), *targets(target_count)]
+    async with virtual_system(*models) as system:
+        stream = await decoded(system, strategy=strategy)
+        assert stream.fallbacks == {}
+        assert stream.finished.statistics.accepted_token_count >= 10
+        assert max(end for _, end in drafts(system)) == reach
+
+
+@pytest.mark.parametrize("strategy", [AUTO, SI, DSI])
+@pytest.mark.parametrize("agrees", [lambda _: True, lambda it: it % 3 > 0, never])
+@virtually
+async def test_the_text_is_the_same_wherever_the_drafter_s_context_ends(agrees, strategy):
+    for reach in BORDERS:
+        for width in (1, 2):
+            short = drafters(1, context_length=reach, agrees=agrees)
+            async with virtual_system(*short, *targets(2)) as system:
+                await decoded(system, strategy=strategy, lookahead=4, width=width)
+                assert all(end <= reach for _, end in drafts(system))
+
+
+@pytest.mark.parametrize("strategy", [AUTO, SI, DSI])
+@virtually
+async def test_a_short_answer_is_drafted_from_its_first_token_whatever_it_might_have_become(
+    strategy,
+):
+    def token_after(text):
+        return EOS if len(text) == len(PROMPT) + 12 else next_token(text)
+
+    models = [*drafters(1, context_length=256), *targets(1, context_length=8192)]
+    for model in models:
+        model.token_after = token_after
+    async with virtual_system(*models) as system:
+        stream = await system.generate(max_tokens=4096, strategy=strategy)
+        assert stream.token_ids == [*continuation(PROMPT, 12), EOS]
+        assert drafts(system)[0][0] == len(PROMPT)
+        assert stream.finished.statistics.accepted_token_count > 0
+        assert stream.fallbacks == {}
+        assert models[0].specs[0].limit_length == 256
+
+
+@pytest.mark.parametrize("strategy", [SI, DSI])
+@virtually
+async def test_another_drafter_goes_on_where_one_s_context_ends(strategy):
+    short = VirtualServer("drafter", name="a-short", latency_seconds=0.005, context_length=30)
+    long = VirtualServer("drafter", name="b-long", latency_seconds=0.005)
+    async with virtual_system(short, long, *targets(2)) as system:
+        stream = await decoded(system, strategy=strategy)
+        assert stream.fallbacks == {}
+        assert max(end for _, end in drafts(system, "a-short")) == 30
+        assert min(begin for begin, _ in drafts(system, "b-long")) >= 30
+        assert system.server("a-short").session_count == 0, "its room is for others"
+
+
+@virtually
+async def test_a_prompt_that_is_too_long_for_one_drafter_is_drafted_by_another():
+    short = VirtualServer("drafter", name="a-short", latency_seconds=0.005, context_length=9)
+    long = VirtualServer("drafter", name="b-long", latency_seconds=0.005)
+    async with virtual_system(short, long, *targets(1)) as system:
+        await decoded(system, strategy=SI)
+        assert drafts(system, "a-short") == []
+        assert drafts(system, "b-long")
+
+
+@virtually
+async def test_auto_plans_without_a_drafter_whose_context_is_shorter_than_the_prompt():
+    short = drafters(1, context_length=len(PROMPT))
+    async with virtual_system(*short, *targets(1)) as system:
+        stream = await decoded(system)
+        assert system.records("OpenSession", server="drafter-0") == []
+        assert stream.fallbacks == {}
+
+
+@virtually
+async def test_one_line_of_the_log_says_from_where_on_requests_go_on_without_a_drafter(caplog):
+    models = [*drafters(1, context_length=30), *targets(1)]
+    with caplog.at_level(logging.INFO, "paceline_orchestrator"):
+        async with virtual_system(*models) as system:
+            for _ in range(3):
+                await decoded(system, strategy=SI)
+    told = [it.getMessage() for it in caplog.records if "drafter-0" in it.getMessage()]
+    assert len(told) == 1
+    assert "its context is 30 tokens" in told[0]
+    assert "longer texts go on without it" in told[0]
+
+
+@virtually
+async def test_a_target_with_less_context_is_used_for_what_it_has_room_for():
+    short = VirtualServer("target", name="a-short", context_length=len(PROMPT) + 10)
+    long = VirtualServer("target", name="b-long", context_length=len(PROMPT) + COUNT)
+    async with virtual_system(short, long) as system:
+        stream = await decoded(system, strategy=PLAIN)
+        assert stream.fallbacks == {}
+        assert system.records("OpenSession", server="a-short") == []
+        await decoded(system, 10, strategy=PLAIN)
+        assert system.records("Decode", server="a-short")
+        with pytest.raises(errors.ContextLengthExceededError, match=f"in .1, {COUNT}."):
+            await system.generate(max_tokens=COUNT + 1)
+
+
+@virtually
+async def test_dsi_speculates_at_targets_that_have_room_for_the_whole_text():
+    models = targets(3)
+    models[1].context_length = len(PROMPT) + 5
+    async with virtual_system(*drafters(1), *models) as system:
+        stream = await decoded(system, strategy=DSI, target_count=3)
+        assert stream.fallbacks == {}
+        assert {it.server for it in system.records("Verify")} == {"target-0", "target-2"}
