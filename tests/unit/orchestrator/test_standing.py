@@ -122,12 +122,16 @@ async def test_a_promise_of_the_same_bits_is_never_mixed_with_none():
         assert [it.name for it in pool.targets(pool.model())] == ["target-1"]
 
 
-async def test_a_target_with_a_longer_context_than_most_serves_as_they_do():
+async def test_targets_of_unlike_contexts_are_all_used_and_the_short_ones_say_how_far():
     async with a_pool(a_target(), a_target(), a_target(context_length=8192)) as pool:
         await soon(lambda: len(pool.servers) == 3, what="they are known")
-        await stands(pool, "target-2", Word.USED)
+        assert await stands(pool, "target-2", Word.USED) == ""
+        sentence = await stands(pool, "target-1", Word.USED)
+        assert (
+            "context is 4096 tokens, the targets' 8192: longer texts go on without it" in sentence
+        )
         await soon(lambda: all(it.ready for it in pool.servers), what="all are there")
-        assert pool.model().context_length == 4096
+        assert pool.model().context_length == 8192
         assert len(pool.targets(pool.model())) == 3
 
 
@@ -296,7 +300,7 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         assert standing_of(pool, "drafter-3") == Standing(
             Word.USED,
             "its context is 512 tokens, the targets' 4096: longer texts go on without it;"
-            " it drafts for no request under REJECTION",
+            " it works for no request under REJECTION",
         )
 
 
