@@ -207,8 +207,7 @@ class _Group:
         yield from self._shared_hardware(server)
         yield from _trees(facts, [it.facts for it in others if it.facts])
         yield from _adapters(facts, [it.facts for it in others if it.facts])
-        if server.role is Role.DRAFTER:
-            yield from _limits(facts, model)
+        yield from _limits(facts, model)
 
     def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
         theirs = median(it.latency.step_ns for it in others) if others else 0
