@@ -69,6 +69,7 @@ class ChatTemplates:
             "named_tokens": dict(template.named_tokens),
             "most_bytes": most_bytes,
             "messages": [{"role": it.role, "content": it.content} for it in messages],
+            "add_generation_prompt": True,
         }
         try:
             answer = await self._processes.render(asked, fingerprint=template.fingerprint)
@@ -87,9 +88,18 @@ class ChatTemplates:
                 code="overloaded",
                 retry_after_seconds=1,
             ) from None
-        if "text" not in answer:
+        if "fault" in answer:
+            name = template.fingerprint[:_NAME_DIGITS]
             raise RequestError(
-                f"{param}: the model's chat template refuses it: {answer['refusal']}", param=param
+                f"{param}: the model's chat template ({name}) fails: {answer['fault']}",
+                param=param,
+                code="chat_template_fault",
+            )
+        if "refusal" in answer:
+            raise RequestError(
+                f"{param}: the model's chat template refuses it: {answer['refusal']}",
+                param=param,
+                code="chat_template_refusal",
             )
         text: str = answer["text"]
         return text

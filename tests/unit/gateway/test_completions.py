@@ -105,7 +105,7 @@ async def test_a_template_runs_in_a_sandbox_and_its_faults_are_no_faults_of_ours
     async with gateway_over(FakeOrchestrator(chat_template=template)) as gateway:
         response = await gateway.post("/v1/chat/completions", messages=HELLO)
     assert response.status_code == 400
-    assert "chat template refuses" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "chat_template_fault"
 
 
 async def test_a_model_without_a_template_refuses_chat_and_completes_text():
