@@ -33,9 +33,9 @@ from paceline.limits import (
 from paceline_gateway.errors import RequestError
 from paceline_gateway.parameters import (
     MOST_UINT32,
+    Content,
     Prompts,
     Stops,
-    Text,
     number_only,
     one_of,
     only,
@@ -203,11 +203,11 @@ class CompletionBody(Body):
 
 
 class Message(_Fields):
-    """What somebody said."""
+    """What somebody said: a text, or the texts of parts."""
 
     role: one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
-    content: Text
-    name: object = None  # of a participant; templates have no place for it
+    content: Content
+    name: object = None  # of a participant, for templates that have a place for it
     # Answers have these, and come back in the history of a conversation.
     annotations: only([]) = None  # type: ignore[valid-type]
     reasoning_content: only("") = None  # type: ignore[valid-type]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
 from paceline_gateway.template_processes import (
     BeyondLimitsError,
@@ -12,7 +16,7 @@ from paceline_gateway.template_processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline import ChatTemplate, GenerateOptions
     from paceline_gateway.bodies import Message
@@ -22,7 +26,11 @@ __all__ = ["WRITTEN", "ChatTemplates"]
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a prompt is read that a template wrote: its special tokens are there."""
 
+_log = logging.getLogger(__name__)
+
 _NAME_DIGITS = 12
+_MOST_FORMS = 8  # models take turns in a rollout, two at a time
+_MOST_PROBE_BYTES = 1 << 20  # of a prompt with a few words
 
 
 class ChatTemplates:
@@ -30,6 +38,8 @@ class ChatTemplates:
 
     def __init__(self) -> None:
         self._processes = TemplateProcesses()
+        self._forms: dict[str, ContentForms] = {}  # of templates, by fingerprint
+        self._looking = asyncio.Lock()
 
     async def prepare(self) -> None:
         """Make ready for the first conversation; without it, that one takes longer."""
@@ -38,6 +48,19 @@ class ChatTemplates:
     async def close(self) -> None:
         """End the processes."""
         await self._processes.close()
+
+    async def look_at(self, template: ChatTemplate) -> ContentForms:
+        """Find out, once, how a template takes what is said, and log what is wrong with it.
+
+        Raises:
+            NoProcessError: No process renders now.
+        """
+        async with self._looking:
+            if template.fingerprint not in self._forms:
+                while len(self._forms) >= _MOST_FORMS:
+                    del self._forms[next(iter(self._forms))]
+                self._forms[template.fingerprint] = await self._find_forms(template)
+        return self._forms[template.fingerprint]
 
     async def render(
         self,
@@ -59,22 +82,24 @@ class ChatTemplates:
             first: Which one the first of them is, if that is another.
 
         Raises:
-            RequestError: The template refuses the conversation, or needs more time, memory or
-                space than a template may have; a message could forge a special token; or no process
-                renders now.
+            RequestError: The template refuses the conversation, leaves out what users say, has a
+                fault, or needs more time, memory or space than a template may have; a message could
+                forge a special token; or no process renders now.
         """
         _refuse_special_tokens(template, messages, param=param, first=first)
-        asked = {
-            "source": template.source,
-            "named_tokens": dict(template.named_tokens),
-            "most_bytes": most_bytes,
-            "messages": [{"role": it.role, "content": it.content} for it in messages],
-            "add_generation_prompt": True,
-        }
+        name = template.fingerprint[:_NAME_DIGITS]
         try:
-            answer = await self._processes.render(asked, fingerprint=template.fingerprint)
+            forms = await self.look_at(template)
+            if "user" in forms.left_out:
+                raise RequestError(
+                    f"{param}: the model's chat template ({name}) leaves out what users say: the"
+                    " model would answer without it",
+                    param=param,
+                    code="chat_template_leaves_out",
+                )
+            written = [forms.written(it) for it in messages]
+            answer = await self._answer(template, written, most_bytes=most_bytes)
         except BeyondLimitsError as error:
-            name = template.fingerprint[:_NAME_DIGITS]
             raise RequestError(
                 f"{param}: the model's chat template ({name}) needs more for this than {error}",
                 param=param,
@@ -89,7 +114,6 @@ class ChatTemplates:
                 retry_after_seconds=1,
             ) from None
         if "fault" in answer:
-            name = template.fingerprint[:_NAME_DIGITS]
             raise RequestError(
                 f"{param}: the model's chat template ({name}) fails: {answer['fault']}",
                 param=param,
@@ -104,6 +128,46 @@ class ChatTemplates:
         text: str = answer["text"]
         return text
 
+    async def _answer(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        most_bytes: int = _MOST_PROBE_BYTES,
+    ) -> Mapping[str, Any]:
+        """Have a process write messages; `template_worker` says what it answers.
+
+        Raises:
+            BeyondLimitsError: The template needs too much.
+            NoProcessError: No process can be had.
+        """
+        asked = {
+            "source": template.source,
+            "named_tokens": dict(template.named_tokens),
+            "messages": messages,
+            "add_generation_prompt": True,
+            "most_bytes": most_bytes,
+        }
+        return await self._processes.render(asked, fingerprint=template.fingerprint)
+
+    async def _find_forms(self, template: ChatTemplate) -> ContentForms:
+        name = template.fingerprint[:_NAME_DIGITS]
+        try:
+            forms = await find_forms(partial(self._answer, template))
+        except BeyondLimitsError as error:
+            _log.warning("the model's chat template (%s) needs more than %s", name, error)
+            return ContentForms()
+        if forms.fault:
+            _log.warning("the model's chat template (%s) fails: %s", name, forms.fault)
+        for role in forms.left_out:
+            _log.warning(
+                "the model's chat template (%s) leaves out what is said as %r%s",
+                name,
+                role,
+                ": conversations are refused" if role == "user" else "",
+            )
+        return forms
+
 
 def _refuse_special_tokens(
     template: ChatTemplate, messages: Sequence[Message], *, param: str, first: str
@@ -111,7 +175,7 @@ def _refuse_special_tokens(
     for index, message in enumerate(messages):
         place = f"{param}[{index - bool(first)}].content" if index or not first else first
         for special in template.special_tokens:
-            if special in message.content:
+            if special in "".join(message.content):
                 raise RequestError(
                     f"{place}: has {special!r} in it, which is a special token"
                     " of the model: what is said cannot hold one",

@@ -10,10 +10,10 @@ from pydantic_core import PydanticCustomError
 
 __all__ = [
     "MOST_UINT32",
+    "Content",
     "Prompt",
     "Prompts",
     "Stops",
-    "Text",
     "number_only",
     "one_of",
     "only",
@@ -90,8 +90,8 @@ def _stop(value: object) -> list[str]:
     raise PydanticCustomError("stop", "must be text or a list of texts")
 
 
-def _text(value: object) -> str:
-    """Take a message's content, or its parts put together; other parts than text are refused."""
+def _content(value: object) -> str | tuple[str, ...]:
+    """Take a message's content, or the texts of its parts; other parts than text are refused."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -104,9 +104,9 @@ def _text(value: object) -> str:
         ):
             raise PydanticCustomError("content", "has a part that is not text")
         texts.append(part["text"])
-    return "".join(texts)
+    return tuple(texts)
 
 
 Prompts: TypeAlias = Annotated[list[Prompt], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
-Text: TypeAlias = Annotated[str, PlainValidator(_text)]
+Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]

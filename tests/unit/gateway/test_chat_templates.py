@@ -53,10 +53,14 @@ TEMPLATES = {
         "  {{ loop.index }}/{{ loop.length }} {{ m.content }}\n{% endfor %}"
     ),
     "as JSON": "{{ messages | tojson }}\n{{ messages[0] | tojson(indent=2) }}",
-    "undefined names": "[{{ tools }}{{ documents }}{{ nothing }}]{% if tools %}x{% endif %}",
+    "undefined names": (
+        "[{{ tools }}{{ documents }}{{ nothing }}]{% if tools %}x{% endif %}"
+        "{{ messages[-1].content }}"
+    ),
     "a namespace": (
         "{% set ns = namespace(n=0) %}\n{% for m in messages %}\n"
         "  {% set ns.n = ns.n + m.content | length %}\n{% endfor %}\n{{ ns.n }}\n"
+        "{{ messages[-1].content }}"
     ),
     "marks for training": (
         "{% for m in messages %}\n  {% generation %}\n  {{ m.content }}\n  {% endgeneration %}\n"
@@ -90,6 +94,7 @@ async def test_a_prompt_is_what_the_library_makes_of_the_conversation(name):
 async def test_what_a_template_refuses_is_refused_in_the_librarys_words():
     source = (
         "{% if messages | length > 2 %}\n  {{ raise_exception('too long: \u00fc') }}{% endif %}"
+        "{{ messages[0].content }}"
     )
     with pytest.raises(Exception, match="too long: \u00fc"):
         by_the_library(source, SAID)

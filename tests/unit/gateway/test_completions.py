@@ -119,9 +119,11 @@ async def test_a_template_that_changes_is_used_from_then_on(monkeypatch):
     monkeypatch.setattr("paceline_gateway.orchestrators._FRESH_SECONDS", 0.0)
     async with gateway_over() as gateway:
         await gateway.post("/v1/chat/completions", messages=HELLO)
-        gateway.fakes[0].chat_template = type(TEMPLATE)(fingerprint="2", source="other")
+        gateway.fakes[0].chat_template = type(TEMPLATE)(
+            fingerprint="2", source="other {{ messages[0].content }}"
+        )
         await gateway.post("/v1/chat/completions", messages=HELLO)
-        assert [it.text for it in gateway.requests] == ["<s><user>hello<assistant>", "other"]
+        assert [it.text for it in gateway.requests] == ["<s><user>hello<assistant>", "other hello"]
 
 
 async def test_options_reach_the_orchestrator_under_their_names():
