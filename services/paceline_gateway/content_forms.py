@@ -25,7 +25,7 @@ __all__ = ["ContentForms", "Form", "Render", "find_forms"]
 _MARK = "zqxvkjwp"
 _WORDS = "hello"
 # A part that was written as Python or JSON writes it, and not taken apart.
-_AS_IT_STANDS = re.compile(rf"""['"]text['"]\s*:\s*['"]{_MARK}""", re.IGNORECASE)
+_AS_IT_STANDS = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""", re.IGNORECASE)
 
 
 Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]"
@@ -130,15 +130,15 @@ async def _form(say: Callable[[Any], Awaitable[Mapping[str, Any]]]) -> Form | No
     answers = [await say(_MARK), await say(_parts(_MARK))]
     if not any("text" in it for it in answers):
         return None
-    takes_text, takes_parts = map(_is_kept, answers)
+    takes_text, takes_parts = map(_has_mark, answers)
+    takes_parts = takes_parts and not _AS_IT_STANDS.search(answers[1]["text"])
     if "text" not in answers[0] and not takes_parts:
         return None
     return Form(takes_text=takes_text, takes_parts=takes_parts)
 
 
-def _is_kept(answer: Mapping[str, Any]) -> bool:
-    text = answer.get("text", "")
-    return _MARK in text.lower() and not _AS_IT_STANDS.search(text)
+def _has_mark(answer: Mapping[str, Any]) -> bool:
+    return _MARK in answer.get("text", "").lower()
 
 
 def _parts(*texts: str) -> list[dict[str, str]]:

@@ -32,6 +32,9 @@ PARTS_ONLY = {
         "{% for part in m.content %}{{ part.text }}{% endfor %}{% else %}Agent: "
         "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}\n{% endfor %}"
     ),
+    "a text of a part as JSON": (
+        "{% for m in messages %}{{ {'text': m.content[0].text} | tojson }}{% endfor %}"
+    ),
     "a text is refused": (
         "{% for m in messages %}{% if m.content is string %}"
         "{{ raise_exception('parts, please') }}{% endif %}{{ m.content[0].text }}{% endfor %}"
@@ -41,6 +44,9 @@ TEXT_ONLY = {
     "a text": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
     "a text in capitals": "{% for m in messages %}{{ m.content | upper | trim }}{% endfor %}",
     "a text as JSON": "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
+    "a text as JSON under the name that parts have": (
+        "{% for m in messages %}{{ {'text': m.content} | tojson }}{% endfor %}"
+    ),
     "letter by letter": (
         "{% for m in messages %}{% for it in m.content %}{{ it }}{% endfor %}{% endfor %}"
     ),
