@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
+from paceline_gateway.special_texts import SpecialTexts
 from paceline_gateway.template_processes import (
     BeyondLimitsError,
     NoProcessError,
@@ -18,13 +19,13 @@ from paceline_gateway.template_processes import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline import ChatTemplate, GenerateOptions
+    from paceline import ChatTemplate, GenerateOptions, PromptPart
     from paceline_gateway.bodies import Message
 
 __all__ = ["WRITTEN", "ChatTemplates"]
 
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
-"""How a prompt is read that a template wrote: its special tokens are there."""
+"""How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,24 +70,21 @@ class ChatTemplates:
         *,
         most_bytes: int,
         param: str = "messages",
-        first: str = "",
-    ) -> str:
+    ) -> str | list[PromptPart]:
         """Write a conversation as a prompt that the assistant's next turn continues.
 
-        A message with the text of a special token is refused: parsed with the rest, it would be
-        one, and end its own turn.
+        Where a message has the text of a special token in it, the prompt is in parts: parsed with
+        the rest, it would be one, and end its own turn.
 
         Args:
             most_bytes: UTF-8 of the prompt at most: what orchestrators take.
             param: Which parameter the messages are.
-            first: Which one the first of them is, if that is another.
 
         Raises:
             RequestError: The template refuses the conversation, leaves out what users say, has a
-                fault, or needs more time, memory or space than a template may have; a message could
-                forge a special token; or no process renders now.
+                fault, or needs more time, memory or space than a template may have; or no process
+                renders now.
         """
-        _refuse_special_tokens(template, messages, param=param, first=first)
         name = template.fingerprint[:_NAME_DIGITS]
         try:
             forms = await self.look_at(template)
@@ -98,7 +96,9 @@ class ChatTemplates:
                     code="chat_template_leaves_out",
                 )
             written = [forms.written(it) for it in messages]
-            answer = await self._answer(template, written, most_bytes=most_bytes)
+            special = SpecialTexts(template.special_tokens, written)
+            marked = [special.marked(it) for it in written]
+            answer = await self._answer(template, marked, most_bytes=most_bytes)
         except BeyondLimitsError as error:
             raise RequestError(
                 f"{param}: the model's chat template ({name}) needs more for this than {error}",
@@ -125,8 +125,7 @@ class ChatTemplates:
                 param=param,
                 code="chat_template_refusal",
             )
-        text: str = answer["text"]
-        return text
+        return special.parts(answer["text"])
 
     async def _answer(
         self,
@@ -167,17 +166,3 @@ class ChatTemplates:
                 ": conversations are refused" if role == "user" else "",
             )
         return forms
-
-
-def _refuse_special_tokens(
-    template: ChatTemplate, messages: Sequence[Message], *, param: str, first: str
-) -> None:
-    for index, message in enumerate(messages):
-        place = f"{param}[{index - bool(first)}].content" if index or not first else first
-        for special in template.special_tokens:
-            if special in "".join(message.content):
-                raise RequestError(
-                    f"{place}: has {special!r} in it, which is a special token"
-                    " of the model: what is said cannot hold one",
-                    param=place,
-                )

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from paceline import FillIn, PromptPart
+
 __all__ = [
     "MOST_UINT32",
     "Content",
@@ -22,7 +24,7 @@ __all__ = [
 MOST_UINT32 = (1 << 32) - 1
 """What a number may be on the wire."""
 
-Prompt: TypeAlias = str | list[int]
+Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
 
 
 def only(*allowed: object) -> Any:
@@ -65,7 +67,7 @@ def one_of(*words: str) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
-def _prompts(value: object) -> list[Prompt]:
+def _prompts(value: object) -> list[str | list[int]]:
     """Take OpenAI's four forms of a prompt as a list of prompts."""
     if _is_prompt(value):
         return [value]  # type: ignore[list-item]
@@ -107,6 +109,6 @@ def _content(value: object) -> str | tuple[str, ...]:
     return tuple(texts)
 
 
-Prompts: TypeAlias = Annotated[list[Prompt], PlainValidator(_prompts)]
+Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
 Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]
