@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from paceline import DrafterKind, GenerateOptions, Strategy, VerificationRule
+from paceline import DrafterKind, FillIn, GenerateOptions, Strategy, VerificationRule
 from paceline.limits import (
     MOST_BRANCHES,
     MOST_LOOKAHEAD,
@@ -33,9 +33,10 @@ from paceline.limits import (
 from paceline_gateway.errors import RequestError
 from paceline_gateway.parameters import (
     MOST_UINT32,
+    Content,
+    Prompt,
     Prompts,
     Stops,
-    Text,
     number_only,
     one_of,
     only,
@@ -46,6 +47,7 @@ __all__ = [
     "Body",
     "ChatBody",
     "CompletionBody",
+    "CompletionExtension",
     "Extension",
     "InputItem",
     "LiveBody",
@@ -95,6 +97,12 @@ class Extension(_Fields):
     top_k: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool = False
+
+
+class CompletionExtension(Extension):
+    """The same for a prompt that the caller wrote."""
+
+    parse_special_tokens: bool | None = None
 
 
 class _Request(_Fields):
@@ -174,10 +182,11 @@ class CompletionBody(Body):
     """POST /v1/completions."""
 
     prompt: Prompts
+    paceline: CompletionExtension | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     best_of: int | None = None
     echo: only(False) = None  # type: ignore[valid-type]
-    suffix: only("") = None  # type: ignore[valid-type]
+    suffix: str = ""
 
     @field_validator("best_of")
     @classmethod
@@ -192,6 +201,22 @@ class CompletionBody(Body):
         """OpenAI's default."""
         return 16
 
+    @field_validator("suffix")
+    @classmethod
+    def _follows_text(cls, value: str, info: ValidationInfo) -> str:
+        prompts = info.data.get("prompt", [])
+        if value and not all(isinstance(it, str) for it in prompts):
+            raise PydanticCustomError("choice", "needs a prompt that is text")
+        return value
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """What is continued: each prompt, or the gap between it and the suffix."""
+        return [
+            FillIn(it, self.suffix) if self.suffix and isinstance(it, str) else it
+            for it in self.prompt
+        ]
+
     def options(self) -> GenerateOptions:
         """Return what the client library is told."""
         options = super().options()
@@ -199,15 +224,18 @@ class CompletionBody(Body):
             options["max_tokens"] = self.max_tokens
         options["logprobs"] = self.logprobs is not None
         options["top_logprobs"] = self.logprobs or 0
+        # Who writes a whole prompt writes its special tokens, too. A gap has the tokenizer's own,
+        # and what stands around it is somebody's file.
+        options.setdefault("parse_special_tokens", not self.suffix)
         return options
 
 
 class Message(_Fields):
-    """What somebody said."""
+    """What somebody said: a text, or the texts of parts."""
 
     role: one_of("system", "developer", "user", "assistant")  # type: ignore[valid-type]
-    content: Text
-    name: object = None  # of a participant; templates have no place for it
+    content: Content
+    name: object = None  # of a participant, for templates that have a place for it
     # Answers have these, and come back in the history of a conversation.
     annotations: only([]) = None  # type: ignore[valid-type]
     reasoning_content: only("") = None  # type: ignore[valid-type]

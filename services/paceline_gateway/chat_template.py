@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
+from paceline_gateway.special_texts import SpecialTexts
 from paceline_gateway.template_processes import (
     BeyondLimitsError,
     NoProcessError,
@@ -12,17 +17,21 @@ from paceline_gateway.template_processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from paceline import ChatTemplate, GenerateOptions
+    from paceline import ChatTemplate, GenerateOptions, PromptPart
     from paceline_gateway.bodies import Message
 
 __all__ = ["WRITTEN", "ChatTemplates"]
 
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
-"""How a prompt is read that a template wrote: its special tokens are there."""
+"""How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
+
+_log = logging.getLogger(__name__)
 
 _NAME_DIGITS = 12
+_MOST_FORMS = 8  # models take turns in a rollout, two at a time
+_MOST_PROBE_BYTES = 1 << 20  # of a prompt with a few words
 
 
 class ChatTemplates:
@@ -30,6 +39,8 @@ class ChatTemplates:
 
     def __init__(self) -> None:
         self._processes = TemplateProcesses()
+        self._forms: dict[str, ContentForms] = {}  # of templates, by fingerprint
+        self._looking = asyncio.Lock()
 
     async def prepare(self) -> None:
         """Make ready for the first conversation; without it, that one takes longer."""
@@ -39,6 +50,19 @@ class ChatTemplates:
         """End the processes."""
         await self._processes.close()
 
+    async def look_at(self, template: ChatTemplate) -> ContentForms:
+        """Find out, once, how a template takes what is said, and log what is wrong with it.
+
+        Raises:
+            NoProcessError: No process renders now.
+        """
+        async with self._looking:
+            if template.fingerprint not in self._forms:
+                while len(self._forms) >= _MOST_FORMS:
+                    del self._forms[next(iter(self._forms))]
+                self._forms[template.fingerprint] = await self._find_forms(template)
+        return self._forms[template.fingerprint]
+
     async def render(
         self,
         template: ChatTemplate,
@@ -46,34 +70,36 @@ class ChatTemplates:
         *,
         most_bytes: int,
         param: str = "messages",
-        first: str = "",
-    ) -> str:
+    ) -> str | list[PromptPart]:
         """Write a conversation as a prompt that the assistant's next turn continues.
 
-        A message with the text of a special token is refused: parsed with the rest, it would be
-        one, and end its own turn.
+        Where a message has the text of a special token in it, the prompt is in parts: parsed with
+        the rest, it would be one, and end its own turn.
 
         Args:
             most_bytes: UTF-8 of the prompt at most: what orchestrators take.
             param: Which parameter the messages are.
-            first: Which one the first of them is, if that is another.
 
         Raises:
-            RequestError: The template refuses the conversation, or needs more time, memory or
-                space than a template may have; a message could forge a special token; or no process
+            RequestError: The template refuses the conversation, leaves out what users say, has a
+                fault, or needs more time, memory or space than a template may have; or no process
                 renders now.
         """
-        _refuse_special_tokens(template, messages, param=param, first=first)
-        asked = {
-            "source": template.source,
-            "named_tokens": dict(template.named_tokens),
-            "most_bytes": most_bytes,
-            "messages": [{"role": it.role, "content": it.content} for it in messages],
-        }
+        name = template.fingerprint[:_NAME_DIGITS]
         try:
-            answer = await self._processes.render(asked, fingerprint=template.fingerprint)
+            forms = await self.look_at(template)
+            if "user" in forms.left_out:
+                raise RequestError(
+                    f"{param}: the model's chat template ({name}) leaves out what users say: the"
+                    " model would answer without it",
+                    param=param,
+                    code="chat_template_leaves_out",
+                )
+            written = [forms.written(it) for it in messages]
+            special = SpecialTexts(template.special_tokens, written)
+            marked = [special.marked(it) for it in written]
+            answer = await self._answer(template, marked, most_bytes=most_bytes)
         except BeyondLimitsError as error:
-            name = template.fingerprint[:_NAME_DIGITS]
             raise RequestError(
                 f"{param}: the model's chat template ({name}) needs more for this than {error}",
                 param=param,
@@ -87,23 +113,56 @@ class ChatTemplates:
                 code="overloaded",
                 retry_after_seconds=1,
             ) from None
-        if "text" not in answer:
+        if "fault" in answer:
             raise RequestError(
-                f"{param}: the model's chat template refuses it: {answer['refusal']}", param=param
+                f"{param}: the model's chat template ({name}) fails: {answer['fault']}",
+                param=param,
+                code="chat_template_fault",
             )
-        text: str = answer["text"]
-        return text
+        if "refusal" in answer:
+            raise RequestError(
+                f"{param}: the model's chat template refuses it: {answer['refusal']}",
+                param=param,
+                code="chat_template_refusal",
+            )
+        return special.parts(answer["text"])
 
+    async def _answer(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        most_bytes: int = _MOST_PROBE_BYTES,
+    ) -> Mapping[str, Any]:
+        """Have a process write messages; `template_worker` says what it answers.
 
-def _refuse_special_tokens(
-    template: ChatTemplate, messages: Sequence[Message], *, param: str, first: str
-) -> None:
-    for index, message in enumerate(messages):
-        place = f"{param}[{index - bool(first)}].content" if index or not first else first
-        for special in template.special_tokens:
-            if special in message.content:
-                raise RequestError(
-                    f"{place}: has {special!r} in it, which is a special token"
-                    " of the model: what is said cannot hold one",
-                    param=place,
-                )
+        Raises:
+            BeyondLimitsError: The template needs too much.
+            NoProcessError: No process can be had.
+        """
+        asked = {
+            "source": template.source,
+            "named_tokens": dict(template.named_tokens),
+            "messages": messages,
+            "add_generation_prompt": True,
+            "most_bytes": most_bytes,
+        }
+        return await self._processes.render(asked, fingerprint=template.fingerprint)
+
+    async def _find_forms(self, template: ChatTemplate) -> ContentForms:
+        name = template.fingerprint[:_NAME_DIGITS]
+        try:
+            forms = await find_forms(partial(self._answer, template))
+        except BeyondLimitsError as error:
+            _log.warning("the model's chat template (%s) needs more than %s", name, error)
+            return ContentForms()
+        if forms.fault:
+            _log.warning("the model's chat template (%s) fails: %s", name, forms.fault)
+        for role in forms.left_out:
+            _log.warning(
+                "the model's chat template (%s) leaves out what is said as %r%s",
+                name,
+                role,
+                ": conversations are refused" if role == "user" else "",
+            )
+        return forms

@@ -33,7 +33,7 @@ async def complete(
         body,
         CompletionForm(),
         model=await gateway.model(body.model),
-        prompts=body.prompt,
+        prompts=body.prompts,
         request_id=request_id,
     )
 

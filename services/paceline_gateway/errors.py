@@ -28,6 +28,7 @@ _PARAMETERS = {
     "add_special_tokens": "prompt",
     "branches": "paceline.branches",
     "drafter": "paceline.drafter",
+    "fill_in": "suffix",
     "lookahead": "paceline.lookahead",
     "rule": "paceline.rule",
     "sampling.min_p": "paceline.min_p",
@@ -50,7 +51,7 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 
-_PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids"})
+_PROMPT_FIELDS = frozenset({"prompt", "text", "token_ids", "token_ids.ids", "ids", "parts"})
 
 # The first class that an error is one of decides: status, type, code.
 _KINDS: tuple[tuple[type[errors.PacelineError], int, str, str | None], ...] = (

@@ -17,6 +17,7 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
     UnauthenticatedError,
+    UnsupportedError,
 )
 from paceline.panics import taking_panics
 from paceline.shares import FairShares
@@ -28,6 +29,7 @@ from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
 from paceline_gateway.metrics import LEFT
 from paceline_gateway.request_body import BodyRules
+from paceline_gateway.template_processes import NoProcessError
 from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys
 
@@ -102,6 +104,15 @@ class Gateway:
         if self.orchestrators.any_refuses:
             return "orchestrators refuse this gateway's own key or certificate"
         return "no orchestrator serves"
+
+    async def look_at_template(self) -> None:
+        """Say in the log, before the first conversation, what is wrong with its template."""
+        try:
+            await self.templates.look_at(await self.orchestrators.chat_template())
+        except UnsupportedError:
+            pass  # the model continues text
+        except (PacelineError, NoProcessError) as error:
+            _log.info("the model's chat template was not looked at yet: %s", error)
 
     def drain(self) -> None:
         """Accept no more requests."""

@@ -8,12 +8,14 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from paceline import FillIn, PromptPart
+
 __all__ = [
     "MOST_UINT32",
+    "Content",
     "Prompt",
     "Prompts",
     "Stops",
-    "Text",
     "number_only",
     "one_of",
     "only",
@@ -22,7 +24,7 @@ __all__ = [
 MOST_UINT32 = (1 << 32) - 1
 """What a number may be on the wire."""
 
-Prompt: TypeAlias = str | list[int]
+Prompt: TypeAlias = str | list[int] | list[PromptPart] | FillIn
 
 
 def only(*allowed: object) -> Any:
@@ -65,7 +67,7 @@ def one_of(*words: str) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
-def _prompts(value: object) -> list[Prompt]:
+def _prompts(value: object) -> list[str | list[int]]:
     """Take OpenAI's four forms of a prompt as a list of prompts."""
     if _is_prompt(value):
         return [value]  # type: ignore[list-item]
@@ -90,8 +92,8 @@ def _stop(value: object) -> list[str]:
     raise PydanticCustomError("stop", "must be text or a list of texts")
 
 
-def _text(value: object) -> str:
-    """Take a message's content, or its parts put together; other parts than text are refused."""
+def _content(value: object) -> str | tuple[str, ...]:
+    """Take a message's content, or the texts of its parts; other parts than text are refused."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -104,9 +106,9 @@ def _text(value: object) -> str:
         ):
             raise PydanticCustomError("content", "has a part that is not text")
         texts.append(part["text"])
-    return "".join(texts)
+    return tuple(texts)
 
 
-Prompts: TypeAlias = Annotated[list[Prompt], PlainValidator(_prompts)]
+Prompts: TypeAlias = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 Stops: TypeAlias = Annotated[list[str], PlainValidator(_stop)]
-Text: TypeAlias = Annotated[str, PlainValidator(_text)]
+Content: TypeAlias = Annotated[str | tuple[str, ...], PlainValidator(_content)]

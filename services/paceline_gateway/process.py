@@ -108,6 +108,10 @@ class HttpProcess:
             self.addresses["metrics_address"] = metrics.address
         announce("listening", self.addresses)
         await self.orchestrators.until_one_serves()
+        looking = self._tasks.create_task(
+            self.gateway.look_at_template(), name="look at the chat template"
+        )
+        self._exit.callback(looking.cancel)
         announce("ready", self.addresses)
 
     def _configuration(self) -> uvicorn.Config:

@@ -28,10 +28,9 @@ async def respond(
     body = parse(ResponseBody, content)
     model = await gateway.model(body.model)
     template = await gateway.orchestrators.chat_template()
-    first = "instructions" if body.instructions else ""
     most_bytes = await gateway.orchestrators.most_request_bytes()
     prompt = await gateway.templates.render(
-        template, body.messages, most_bytes=most_bytes, param="input", first=first
+        template, body.messages, most_bytes=most_bytes, param="input"
     )
     options = body.options()
     options.update(WRITTEN)

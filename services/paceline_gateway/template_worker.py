@@ -9,10 +9,10 @@ ends it when the time is over, and refuses it more memory; then the gateway star
 
 Standard input and output carry frames: a length (four bytes, the highest first), then JSON.
 
-    in     {"source", "named_tokens", "messages", "most_bytes"}, without the source if it is the
-           last one's
+    in     {"source", "named_tokens", "messages", "add_generation_prompt", "most_bytes"}, without
+           the source if it is the last one's
     out    an empty frame first, which says that this process is ready; then for each question
-           {"text"}, {"refusal"} or {"beyond"}
+           {"text"}, {"refusal"} in the template's words, {"fault"} of the template, or {"beyond"}
 
 Standard input ends with the gateway, and then this process ends, too.
 """
@@ -26,18 +26,14 @@ import signal
 import struct
 import sys
 from contextlib import suppress
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from paceline_gateway.template_environment import RefusalError, fault_of, template_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from jinja2 import Template
-    from jinja2.parser import Parser
 
 __all__ = ["HEAD", "MOST_MEMORY_BYTES", "cpu_seconds", "main"]
 
@@ -80,15 +76,15 @@ def main() -> None:
             asked = json.loads(frames_in.read(frame_bytes))
             if "source" in asked:
                 compiled = None
-                compiled = _environment().from_string(asked["source"])
+                compiled = template_environment().from_string(asked["source"])
             assert compiled is not None
             answer = {"text": _render(compiled, asked)}
         except (MemoryError, _BeyondError) as error:
             answer = {"beyond": str(error) or f"{MOST_MEMORY_BYTES >> 20} MiB of memory"}
-        except TemplateError as error:
+        except RefusalError as error:
             answer = {"refusal": str(error)[:_MOST_REASON]}
         except Exception as error:  # noqa: BLE001 - a template is a stranger's, and may raise anything
-            answer = {"refusal": type(error).__name__}
+            answer = {"fault": fault_of(error)}
         content = json.dumps(answer).encode()
         frames_out.write(HEAD.pack(len(content)) + content)
         frames_out.flush()
@@ -124,7 +120,7 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
     parts, total_bytes = [], 0
     for part in template.generate(
         messages=asked["messages"],
-        add_generation_prompt=True,
+        add_generation_prompt=asked["add_generation_prompt"],
         tools=None,
         documents=None,
         **asked["named_tokens"],
@@ -134,45 +130,6 @@ def _render(template: Template, asked: Mapping[str, Any]) -> str:
             raise _BeyondError(f"a prompt of {asked['most_bytes']} bytes")
         parts.append(part)
     return "".join(parts)
-
-
-class _GenerationMarks(Extension):
-    """What stands between `{% generation %}` and `{% endgeneration %}`, as it stands there.
-
-    Trainers take these marks for what the assistant said; a prompt has only the text.
-    """
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Read one block; what it assigns stays in it, as in the library."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
-
-    def _said(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Make what templates beside models expect: whitespace, loop controls, four names more."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _GenerationMarks],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class System:
 
     def call(self, **request: Any) -> Any:
         """Begin to generate; by default 24 tokens after the usual prompt, over our channel."""
-        if not {"text", "token_ids"} & request.keys():
+        if not {"text", "token_ids", "parts", "fill_in"} & request.keys():
             request["token_ids"] = pb.TokenIds(ids=PROMPT)
         request.setdefault("max_tokens", 24)
         timeout = request.pop("timeout", 60)

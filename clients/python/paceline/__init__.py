@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Usage,
         VerificationRule,
     )
+    from paceline.prompts import FillIn, PromptPart
     from paceline.request import GenerateOptions
     from paceline.sync_client import Client, Generation
 
@@ -53,12 +54,14 @@ __all__ = [
     "Completion",
     "DispatchPolicy",
     "DrafterKind",
+    "FillIn",
     "FinishReason",
     "Finished",
     "GenerateOptions",
     "Generation",
     "ModelForwards",
     "PacelineError",
+    "PromptPart",
     "ServerInfo",
     "Started",
     "Statistics",
@@ -77,9 +80,11 @@ _HOMES = {
     "AsyncClient": "client",
     "AsyncGeneration": "client",
     "Client": "sync_client",
+    "FillIn": "prompts",
     "GenerateOptions": "request",
     "Generation": "sync_client",
     "PacelineError": "errors",
+    "PromptPart": "prompts",
     "Tls": "credentials",
 }
 

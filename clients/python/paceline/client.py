@@ -231,7 +231,7 @@ class AsyncClient:
         """Continue a prompt. Nothing is sent before the result is iterated over or awaited.
 
         Args:
-            prompt: Text, or token ids.
+            prompt: Text, token ids, parts of a text, or two texts with a gap.
             timeout: The deadline for all of it, in seconds. Default: the client's.
             resume_attempts: How often to go on by itself after a `TryAgainError`, such as a broken
                 connection. The text has no gap and no duplicate. Default: with one orchestrator

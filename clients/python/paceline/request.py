@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from paceline.errors import InvalidFieldError
 from paceline.generation import DispatchPolicy, DrafterKind, Strategy, VerificationRule
+from paceline.prompts import FillIn, Prompt, PromptPart
 from paceline.v1 import orchestrator_service_pb2 as orchestrator_pb
 from paceline.v1 import sampling_pb2
 
@@ -21,7 +22,6 @@ __all__ = [
     "build_request",
 ]
 
-Prompt: TypeAlias = str | Sequence[int]  # text, or token ids
 # What type checkers and editors know of the words; the enums have them, too.
 StrategyName: TypeAlias = Literal[
     "auto", "autoregressive", "speculative", "distributed", "self_speculative"
@@ -60,7 +60,8 @@ class GenerateOptions(TypedDict, total=False):
         logprobs: Return each token's log probability.
         top_logprobs: Return so many of the likeliest tokens at each place, at most 20.
         add_special_tokens: Let the tokenizer add its special tokens to a text prompt. Default true.
-        parse_special_tokens: Parse special tokens written in a text prompt. Default false.
+        parse_special_tokens: Parse special tokens written in a text prompt, or in the texts around
+            a gap; parts say it each for itself. Default false.
         include_timeline: Put every draft and verification into `finished.timeline`.
         stream_timeline: Tell of them live, in `events()`.
         request_id: A name for logs. Default: chosen.
@@ -123,6 +124,12 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> orchestrator_pb.G
         raise InvalidFieldError.of("prompt", "must be text or token ids, not bytes")
     if isinstance(prompt, str):
         _assign(request, "text", prompt)
+    elif isinstance(prompt, FillIn):
+        request.fill_in.SetInParent()
+        _assign(request.fill_in, "prefix", prompt.prefix)
+        _assign(request.fill_in, "suffix", prompt.suffix)
+    elif isinstance(prompt, Sequence) and isinstance(next(iter(prompt), None), PromptPart):
+        _assign_parts(request, prompt)
     else:
         request.token_ids.SetInParent()
         _assign(request.token_ids, "ids", prompt)
@@ -133,6 +140,15 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> orchestrator_pb.G
             target = request.sampling if name in _SAMPLING else request
             _assign(target, name, value)
     return request
+
+
+def _assign_parts(request: orchestrator_pb.GenerateRequest, parts: Sequence[object]) -> None:
+    for part in parts:
+        if not isinstance(part, PromptPart):
+            raise InvalidFieldError.of("prompt", "must be parts alone, or token ids alone")
+        message = request.parts.parts.add()
+        _assign(message, "text", part.text)
+        _assign(message, "parse_special_tokens", part.parse_special_tokens)
 
 
 def _assign(message: Any, name: str, value: object) -> None:

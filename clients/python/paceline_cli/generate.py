@@ -118,6 +118,9 @@ class GenerateSettings(_Decoding):
     max_tokens: int | None = Field(None, description="tokens to generate at most (server: 256)")
     stop: OneOrMore = Field((), description="end before this string")
     ignore_eos: bool = Field(False, description="go on after an end-of-text token")
+    parse_special_tokens: bool = Field(
+        False, description="parse special tokens that are written in the prompt; else plain text"
+    )
     resume_attempts: int = Field(
         2, ge=0, description="how often to go on by itself after a broken connection"
     )
@@ -199,6 +202,7 @@ def _options(settings: GenerateSettings) -> GenerateOptions:
         "rule": settings.rule,
         "stop": settings.stop,
         "ignore_eos": settings.ignore_eos,
+        "parse_special_tokens": settings.parse_special_tokens,
         "include_timeline": settings.timeline is not None,
     }
     chosen = {

@@ -27,6 +27,7 @@ from paceline.limits import (
 from paceline.names import NAME_RULE, is_name
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline.v1 import sampling_pb2
+from paceline_orchestrator.front.prompts import is_prompt_longer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,14 @@ _Request = pb.GenerateRequest
 _CHECKS: tuple[tuple[str, str, Callable[[_Request], bool]], ...] = (
     ("prompt", "is required", lambda it: it.WhichOneof("prompt") is not None),
     ("text", _EMPTY, lambda it: not it.HasField("text") or bool(it.text)),
+    (
+        "parts",
+        "must be one part or more, each with a text",
+        lambda it: (
+            not it.HasField("parts")
+            or (bool(it.parts.parts) and all(part.text for part in it.parts.parts))
+        ),
+    ),
     (
         "token_ids",
         _EMPTY,
@@ -150,9 +159,9 @@ def check_lengths(request: pb.GenerateRequest, model: ModelFacts) -> None:
         ContextLengthExceededError: More than the model's context has room for.
     """
     most_bytes = most_text_bytes(model.context_length)
-    if len(request.text) > most_bytes or len(request.text.encode()) > most_bytes:
+    if is_prompt_longer(request, most_bytes):
         raise ContextLengthExceededError.of(
-            "text",
+            request.WhichOneof("prompt") or "prompt",
             f"must be at most {most_bytes} bytes of UTF-8 for a context of {model.context_length}"
             " tokens",
         )

@@ -34,6 +34,7 @@ from paceline_orchestrator.front.generation import Generation
 from paceline_orchestrator.front.identity import lane_of, share_of
 from paceline_orchestrator.front.order import Order
 from paceline_orchestrator.front.pacing import Pacing
+from paceline_orchestrator.front.prompts import encode_prompt, prompt_size
 from paceline_orchestrator.front.request_queue import RequestQueue
 from paceline_orchestrator.front.text import StreamedText
 from paceline_orchestrator.front.text_workers import TextWorkers
@@ -362,22 +363,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def _tokenise(
         self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
     ) -> tuple[int, ...]:
-        if codec is None and (request.HasField("text") or request.stop_strings):
+        if codec is None and (not request.HasField("token_ids") or request.stop_strings):
             raise UnsupportedError(
                 "the model has no tokenizer: send token ids, and no stop strings"
             )
         if codec is None or request.HasField("token_ids"):
             return tuple(request.token_ids.ids)
-
-        def encode() -> tuple[int, ...]:
-            return codec.encode(
-                request.text,
-                add_special_tokens=not request.HasField("add_special_tokens")
-                or request.add_special_tokens,
-                parse_special_tokens=request.parse_special_tokens,
-            )
-
-        return await self._texts.run(encode, size=len(request.text), share=share)
+        return await self._texts.run(
+            lambda: encode_prompt(request, codec), size=prompt_size(request), share=share
+        )
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:
         """Wait for the first target and its tokenizer: who starts a system may ask it at once."""

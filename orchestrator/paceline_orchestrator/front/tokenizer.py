@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ from paceline.errors import (
 from paceline.panics import PanicError, taking_panics
 from paceline_orchestrator.fleet import shortage
 from paceline_orchestrator.fleet.wire import TokenizerRefusedError, fetch_tokenizer
+from paceline_orchestrator.front.prompt_parts import Part, PartsEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from paceline_orchestrator.fleet.server import ModelServer
+    from paceline_orchestrator.front.prompt_parts import Piece
 
 __all__ = ["Codec", "Codecs"]
 
@@ -56,13 +59,14 @@ class Codec:
         # Two of them, because how special tokens are treated is a state of the tokenizer.
         text = tokenizer_json.decode()
         self._parsing = Tokenizer.from_str(text)
-        self._plain = Tokenizer.from_str(text)
-        self._plain.encode_special_tokens = True
+        plain = Tokenizer.from_str(text)
+        plain.encode_special_tokens = True
+        self._parts = PartsEncoder(plain)
         steps = _decoder_steps(json.loads(text).get("decoder"))
         self._has_byte_fallback = "ByteFallback" in steps
         self.is_lossy_by_character = "ByteLevel" in steps
         self.is_byte_level = self.is_lossy_by_character and set(steps) <= {"ByteLevel", "Fuse"}
-        added = self._plain.get_added_tokens_decoder()
+        added = self._parsing.get_added_tokens_decoder()
         self._special_tokens = {it.content for it in added.values() if it.special}
         self.special_ids = {it.content: token_id for token_id, it in added.items() if it.special}
 
@@ -76,19 +80,33 @@ class Codec:
         Raises:
             InvalidFieldError: The tokenizer gives up on this text.
         """
-        tokenizer = self._parsing if parse_special_tokens else self._plain
-        try:
-            with taking_panics():
-                (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        except PanicError as error:
-            raise InvalidFieldError.of(
-                "text", f"the model's tokenizer cannot take it ({error})"
-            ) from None
+        if not parse_special_tokens:
+            plain = Part(text, parse_special_tokens=False)
+            return self.encode_pieces([plain], add_special_tokens=add_special_tokens)
+        with _giving_up_told():
+            (encoding,) = self._parsing.encode_batch([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
+
+    def encode_pieces(
+        self, pieces: Sequence[Piece], *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Tokenise a text of parts, in some of which special tokens count.
+
+        Concurrency: as `encode`.
+
+        Raises:
+            InvalidFieldError: The tokenizer gives up on this text.
+        """
+        with _giving_up_told():
+            return self._parts.encode(pieces, add_special_tokens=add_special_tokens)
+
+    def has_added_token(self, text: str) -> bool:
+        """Whether the tokenizer has a token of its own with this text, beside its vocabulary's."""
+        return self._parts.knows(text)
 
     def token_of(self, token_id: int) -> str | None:
         """Return a token as its vocabulary has it; None if it has no text, or does not exist."""
-        token: str | None = self._plain.id_to_token(token_id)
+        token: str | None = self._parsing.id_to_token(token_id)
         return None if token in self._special_tokens else token
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -123,7 +141,7 @@ class Codec:
             InternalError: The tokenizer gives up on these tokens, or takes so long that other
                 streams would notice.
         """
-        decoder = self._plain.decoder
+        decoder = self._parsing.decoder
         if decoder is None:
             return " ".join(tokens)
         began = time.thread_time()
@@ -139,6 +157,22 @@ class Codec:
                 f"the model's tokenizer takes {seconds:.1f} s to decode {len(tokens)} tokens"
             )
         return text
+
+
+@contextmanager
+def _giving_up_told() -> Iterator[None]:
+    """Tell of a prompt on which the tokenizer gives up.
+
+    Raises:
+        InvalidFieldError: It did.
+    """
+    try:
+        with taking_panics():
+            yield
+    except PanicError as error:
+        raise InvalidFieldError.of(
+            "text", f"the model's tokenizer cannot take it ({error})"
+        ) from None
 
 
 def _decoder_steps(decoder: dict[str, Any] | None) -> list[str]:

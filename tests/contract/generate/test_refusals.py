@@ -19,6 +19,8 @@ SAMPLING = sampling_pb2.SamplingParameters
 BAD_REQUESTS = [
     ("prompt", {"token_ids": None}),
     ("text", {"text": ""}),
+    ("parts", {"parts": pb.PromptParts()}),
+    ("parts", {"parts": pb.PromptParts(parts=[pb.PromptPart(text="a"), pb.PromptPart()])}),
     ("token_ids", {"token_ids": pb.TokenIds()}),
     ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[VOCABULARY_SIZE])}),
     ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[2**32 - 1])}),
@@ -87,11 +89,18 @@ async def test_what_does_not_fit_the_context_is_refused():
 async def test_a_text_that_no_such_context_could_have_is_refused_before_it_is_tokenised():
     length = 16_384
     async with orchestrating(targets=targets(1, context_length=length)) as system:
-        with pytest.raises(errors.ContextLengthExceededError) as caught:
-            await system.generate(text="ö" * (16 * length + 1))
-        (violation,) = caught.value.violations
-        assert violation.field == "text"
-        assert f"at most {32 * length} bytes" in violation.description
+        part, rest = "ö" * (8 * length), "ö" * (8 * length + 1)
+        parts = [pb.PromptPart(text=part), pb.PromptPart(text=rest)]
+        for field, prompt in (
+            ("text", part + rest),
+            ("parts", pb.PromptParts(parts=parts)),
+            ("fill_in", pb.FillIn(prefix=part, suffix=rest)),
+        ):
+            with pytest.raises(errors.ContextLengthExceededError) as caught:
+                await system.generate(**{field: prompt})
+            (violation,) = caught.value.violations
+            assert violation.field == field
+            assert f"at most {32 * length} bytes" in violation.description
         with pytest.raises(errors.ContextLengthExceededError, match="prompt"):
             await system.generate(text="ö" * (16 * length))
 

@@ -90,6 +90,15 @@ def test_an_unknown_command_is_told_its_nearest(capsys):
     assert "did you mean 'generate'?" in err
 
 
+@pytest.mark.parametrize(("flags", "is_parsed"), [((), False), (("--parse-special-tokens",), True)])
+def test_special_tokens_in_a_prompt_are_parsed_where_generate_is_told_to(
+    capsys, fake, flags, is_parsed
+):
+    code, _, _ = run(capsys, "generate", "<s>x", "--address", fake.address, *flags)
+    assert code == 0
+    assert fake.requests[-1].parse_special_tokens is is_parsed
+
+
 def test_generate_streams_the_text_and_ends_with_a_line_of_statistics(capsys, fake):
     code, out, err = run(capsys, "generate", "x", "--address", fake.address, "--max-tokens", "3")
     assert (code, out) == (0, "3 4 5 ")

@@ -4,6 +4,7 @@ from typing import get_args
 import pytest
 
 from paceline import DispatchPolicy, DrafterKind, Strategy, VerificationRule, errors
+from paceline.prompts import FillIn, PromptPart
 from paceline.request import DispatchName, DrafterName, RuleName, StrategyName, build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
 
@@ -71,7 +72,7 @@ def test_every_field_of_the_wire_can_be_asked_for():
     unset = set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - {
         f.name for f, _ in request.ListFields()
     }
-    assert unset == {"token_ids"}
+    assert unset == {"token_ids", "parts", "fill_in"}
     assert len(request.sampling.ListFields()) == 4
 
 
@@ -94,8 +95,21 @@ def test_a_value_that_cannot_be_sent_names_its_field(name, value):
         build_request("x", {name: value})
 
 
-@pytest.mark.parametrize("prompt", [b"def f", None, 7, [-1], ["a"], "\ud800"])
-def test_a_prompt_is_text_or_token_ids(prompt):
+def test_a_prompt_can_be_parts_of_a_text_or_two_texts_with_a_gap():
+    parts = [PromptPart("<s>", parse_special_tokens=True), PromptPart("</s>")]
+    expected = [pb.PromptPart(text="<s>", parse_special_tokens=True), pb.PromptPart(text="</s>")]
+    assert build_request(parts, {}) == pb.GenerateRequest(parts=pb.PromptParts(parts=expected))
+    gap = pb.FillIn(prefix="a", suffix="")
+    assert build_request(FillIn("a", ""), {}) == pb.GenerateRequest(fill_in=gap)
+    assert build_request(FillIn("", ""), {}).HasField("fill_in")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [b"def f", None, 7, [-1], ["a"], "\ud800", [PromptPart("a"), 1], [1, PromptPart("a")],
+     [PromptPart(1)], FillIn("a", None), FillIn("\ud800", "")],
+)  # fmt: skip
+def test_a_prompt_is_one_of_its_kinds(prompt):
     with pytest.raises(errors.InvalidFieldError):
         build_request(prompt, {})
 

@@ -70,7 +70,7 @@ def refused(body_class, value):
         (CompletionBody, TEXT, "logprobs", True, "logprobs"),
         (CompletionBody, TEXT, "best_of", 2, "best_of"),
         (CompletionBody, TEXT | {"n": 2}, "best_of", 3, "best_of"),
-        (CompletionBody, TEXT, "suffix", "x", "suffix"),
+        (CompletionBody, {**TEXT, "prompt": [1]}, "suffix", "x", "suffix"),
         (CompletionBody, TEXT, "prompt", [], "prompt"),
         (CompletionBody, TEXT, "prompt", ["a", 1], "prompt"),
         (CompletionBody, TEXT, "prompt", [1 << 32], "prompt"),

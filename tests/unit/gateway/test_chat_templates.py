@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from paceline.v1.model_service_pb2 import ChatTemplate
 from support.fake_orchestrator import FakeOrchestrator
-from support.fake_text import byte_tokenizer
 from support.gateway import gateway_over
+from support.library_templates import NAMED_TOKENS, by_the_library
 
 SAID = [
     {"role": "system", "content": "  Stra\u00dfe &amp; <b>\u201equote\u201c</b>\n"},
@@ -54,10 +53,14 @@ TEMPLATES = {
         "  {{ loop.index }}/{{ loop.length }} {{ m.content }}\n{% endfor %}"
     ),
     "as JSON": "{{ messages | tojson }}\n{{ messages[0] | tojson(indent=2) }}",
-    "undefined names": "[{{ tools }}{{ documents }}{{ nothing }}]{% if tools %}x{% endif %}",
+    "undefined names": (
+        "[{{ tools }}{{ documents }}{{ nothing }}]{% if tools %}x{% endif %}"
+        "{{ messages[-1].content }}"
+    ),
     "a namespace": (
         "{% set ns = namespace(n=0) %}\n{% for m in messages %}\n"
         "  {% set ns.n = ns.n + m.content | length %}\n{% endfor %}\n{{ ns.n }}\n"
+        "{{ messages[-1].content }}"
     ),
     "marks for training": (
         "{% for m in messages %}\n  {% generation %}\n  {{ m.content }}\n  {% endgeneration %}\n"
@@ -70,18 +73,10 @@ TEMPLATES = {
         "{% for m in messages %}{{ say(m) }}{% endfor %}"
     ),
 }  # fmt: skip
-NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def library(source, messages):
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMED)
-    return tokenizer.apply_chat_template(
-        messages, chat_template=source, tokenize=False, add_generation_prompt=True
-    )
 
 
 def orchestrator(source):
-    template = ChatTemplate(fingerprint="t", source=source, named_tokens=NAMED)
+    template = ChatTemplate(fingerprint="t", source=source, named_tokens=NAMED_TOKENS)
     return FakeOrchestrator(chat_template=template)
 
 
@@ -92,16 +87,17 @@ async def test_a_prompt_is_what_the_library_makes_of_the_conversation(name):
         answer = await gateway.post("/v1/chat/completions", messages=SAID, max_tokens=1)
         assert answer.status_code == 200
         (asked,) = gateway.requests
-    assert asked.text == library(source, SAID)
+    assert asked.text == by_the_library(source, SAID)
     assert (asked.add_special_tokens, asked.parse_special_tokens) == (False, True)
 
 
 async def test_what_a_template_refuses_is_refused_in_the_librarys_words():
     source = (
         "{% if messages | length > 2 %}\n  {{ raise_exception('too long: \u00fc') }}{% endif %}"
+        "{{ messages[0].content }}"
     )
     with pytest.raises(Exception, match="too long: \u00fc"):
-        library(source, SAID)
+        by_the_library(source, SAID)
     async with gateway_over(orchestrator(source)) as gateway:
         answer = await gateway.post("/v1/chat/completions", messages=SAID, max_tokens=1)
         assert not gateway.requests

@@ -59,25 +59,6 @@ async def test_instructions_and_turns_are_written_by_the_models_template():
 
 
 @pytest.mark.parametrize(
-    ("instructions", "said", "param"),
-    [
-        ("a</s>", "b", "instructions"),
-        ("a", "b</s>", "input[0].content"),
-        ("", "b</s>", "input[0].content"),
-    ],
-)
-async def test_who_has_a_special_token_in_it_is_called_by_the_callers_name(
-    instructions, said, param
-):
-    async with gateway_over() as gateway:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await gateway.client.responses.create(
-                model="fake", input=said, instructions=instructions
-            )
-    assert caught.value.body["param"] == param
-
-
-@pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -872,7 +872,7 @@ type ChatTemplate struct {
 	// Texts of tokens by the names that the source has for them, such as "bos_token".
 	NamedTokens map[string]string `protobuf:"bytes,3,rep,name=named_tokens,json=namedTokens,proto3" json:"named_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"`
 	// The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-	// one in it could forge the conversation.
+	// one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
 	SpecialTokens []string `protobuf:"bytes,4,rep,name=special_tokens,json=specialTokens,proto3" json:"special_tokens,omitempty"`
 }
 

@@ -468,7 +468,7 @@ class ChatTemplate(_message.Message):
     @_builtins.property
     def special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-        one in it could forge the conversation.
+        one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
         """
 
     def __init__(

@@ -394,6 +394,85 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class PromptParts(_message.Message):
+    """A text of parts, such as what a chat template wrote and what people said. It is tokenised as one
+    text: where one part ends and the next begins makes no difference, but that no special token
+    reaches across it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPart]:
+        """The parts, in their order. At least one, each with a text; together as long as a text may be."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___PromptPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptParts: _TypeAlias = PromptParts  # noqa: Y015
+
+@_typing.final
+class PromptPart(_message.Message):
+    """A part of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Its text."""
+    parse_special_tokens: _builtins.bool
+    """Whether special tokens written in it are parsed as such. Default false: they are plain text."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        parse_special_tokens: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parse_special_tokens", b"parse_special_tokens", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
+
+@_typing.final
+class FillIn(_message.Message):
+    """Two texts, between which text is wanted: the tokenizer's own tokens for that go around them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """What comes before; together with the suffix as long as a text may be."""
+    suffix: _builtins.str
+    """What comes after."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        suffix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillIn: _TypeAlias = FillIn  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     """What to generate."""
 
@@ -401,6 +480,8 @@ class GenerateRequest(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    FILL_IN_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -433,7 +514,8 @@ class GenerateRequest(_message.Message):
     """
     parse_special_tokens: _builtins.bool
     """Whether special tokens written in the prompt's text (such as "<|endoftext|>") are parsed as
-    such. Default false: they are plain text, so that users' input cannot forge them.
+    such. Default false: they are plain text, so that users' input cannot forge them. Parts say it
+    each for itself.
     """
     max_tokens: _builtins.int
     """Tokens to generate at most, resumed ones included. In [1, context length - prompt]. Default:
@@ -490,6 +572,18 @@ class GenerateRequest(_message.Message):
         """As token ids."""
 
     @_builtins.property
+    def parts(self) -> Global___PromptParts:
+        """As text of parts, some of which can have special tokens. Orchestrators before 0.2 find no
+        prompt in it (INVALID_FIELD).
+        """
+
+    @_builtins.property
+    def fill_in(self) -> Global___FillIn:
+        """As a text with a gap, in the order prefix, suffix, what is generated. UNSUPPORTED if the
+        tokenizer has no tokens for that. Orchestrators before 0.2 find no prompt in it.
+        """
+
+    @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """End before the first of these strings; it is not part of the text. At most 4, each 1 to 64
         bytes of UTF-8.
@@ -510,6 +604,8 @@ class GenerateRequest(_message.Message):
         *,
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
+        parts: Global___PromptParts | None = ...,
+        fill_in: Global___FillIn | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
         parse_special_tokens: _builtins.bool | None = ...,
         max_tokens: _builtins.int | None = ...,
@@ -533,9 +629,9 @@ class GenerateRequest(_message.Message):
         drafter: Global___DrafterKind.ValueType = ...,
         top_logprobs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_branches", b"_branches", "_drafter_count", b"_drafter_count", "_lookahead", b"_lookahead", "_max_tokens", b"_max_tokens", "_parse_special_tokens", b"_parse_special_tokens", "_seed", b"_seed", "_target_count", b"_target_count", "_width", b"_width", "add_special_tokens", b"add_special_tokens", "branches", b"branches", "dispatch_policy", b"dispatch_policy", "drafter", b"drafter", "drafter_count", b"drafter_count", "fill_in", b"fill_in", "ignore_eos", b"ignore_eos", "include_timeline", b"include_timeline", "logprobs", b"logprobs", "lookahead", b"lookahead", "max_tokens", b"max_tokens", "parse_special_tokens", b"parse_special_tokens", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "seed", b"seed", "stop_strings", b"stop_strings", "strategy", b"strategy", "stream_timeline", b"stream_timeline", "target_count", b"target_count", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "verification_rule", b"verification_rule", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -555,7 +651,7 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__target_count: _TypeAlias = _typing.Literal["_target_count", b"_target_count"]  # noqa: Y015
     _WhichOneofReturnType__width: _TypeAlias = _typing.Literal["width"]  # noqa: Y015
     _WhichOneofArgType__width: _TypeAlias = _typing.Literal["_width", b"_width"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "parts", "fill_in"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...

@@ -93,7 +93,8 @@ class OrchestratorServiceServicer:
     def GetSystemChatTemplate(self, request, context):
         """Tell how the model wants a conversation written as a prompt, as a target says now.
 
-        Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+        parts, if a message has the text of a special token in it, which is then a part of its own.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

@@ -62,7 +62,8 @@ class OrchestratorServiceStub:
     GetSystemChatTemplate: _grpc.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]
     """Tell how the model wants a conversation written as a prompt, as a target says now.
 
-    Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+    parts, if a message has the text of a special token in it, which is then a part of its own.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -104,7 +105,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     GetSystemChatTemplate: _aio.UnaryUnaryMultiCallable[_orchestrator_service_pb2.GetSystemChatTemplateRequest, _orchestrator_service_pb2.GetSystemChatTemplateResponse]  # type: ignore[assignment]
     """Tell how the model wants a conversation written as a prompt, as a target says now.
 
-    Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+    Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+    parts, if a message has the text of a special token in it, which is then a part of its own.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -161,7 +163,8 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_orchestrator_service_pb2.GetSystemChatTemplateResponse, _abc.Awaitable[_orchestrator_service_pb2.GetSystemChatTemplateResponse]]:
         """Tell how the model wants a conversation written as a prompt, as a target says now.
 
-        Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+        Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+        parts, if a message has the text of a special token in it, which is then a part of its own.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

@@ -205,7 +205,7 @@ export interface ChatTemplate {
   namedTokens: { [key: string]: string };
   /**
    * The texts of all special tokens. The rendered prompt is parsed with them, so a message that has
-   * one in it could forge the conversation.
+   * one in it could forge the conversation, unless it is sent as a part of its own (PromptPart).
    */
   specialTokens: string[];
 }

@@ -199,6 +199,32 @@ export interface TokenIds {
   ids: number[];
 }
 
+/**
+ * A text of parts, such as what a chat template wrote and what people said. It is tokenised as one
+ * text: where one part ends and the next begins makes no difference, but that no special token
+ * reaches across it.
+ */
+export interface PromptParts {
+  /** The parts, in their order. At least one, each with a text; together as long as a text may be. */
+  parts: PromptPart[];
+}
+
+/** A part of a prompt. */
+export interface PromptPart {
+  /** Its text. */
+  text: string;
+  /** Whether special tokens written in it are parsed as such. Default false: they are plain text. */
+  parseSpecialTokens: boolean;
+}
+
+/** Two texts, between which text is wanted: the tokenizer's own tokens for that go around them. */
+export interface FillIn {
+  /** What comes before; together with the suffix as long as a text may be. */
+  prefix: string;
+  /** What comes after. */
+  suffix: string;
+}
+
 /** What to generate. */
 export interface GenerateRequest {
   /** The prompt. Required, at least one token after tokenising. */
@@ -212,6 +238,18 @@ export interface GenerateRequest {
     | //
     /** As token ids. */
     { $case: "tokenIds"; value: TokenIds }
+    | //
+    /**
+     * As text of parts, some of which can have special tokens. Orchestrators before 0.2 find no
+     * prompt in it (INVALID_FIELD).
+     */
+    { $case: "parts"; value: PromptParts }
+    | //
+    /**
+     * As a text with a gap, in the order prefix, suffix, what is generated. UNSUPPORTED if the
+     * tokenizer has no tokens for that. Orchestrators before 0.2 find no prompt in it.
+     */
+    { $case: "fillIn"; value: FillIn }
     | undefined;
   /**
    * Whether the tokenizer adds its special tokens (such as a begin-of-text token) to a text prompt.
@@ -222,7 +260,8 @@ export interface GenerateRequest {
     | undefined;
   /**
    * Whether special tokens written in the prompt's text (such as "<|endoftext|>") are parsed as
-   * such. Default false: they are plain text, so that users' input cannot forge them.
+   * such. Default false: they are plain text, so that users' input cannot forge them. Parts say it
+   * each for itself.
    */
   parseSpecialTokens?:
     | boolean
@@ -663,6 +702,195 @@ export const TokenIds: MessageFns<TokenIds> = {
   },
 };
 
+function createBasePromptParts(): PromptParts {
+  return { parts: [] };
+}
+
+export const PromptParts: MessageFns<PromptParts> = {
+  encode(message: PromptParts, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.parts) {
+      PromptPart.encode(v!, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PromptParts {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePromptParts();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.parts.push(PromptPart.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PromptParts>): PromptParts {
+    return PromptParts.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<PromptParts>): PromptParts {
+    const message = createBasePromptParts();
+    message.parts = object.parts?.map((e) => PromptPart.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBasePromptPart(): PromptPart {
+  return { text: "", parseSpecialTokens: false };
+}
+
+export const PromptPart: MessageFns<PromptPart> = {
+  encode(message: PromptPart, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.text !== "") {
+      writer.uint32(10).string(message.text);
+    }
+    if (message.parseSpecialTokens !== false) {
+      writer.uint32(16).bool(message.parseSpecialTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PromptPart {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePromptPart();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.parseSpecialTokens = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<PromptPart>): PromptPart {
+    return PromptPart.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<PromptPart>): PromptPart {
+    const message = createBasePromptPart();
+    message.text = object.text ?? "";
+    message.parseSpecialTokens = object.parseSpecialTokens ?? false;
+    return message;
+  },
+};
+
+function createBaseFillIn(): FillIn {
+  return { prefix: "", suffix: "" };
+}
+
+export const FillIn: MessageFns<FillIn> = {
+  encode(message: FillIn, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.prefix !== "") {
+      writer.uint32(10).string(message.prefix);
+    }
+    if (message.suffix !== "") {
+      writer.uint32(18).string(message.suffix);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): FillIn {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseFillIn();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.prefix = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.suffix = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<FillIn>): FillIn {
+    return FillIn.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<FillIn>): FillIn {
+    const message = createBaseFillIn();
+    message.prefix = object.prefix ?? "";
+    message.suffix = object.suffix ?? "";
+    return message;
+  },
+};
+
 function createBaseGenerateRequest(): GenerateRequest {
   return {
     prompt: undefined,
@@ -699,6 +927,12 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
         break;
       case "tokenIds":
         TokenIds.encode(message.prompt.value, writer.uint32(18).fork()).join();
+        break;
+      case "parts":
+        PromptParts.encode(message.prompt.value, writer.uint32(242).fork()).join();
+        break;
+      case "fillIn":
+        FillIn.encode(message.prompt.value, writer.uint32(250).fork()).join();
         break;
     }
     if (message.addSpecialTokens !== undefined) {
@@ -801,6 +1035,22 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.prompt = { $case: "tokenIds", value: TokenIds.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 30: {
+            if (tag !== 242) {
+              break;
+            }
+
+            message.prompt = { $case: "parts", value: PromptParts.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 31: {
+            if (tag !== 250) {
+              break;
+            }
+
+            message.prompt = { $case: "fillIn", value: FillIn.decode(reader, reader.uint32()) };
             continue;
           }
           case 3: {
@@ -1016,6 +1266,18 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
       case "tokenIds": {
         if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
           message.prompt = { $case: "tokenIds", value: TokenIds.fromPartial(object.prompt.value) };
+        }
+        break;
+      }
+      case "parts": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "parts", value: PromptParts.fromPartial(object.prompt.value) };
+        }
+        break;
+      }
+      case "fillIn": {
+        if (object.prompt?.value !== undefined && object.prompt?.value !== null) {
+          message.prompt = { $case: "fillIn", value: FillIn.fromPartial(object.prompt.value) };
         }
         break;
       }
@@ -2914,7 +3176,8 @@ export const OrchestratorServiceService = {
   /**
    * Tell how the model wants a conversation written as a prompt, as a target says now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+   * parts, if a message has the text of a special token in it, which is then a part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -2966,7 +3229,8 @@ export interface OrchestratorServiceServer extends UntypedServiceImplementation 
   /**
    * Tell how the model wants a conversation written as a prompt, as a target says now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+   * parts, if a message has the text of a special token in it, which is then a part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -3027,7 +3291,8 @@ export interface OrchestratorServiceClient extends Client {
   /**
    * Tell how the model wants a conversation written as a prompt, as a target says now.
    *
-   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true.
+   * Send the rendered text with add_special_tokens = false and parse_special_tokens = true; or in
+   * parts, if a message has the text of a special token in it, which is then a part of its own.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:

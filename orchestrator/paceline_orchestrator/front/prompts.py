@@ -1,0 +1,79 @@
+"""A request's prompt as token ids: text, parts of a text, or two texts with a gap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import UnsupportedError
+from paceline_orchestrator.front.prompt_parts import Part, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.v1 import orchestrator_service_pb2 as pb
+    from paceline_orchestrator.front.prompt_parts import Piece
+    from paceline_orchestrator.front.tokenizer import Codec
+
+__all__ = ["encode_prompt", "is_prompt_longer", "prompt_size"]
+
+# Before the prefix, before the suffix, and before what is generated, as models were trained.
+_FILL_IN_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite, Stable Code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    # DeepSeek Coder, with its own bars
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+)
+
+
+def prompt_size(request: pb.GenerateRequest) -> int:
+    """Return how many characters a prompt has; 0 if it is token ids."""
+    return sum(map(len, _texts(request)))
+
+
+def is_prompt_longer(request: pb.GenerateRequest, most_bytes: int) -> bool:
+    """Whether a prompt has more than so many bytes of UTF-8, all its texts together."""
+    texts = _texts(request)
+    return sum(map(len, texts)) > most_bytes or sum(len(it.encode()) for it in texts) > most_bytes
+
+
+def encode_prompt(request: pb.GenerateRequest, codec: Codec) -> tuple[int, ...]:
+    """Tokenise a prompt, whichever kind it is; see GenerateRequest for the options.
+
+    Concurrency: other threads run meanwhile.
+
+    Raises:
+        InvalidFieldError: The tokenizer gives up on this text.
+        UnsupportedError: The tokenizer has no tokens for a gap.
+    """
+    if request.HasField("token_ids"):
+        return tuple(request.token_ids.ids)
+    add = not request.HasField("add_special_tokens") or request.add_special_tokens
+    parse = request.parse_special_tokens
+    if request.HasField("text"):
+        return codec.encode(request.text, add_special_tokens=add, parse_special_tokens=parse)
+    pieces: list[Piece]
+    if request.HasField("fill_in"):
+        fill_in = request.fill_in
+        before, between, last = map(Token, _fill_in_tokens(codec))
+        prefix, suffix = Part(fill_in.prefix, parse), Part(fill_in.suffix, parse)
+        pieces = [before, prefix, between, suffix, last]
+    else:
+        pieces = [Part(it.text, it.parse_special_tokens) for it in request.parts.parts]
+    return codec.encode_pieces(pieces, add_special_tokens=add)
+
+
+def _fill_in_tokens(codec: Codec) -> tuple[str, str, str]:
+    for tokens in _FILL_IN_TOKENS:
+        if all(map(codec.has_added_token, tokens)):
+            return tokens
+    raise UnsupportedError(
+        "fill_in: the model's tokenizer has no tokens that ask for what is between two texts"
+    )
+
+
+def _texts(request: pb.GenerateRequest) -> Sequence[str]:
+    if request.HasField("fill_in"):
+        return (request.fill_in.prefix, request.fill_in.suffix)
+    return (request.text, *(it.text for it in request.parts.parts))

@@ -1,0 +1,168 @@
+"""What a chat template finds around it: the same as in transformers, which templates are made for.
+
+Everything here is as in `transformers.utils.chat_template_utils`: the treatment of whitespace, the
+tags, filters and names, and their parameters. A template finds nothing more, since one that needs
+more would be written for nobody, and nothing less. What fails is told in words of the template:
+which line, and what is wrong there, without the names of Python's types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import (
+    TemplateError,
+    TemplateRuntimeError,
+    TemplateSyntaxError,
+    UndefinedError,
+    nodes,
+    pass_eval_context,
+)
+from jinja2.exceptions import FilterArgumentError, SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jinja2.nodes import EvalContext
+    from jinja2.parser import Parser
+
+__all__ = ["RefusalError", "fault_of", "template_environment"]
+
+_MOST_WORDS = 500  # characters of a fault
+# How Jinja calls the code of a template that has no file.
+_CODE_NAMES = frozenset({"<template>", "<unknown>"})
+_LACKING = re.compile(r"has no (attribute|element) (.+)$", re.DOTALL)
+# What is said of an error whose own words are about Python. The first class that fits decides.
+_WORDS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
+    (SecurityError, "it reaches for what a template must not have"),
+    (ZeroDivisionError, "it divides by zero"),
+    (OverflowError, "a number there is larger than it may be"),
+    (LookupError, "it looks up what is not there"),
+    ((TypeError, AttributeError), "it uses a value as what it is not"),
+    (FilterArgumentError, "it gives a filter what the filter does not take"),
+    (RecursionError, "it calls itself without an end"),
+    (ValueError, "a value there is none that can be used"),
+)
+
+
+class RefusalError(TemplateError):
+    """The template refuses a conversation, in its author's words (`raise_exception`)."""
+
+
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """Make what a template is compiled in. Nothing of a conversation stays in it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationMarks, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    environment.globals["dict"] = _Dictionaries()
+    environment.globals["namespace"] = _PlainNamespace
+    return environment
+
+
+def fault_of(error: Exception) -> str:
+    """Say what is wrong with a template, and in which line."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message or 'it is no template'}"[:_MOST_WORDS]
+    line = _line_of(error)
+    words = _words_of(error)
+    return f"line {line}: {words}"[:_MOST_WORDS] if line else words[:_MOST_WORDS]
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, UndefinedError):
+        lacking = _LACKING.search(str(error))
+        return f"there is no {lacking[1]} {lacking[2]}" if lacking else str(error)
+    for kind, words in _WORDS:
+        if isinstance(error, kind):
+            return words
+    return str(error) if isinstance(error, TemplateRuntimeError) else "it fails"
+
+
+def _line_of(error: Exception) -> int | None:
+    """Return the last line of the template that was run; Jinja writes it into the traceback."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename in _CODE_NAMES]
+    return lines[-1] if lines else None
+
+
+class _GenerationMarks(Extension):
+    """What stands between `{% generation %}` and `{% endgeneration %}`, as it stands there.
+
+    Trainers take these marks for what the assistant said; a prompt has only the text.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's name and type
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Read one block; what it assigns stays in it, as in the library."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    @pass_eval_context
+    def _said(self, _context: EvalContext, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dictionaries:
+    """What templates call as `dict`, without the attributes of Python's class."""
+
+    def __call__(self, *entries: Any, **more: Any) -> dict[Any, Any]:
+        return dict(*entries, **more)
+
+    def fromkeys(self, *arguments: Any, **more: Any) -> dict[Any, Any]:
+        """Make one of keys that all have the same value."""
+        return dict.fromkeys(*arguments, **more)
+
+
+class _PlainNamespace(Namespace):
+    """Jinja's namespace, without names that begin with an underscore."""
+
+    def __init__(*arguments: Any, **more: Any) -> None:
+        # As in Jinja: a namespace may have a value called `self`.
+        self, entries = arguments[0], dict(*arguments[1:], **more)
+        for name in entries:
+            _check_name(name)
+        Namespace.__init__(self, entries)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r} begins with an underscore")
+
+
+def _to_json(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(format: str) -> str:  # noqa: A002 - the library's name
+    """Write what time it is here, without a zone, as the library does."""
+    return datetime.now().strftime(format)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RefusalError(message)
