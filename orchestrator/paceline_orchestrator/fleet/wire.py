@@ -121,6 +121,7 @@ class ModelFacts:
         stage_names: Of a stack its models' names, largest first; Max-Gram's, if it is there, last.
         hardware: What computes it; None if it did not say.
         incarnation: Which process said so; empty if it did not say.
+        fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
     """
 
     model_name: str
@@ -143,6 +144,7 @@ class ModelFacts:
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
     incarnation: str = ""
+    fim_token_ids: tuple[int, ...] = ()
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int]]:
@@ -273,6 +275,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         stage_names=tuple(stage.model_name for stage in info.stages),
         hardware=_hardware(info.hardware),
         incarnation=info.incarnation,
+        fim_token_ids=tuple(info.fim_token_ids),
     )
 
 

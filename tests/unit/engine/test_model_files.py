@@ -27,7 +27,7 @@ def test_a_plain_directory_is_found(directory):
     assert files.name == "model"
     assert [path.name for path in files.weights] == ["model.safetensors"]
     assert files.tokenizer == (directory / "tokenizer.json").read_bytes()
-    assert files.eos_token_ids() == (0,)
+    assert files.tokens.end_ids == (0,)
 
 
 def test_a_directory_below_ones_home_has_its_own_name(directory, monkeypatch):

@@ -121,7 +121,15 @@ export interface GetModelInfoResponse {
   /** Of a drafter that is a stack: its stages, largest first. Empty elsewhere. */
   stages: Stage[];
   /** The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart. */
-  hardware: Hardware | undefined;
+  hardware:
+    | Hardware
+    | undefined;
+  /**
+   * The tokens that ask for what is between two texts (fill in the middle): the one before the
+   * first text, the one before the last text, and the one after both, in this order. Empty where
+   * the model has no such tokens, or none that its server knows.
+   */
+  fimTokenIds: number[];
 }
 
 /** What a model computes on, which other servers may compute on, too. */
@@ -284,6 +292,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     selfDraftKind: "",
     stages: [],
     hardware: undefined,
+    fimTokenIds: [],
   };
 }
 
@@ -380,6 +389,13 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.hardware !== undefined) {
       Hardware.encode(message.hardware, writer.uint32(226).fork()).join();
+    }
+    if (message.fimTokenIds.length !== 0) {
+      writer.uint32(234).fork();
+      for (const v of message.fimTokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -641,6 +657,24 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.hardware = Hardware.decode(reader, reader.uint32());
             continue;
           }
+          case 29: {
+            if (tag === 232) {
+              message.fimTokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 234) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.fimTokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -688,6 +722,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     message.hardware = (object.hardware !== undefined && object.hardware !== null)
       ? Hardware.fromPartial(object.hardware)
       : undefined;
+    message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
     return message;
   },
 };
