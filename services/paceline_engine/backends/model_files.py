@@ -1,7 +1,9 @@
 """Which files of a model may be loaded, and what names them.
 
-Only data is read: safetensors, JSON. A directory with anything that could run is refused whole,
-because a stranger's checkpoint is a stranger's program otherwise.
+Only data is read: safetensors, JSON and templates, and of these only what a model consists of. A
+directory with code is refused whole, because a stranger's checkpoint is a stranger's program
+otherwise. What else lies there changes nothing: pickles, weights that no index names, the files of
+other programs.
 
 What is loaded is what was checked, and what the fingerprint is of. The directory is looked through
 once. Small files are kept as they were read; of weights it is noted which file they were, and when
@@ -27,7 +29,9 @@ from paceline_engine.backends.model_tokens import find_tokens
 from paceline_engine.backends.small_files import (
     CONFIG,
     GENERATION_CONFIG,
+    SMALL_FILES,
     TOKENIZER,
+    TOKENIZER_CONFIG,
     SmallFiles,
     read_json,
 )
@@ -36,6 +40,7 @@ from paceline_engine.backends.weight_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
     check_weights,
+    named_parts,
     part_names,
 )
 
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelFiles", "find_model_files"]
 
 _CODE_SUFFIXES = frozenset({".py", ".so"})
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _CONFIGURATIONS = (CONFIG, GENERATION_CONFIG)
 # What a generation configuration may say of how tokens are chosen.
 _SAMPLING = (
@@ -202,7 +206,7 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     weights = tuple(directory / part for part in parts)
     check_weights(directory, parts)
     small = SmallFiles.read(directory)
-    for each in _CONFIGURATIONS:
+    for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
         _refuse_foreign_parts(directory / each, small.json(each))
     try:
         tokenizer = TokenizerFile(small.contents[TOKENIZER])
@@ -231,14 +235,18 @@ def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
 
 
 def _download(model: str, revision: str | None) -> Path:
+    """Fetch what is read of a model, and nothing else that its repository has."""
+    directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
+    index_path = directory / INDEX_FILE
+    parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
+    return _fetch(model, directory.name, tuple(parts))
+
+
+def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja"]
-            )
-        )
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
     except Exception as error:
         raise ModelLoadError(
             f"model {model!r}: no such directory, and the hub did not give it ({error})"
@@ -262,11 +270,9 @@ def _refuse_programs(directory: Path) -> None:
     for path in directory.rglob("*"):
         if path.suffix.lower() in _CODE_SUFFIXES:
             raise ModelLoadError(f"{path}: models that bring their own code are not run")
-        if path.suffix.lower() in _PICKLE_SUFFIXES:
-            raise ModelLoadError(f"{path}: pickled weights can run code; convert to safetensors")
     for path in directory.glob("*.json"):
-        if path.name != TOKENIZER and "auto_map" in read_json(path):
-            raise ModelLoadError(f"{path}: auto_map {_REFUSED_FIELDS['auto_map']}")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelLoadError(f"{path}: is not a regular file")
 
 
 def _refuse_foreign_parts(path: Path, content: object) -> None:

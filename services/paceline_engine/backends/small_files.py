@@ -24,6 +24,7 @@ __all__ = [
     "GENERATION_CONFIG",
     "LEGACY_CHAT_TEMPLATE",
     "NAMED_TEMPLATES",
+    "SMALL_FILES",
     "SPECIAL_TOKENS_MAP",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
@@ -59,6 +60,8 @@ _MOST_BYTES = {
     CHAT_TEMPLATE: _MOST_TEMPLATE_BYTES,
     LEGACY_CHAT_TEMPLATE: _MOST_JSON_BYTES,
 }
+SMALL_FILES = (*_MOST_BYTES, f"{NAMED_TEMPLATES}/*{_SUFFIX}")
+"""What is read of a folder besides weights and their index, as patterns of names."""
 # What lies in a clone of a repository in the place of a large file that was not fetched.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 

@@ -44,9 +44,110 @@ def test_code_is_refused(directory, name):
 
 
 @pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt", "pkl"])
-def test_pickled_weights_are_refused(directory, suffix):
-    (directory / f"weights.{suffix}").touch()
-    with pytest.raises(ModelLoadError, match="pickled"):
+def test_pickled_weights_in_the_place_of_others_are_refused(directory, suffix):
+    (directory / "model.safetensors").rename(directory / f"weights.{suffix}")
+    with pytest.raises(ModelLoadError, match=rf"weights\.{suffix}: pickled .* convert to safetens"):
+        find_model_files(str(directory))
+
+
+def test_weights_by_another_name_alone_are_named(directory):
+    (directory / "model.safetensors").rename(directory / "consolidated.safetensors")
+    with pytest.raises(ModelLoadError, match=r"consolidated\.safetensors: not by these names"):
+        find_model_files(str(directory))
+
+
+def changed(path):
+    """Change one number in a file of weights."""
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+STRAY = {
+    "pytorch_model.bin": b"a pickle",
+    "consolidated.safetensors": b"cut off",
+    "consolidated.00.pth": b"",
+    "original/params.json": b"{",
+    "original/consolidated.00.pth": b"",
+    "onnx/model.onnx": b"",
+    "optimizer.pt": b"",
+    "trainer_state.json": b"version https://git-lfs.github.com/spec/v1\n",
+    "adapter_config.json": b"no JSON",
+    "tokenizer.model": b"",
+}
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_what_lies_beside_a_model_changes_nothing(directory, is_in_parts):
+    if is_in_parts:
+        shard(directory)
+    before = find_model_files(str(directory))
+    for name, content in STRAY.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+    files = find_model_files(str(directory))
+    assert files.fingerprint("float32") == before.fingerprint("float32")
+    assert (files.weights, files.contents) == (before.weights, before.contents)
+    load_model(files, dtype="float32")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+        "model-2.safetensors",
+    ],
+)
+def test_a_git_lfs_pointer_in_the_place_of_a_file_is_named_as_such(directory, name):
+    shard(directory)
+    (directory / name).write_bytes(POINTER)
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(name)} is a Git LFS pointer"):
+        find_model_files(str(directory))
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 40, -1])
+@pytest.mark.parametrize("name", ["model.safetensors", "model-2.safetensors"])
+def test_a_file_of_weights_that_is_cut_off_is_named_as_such(directory, name, kept):
+    if name != "model.safetensors":
+        shard(directory)
+    path = directory / name
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(name)} is cut off: it has \d+ bytes"):
+        find_model_files(str(directory))
+
+
+def test_a_file_of_weights_with_more_than_its_header_tells_is_refused(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is too long"):
+        find_model_files(str(directory))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        '{"a": 1}',
+        '{"a": {"data_offsets": [0]}}',
+        '{"a": {"data_offsets": [4, 0]}}',
+        '{"a": {"data_offsets": ["0", 4]}}',
+        '{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [2, 4]}}',
+        '{"a": {"data_offsets": [1, 4]}}',
+    ],
+)
+def test_a_header_that_no_library_writes_is_refused(directory, header):
+    content = len(header).to_bytes(8, "little") + header.encode() + bytes(4)
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: its header"):
         find_model_files(str(directory))
 
 
@@ -101,7 +202,10 @@ def test_every_deciding_file_is_in_the_fingerprint(directory, name):
     assert find_model_files(str(directory)).fingerprint("float32") == before
     assert find_model_files(str(directory)).fingerprint("bfloat16") != before
     path = directory / name
-    path.write_bytes(path.read_bytes() + b" ")
+    if path.suffix == ".json":
+        path.write_bytes(path.read_bytes() + b" ")
+    else:
+        changed(path)
     assert find_model_files(str(directory)).fingerprint("float32") != before
 
 
@@ -145,7 +249,7 @@ def test_a_model_in_parts_is_loaded_and_every_part_is_in_the_fingerprint(directo
     assert all(parts[name].equal(tensor) for name, tensor in whole.items())
     before = files.fingerprint("float32")
     for path in files.weights:
-        path.write_bytes(path.read_bytes() + b" ")
+        changed(path)
         now = find_model_files(str(directory)).fingerprint("float32")
         assert now != before
         before = now
