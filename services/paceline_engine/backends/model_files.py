@@ -18,13 +18,14 @@ import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.plain_files import open_plain_file
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.chat_template import find_templates, template_of
+from paceline_engine.backends.model_identity import meant_configuration, parse_json
 from paceline_engine.backends.model_tokens import find_tokens
 from paceline_engine.backends.small_files import (
     CONFIG,
@@ -40,6 +41,7 @@ from paceline_engine.backends.weight_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
     check_weights,
+    hash_weights,
     named_parts,
     part_names,
 )
@@ -82,7 +84,7 @@ _KERNEL_FIELDS = frozenset(
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """A checked model directory.
 
@@ -92,7 +94,8 @@ class ModelFiles:
         revision: The hub's; empty for a directory.
         weights: The files that hold its weights, and no others.
         small: Its other files, as they were read.
-        tokenizer: Its tokenizer.json.
+        tokenizer: Its tokenizer.json, written in one way; see `TokenizerFile`.
+        vocabulary_size: How many tokens the model can choose from, as its files say it.
         tokens: Which tokens are named, end a text, or fill in the middle.
         templates: Its chat templates by their names.
         index: Which weight is in which of several files; None: there is one.
@@ -105,6 +108,7 @@ class ModelFiles:
     weights: tuple[Path, ...]
     small: SmallFiles
     tokenizer: bytes
+    vocabulary_size: int
     tokens: ModelTokens
     templates: Mapping[str, FoundTemplate]
     index: bytes | None
@@ -129,22 +133,32 @@ class ModelFiles:
         return {name: config[name] for name in _SAMPLING if config.get(name) is not None}
 
     def fingerprint(self, dtype: str) -> str:
-        """Hash what decides a token: weights, configuration, tokenizer, dtype.
+        """Hash what decides a token: weights, configuration, tokenizer, ends of a text, dtype.
 
-        Cost: reads every weight once, about a second per gigabyte.
+        How these are written is not hashed: `model_identity.py` says what counts.
+
+        Cost: the first time, reads every weight once, about a second per gigabyte.
 
         Raises:
             ModelLoadError: Weights are not what they were when the directory was checked.
         """
-        total = hashlib.sha256(f"dtype {dtype}\n".encode())
-        for path in self.weights:
-            with open_plain_file(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"{path.name} {digest}\n".encode())
+        ends = sorted(each for each in self.tokens.end_ids if each < self.vocabulary_size)
+        return _hash(["served", self.identity(), dtype, ends])
+
+    def identity(self) -> str:
+        """Hash what a model computes with, in whichever dtype, and wherever its texts end.
+
+        Cost and errors: those of `fingerprint`.
+        """
+        weights = self._weights_digest
         self.check_unchanged()
-        for name, content in (*self._configurations().items(), (TOKENIZER, self.tokenizer)):
-            total.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-        return total.hexdigest()
+        configuration = meant_configuration(parse_json(self.small.contents[CONFIG]))
+        tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
+        return _hash(["model", weights, configuration, tokenizer])
+
+    @cached_property
+    def _weights_digest(self) -> str:
+        return hash_weights(self.weights)
 
     def check_unchanged(self) -> None:
         """Check that weights are in the files they were in when the directory was checked.
@@ -221,11 +235,24 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
         weights=weights,
         small=small,
         tokenizer=tokenizer.content,
+        vocabulary_size=_vocabulary_size(small.json(CONFIG), tokenizer),
         tokens=find_tokens(small, tokenizer, template=default.source if default else ""),
         templates=templates,
         index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
         stamps={path: _stamp(path) for path in weights},
     )
+
+
+def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
+    """Count the tokens that the tokenizer has and the model's head, too."""
+    part = config.get("text_config")
+    parts = (config, part) if isinstance(part, dict) else (config,)
+    sizes = [size for each in parts if type(size := each.get("vocab_size")) is int]
+    return min([tokenizer.size, *sizes])
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:

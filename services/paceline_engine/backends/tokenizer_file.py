@@ -1,10 +1,11 @@
-"""A model's tokenizer.json: which tokens it has, by their texts."""
+"""A model's tokenizer.json: the tokenizer that it means, and which tokens that has."""
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from paceline_engine.backends.model_identity import canonical_tokenizer, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,18 +20,21 @@ class TokenizerFile:
     over here, and refused by the library when it makes a tokenizer of it.
 
     Attributes:
-        content: Its bytes.
+        content: The same tokenizer in the one way in which each file that means it is written:
+            what servers send, and what the tokenizer's fingerprint is of.
     """
 
     def __init__(self, content: bytes) -> None:
         """Parse it.
 
+        Cost: about a second for a vocabulary of 150,000 tokens.
+
         Raises:
-            ValueError: It is no JSON.
+            ValueError: It is no JSON, or a text in it is none.
             RecursionError: It is nested deeper than any tokenizer.
         """
-        self.content = content
-        found = json.loads(content)
+        found = parse_json(content)
+        self.content = canonical_tokenizer(found)
         self._found: dict[str, Any] = found if isinstance(found, dict) else {}
 
     @cached_property
@@ -42,6 +46,11 @@ class TokenizerFile:
     def special_tokens(self) -> tuple[str, ...]:
         """The texts of the special tokens, sorted."""
         return tuple(sorted(each["content"] for each in self._added() if each.get("special")))
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest token id."""
+        return max((*self.added_ids.values(), *self._vocabulary.values()), default=-1) + 1
 
     def id_of(self, text: str) -> int | None:
         """Return the id of the token with this text; None if there is none."""

@@ -122,10 +122,12 @@ type GetModelInfoResponse struct {
 	ModelName string `protobuf:"bytes,1,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	// The weights' revision: a commit id of a hub, or the digest of a local directory.
 	ModelRevision string `protobuf:"bytes,2,opt,name=model_revision,json=modelRevision,proto3" json:"model_revision,omitempty"`
-	// Names everything that decides a token: weights, configuration, tokenizer, dtype. Two servers
-	// with the same fingerprint are interchangeable within one stream.
+	// Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
+	// and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+	// within one stream.
 	Fingerprint string `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// SHA-256, in hexadecimal, of the tokenizer's bytes. Drafter and target must agree on it.
+	// SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
+	// target must agree on it.
 	TokenizerFingerprint string `protobuf:"bytes,4,opt,name=tokenizer_fingerprint,json=tokenizerFingerprint,proto3" json:"tokenizer_fingerprint,omitempty"`
 	// Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
 	// are padding and can never be chosen.

@@ -101,11 +101,14 @@ class GetModelInfoResponse(_message.Message):
     model_revision: _builtins.str
     """The weights' revision: a commit id of a hub, or the digest of a local directory."""
     fingerprint: _builtins.str
-    """Names everything that decides a token: weights, configuration, tokenizer, dtype. Two servers
-    with the same fingerprint are interchangeable within one stream.
+    """Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
+    and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+    within one stream.
     """
     tokenizer_fingerprint: _builtins.str
-    """SHA-256, in hexadecimal, of the tokenizer's bytes. Drafter and target must agree on it."""
+    """SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
+    target must agree on it.
+    """
     vocabulary_size: _builtins.int
     """Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
     are padding and can never be chosen.

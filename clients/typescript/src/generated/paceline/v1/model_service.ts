@@ -47,11 +47,15 @@ export interface GetModelInfoResponse {
   /** The weights' revision: a commit id of a hub, or the digest of a local directory. */
   modelRevision: string;
   /**
-   * Names everything that decides a token: weights, configuration, tokenizer, dtype. Two servers
-   * with the same fingerprint are interchangeable within one stream.
+   * Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
+   * and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+   * within one stream.
    */
   fingerprint: string;
-  /** SHA-256, in hexadecimal, of the tokenizer's bytes. Drafter and target must agree on it. */
+  /**
+   * SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
+   * target must agree on it.
+   */
   tokenizerFingerprint: string;
   /**
    * Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
@@ -1423,8 +1427,10 @@ export const ModelServiceService = {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1476,8 +1482,10 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1524,8 +1532,10 @@ export interface ModelServiceClient extends Client {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
