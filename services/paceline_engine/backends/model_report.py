@@ -20,7 +20,7 @@ _MOST_CHARACTERS = 400  # of a fact: a folder's texts are a stranger's
 
 
 def known_ends(files: ModelFiles, *, vocabulary_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text, and warn of what cannot end one.
+    """Return the tokens that end a text, in their order, and warn of what cannot end one.
 
     A model whose files name an end that it can never choose goes on to each request's limit, which
     nobody would notice otherwise.
@@ -29,7 +29,7 @@ def known_ends(files: ModelFiles, *, vocabulary_size: int) -> tuple[int, ...]:
         vocabulary_size: How many tokens the model can choose from.
     """
     tokens = files.tokens
-    known = tuple(each for each in tokens.end_ids if each < vocabulary_size)
+    known = tuple(sorted(each for each in tokens.end_ids if each < vocabulary_size))
     if len(known) < len(tokens.end_ids):
         _log.warning(
             "model %r: its files end texts with tokens beyond its vocabulary of %d, which are left"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from paceline.limits import MOST_TOKENIZER_BYTES
@@ -91,6 +92,40 @@ def test_what_lies_beside_a_model_changes_nothing(directory, is_in_parts):
     assert files.fingerprint("float32") == before.fingerprint("float32")
     assert (files.weights, files.contents) == (before.weights, before.contents)
     load_model(files, dtype="float32")
+
+
+def test_of_a_repository_what_its_index_names_is_fetched_and_nothing_else(
+    directory, tmp_path, monkeypatch
+):
+    """The hub's own library chooses among the names; here a folder stands in for the hub."""
+    shard(directory)
+    for name, content in STRAY.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+    snapshot = tmp_path / "snapshots" / "c0ffee"
+    asked = []
+
+    def snapshot_download(model, *, revision, allow_patterns):
+        asked.append((model, revision))
+        names = [str(it.relative_to(directory)) for it in directory.rglob("*") if it.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / name, snapshot / name)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    found = find_model_files("somebody/model", revision="main")
+    assert (found.name, found.revision) == ("somebody/model", "c0ffee")
+    assert {path.name for path in snapshot.rglob("*")} == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        INDEX_FILE,
+    }
+    # A branch may have moved on between the two calls.
+    assert asked == [("somebody/model", "main"), ("somebody/model", "c0ffee")]
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
