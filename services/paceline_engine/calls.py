@@ -251,6 +251,7 @@ class ModelDescription:
         self_draft_kind: With what: see the proto.
         stage_names: Of a stack its models' names, largest first.
         hardware: What computes it; None where nothing does.
+        fim_token_ids: Before a prefix, before a suffix, and after both; empty: it has none.
     """
 
     name: str
@@ -273,3 +274,4 @@ class ModelDescription:
     self_draft_kind: str = ""
     stage_names: tuple[str, ...] = ()
     hardware: Hardware | None = None
+    fim_token_ids: tuple[int, ...] = ()

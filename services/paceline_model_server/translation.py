@@ -245,6 +245,7 @@ def model_info(
             for each in latencies.stages
         ],
         hardware=_hardware(model.hardware),
+        fim_token_ids=model.fim_token_ids,
     )
 
 

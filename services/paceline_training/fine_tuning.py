@@ -7,7 +7,6 @@ whose own plain decoding is what its adapter's output is equal to.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -136,6 +135,6 @@ def _write(files: ModelFiles, tuning: FineTuning, directory: Path) -> None:
             tensors[name] = (before + changes[name]).to(before.dtype)
         save_file(tensors, directory / path.name, metadata={"format": "pt"})
     files.check_unchanged()
-    for pattern in ("*.json", "*.jinja"):
-        for path in files.directory.glob(pattern):
-            shutil.copyfile(path, directory / path.name)
+    for name, content in files.contents.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)

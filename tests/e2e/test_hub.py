@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,6 +17,13 @@ from support.tiny_models import tiny_pair
 __all__ = ["tiny_pair"]
 
 ID = "someone/tiny"
+STRAY = (
+    "pytorch_model.bin",
+    "consolidated.safetensors",
+    "original/params.json",
+    "original/other.safetensors",
+    "trainer_state.json",
+)
 FLAGS = ("--dtype=float32", "--device=cpu", "--threads=1")
 
 
@@ -23,7 +31,9 @@ FLAGS = ("--dtype=float32", "--device=cpu", "--threads=1")
 def hub(tiny_pair, tmp_path, monkeypatch):
     repository = shutil.copytree(tiny_pair.target, tmp_path / "repository")
     (repository / "modeling.py").write_text("raise SystemExit('never run')")
-    (repository / "pytorch_model.bin").touch()
+    for name in STRAY:
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).touch()
     hub = FakeHub({ID: repository})
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     with hub.serving() as address:
@@ -37,7 +47,7 @@ def test_a_model_is_served_by_its_hub_id_and_of_its_repository_only_data_is_fetc
         info = ModelServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=120)
     assert (info.model_name, info.model_revision) == (ID, COMMIT)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(hub.fetched)
-    assert not {"modeling.py", "pytorch_model.bin"} & set(hub.fetched)
+    assert not {"modeling.py", *(Path(name).name for name in STRAY)} & set(hub.fetched)
 
 
 def test_an_id_that_the_hub_does_not_have_ends_the_server_with_one_clear_line(hub):

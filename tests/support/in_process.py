@@ -31,6 +31,7 @@ class InProcessSystem:
     targets: Sequence[ModelHost]
     client: AsyncClient
     application: OrchestratorApplication
+    address: str
 
     @property
     def hosts(self) -> list[ModelHost]:
@@ -75,8 +76,9 @@ async def in_process_system(
         orchestrator = ServerProcess(application, settings, registry=registry)
         await orchestrator.begin()
         stack.push_async_callback(orchestrator.finish)
-        client = await stack.enter_async_context(AsyncClient(orchestrator.addresses["address"]))
-        system = InProcessSystem(drafters, targets, client, made[0])
+        address = orchestrator.addresses["address"]
+        client = await stack.enter_async_context(AsyncClient(address))
+        system = InProcessSystem(drafters, targets, client, made[0], address)
         await until_ready(system)
         yield system
 

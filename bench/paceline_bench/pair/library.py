@@ -97,10 +97,10 @@ def load_model(name: str, *, dtype: str, device: str) -> Any:
     """Load one in the library's class, from a directory or a hub id; no token of it ends a text."""
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    directory = find_model_files(name).directory
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
-    )
+    with find_model_files(name).laid_out() as directory:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+        )
     # As many tokens as are asked for, from everybody.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0

@@ -53,6 +53,7 @@ _TEXTS = {
 }
 _MOST_VOCABULARY = 1 << 24
 _MOST_CONTEXT = 1 << 30
+_FIM_TOKENS = 3
 _MOST_LATENCIES = 64
 _MOST_STAGES = 16
 _MOST_RULES = 16
@@ -114,6 +115,12 @@ def check_model_info(info: pb.GetModelInfoResponse) -> None:
     demand(
         all(it < info.vocabulary_size for it in info.eos_token_ids),
         "eos_token_ids",
+        "are not all of the vocabulary",
+    )
+    demand(len(info.fim_token_ids) in {0, _FIM_TOKENS}, "fim_token_ids", "are not none or three")
+    demand(
+        all(it < info.vocabulary_size for it in info.fim_token_ids),
+        "fim_token_ids",
         "are not all of the vocabulary",
     )
     at_most("verification_rules", info.verification_rules, _MOST_RULES)

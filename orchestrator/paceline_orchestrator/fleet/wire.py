@@ -119,6 +119,7 @@ class ModelFacts:
         incarnation: Which process said so; empty if it did not say.
         dtype: The arithmetic's; empty if it did not say.
         version: Paceline's there; empty if it did not say.
+        fim_token_ids: Before a prefix, before a suffix, and after both; empty if it has none.
     """
 
     model_name: str
@@ -143,6 +144,7 @@ class ModelFacts:
     incarnation: str = ""
     dtype: str = ""
     version: str = ""
+    fim_token_ids: tuple[int, ...] = ()
 
     @property
     def identity(self) -> tuple[str, str, int, frozenset[int], bool]:
@@ -285,6 +287,7 @@ async def fetch_facts(models: ModelServiceAsyncStub) -> ModelFacts:
         incarnation=info.incarnation,
         dtype=info.dtype,
         version=info.version,
+        fim_token_ids=tuple(info.fim_token_ids),
     )
 
 

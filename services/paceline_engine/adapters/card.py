@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from paceline.plain_files import read_plain_file
 from paceline_engine.adapters.rank_paths import check_tree
 from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.small_files import refuse_pointer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,11 +39,11 @@ _LIMITS = {
 
 
 def model_fingerprint(files: ModelFiles) -> str:
-    """Hash the model that an adapter is for: its files, whatever it is computed in.
+    """Hash the model that an adapter is for: in whichever dtype, and wherever its texts end.
 
-    Cost: reads every weight once, about a second per gigabyte.
+    Cost: the first time, reads every weight once, about a second per gigabyte.
     """
-    return files.fingerprint("of any kind")
+    return files.identity()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,9 @@ class AdapterCard:
         """
         path = directory / CARD_FILE
         try:
-            found = json.loads(read_plain_file(path, most_bytes=_MOST_CARD_BYTES))
+            content = read_plain_file(path, most_bytes=_MOST_CARD_BYTES)
+            refuse_pointer(path, content)
+            found = json.loads(content)
         except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(
                 f"adapter {str(directory)!r}: no readable card ({error})"

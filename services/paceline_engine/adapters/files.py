@@ -17,6 +17,7 @@ from paceline_engine.adapters.medusa import MedusaHeads
 from paceline_engine.adapters.streams import Streams
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.llama import can_fuse
+from paceline_engine.backends.small_files import refuse_pointer
 from paceline_engine.few_names import few_names
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def load_adapter(directory: Path, *, model: Any, fingerprint: str) -> LoadedAdap
         packed = read_plain_file(directory / WEIGHTS_FILE, most_bytes=most_bytes)
     except OSError as error:
         raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is not readable ({error})") from error
+    refuse_pointer(directory / WEIGHTS_FILE, packed)
     if hashlib.sha256(packed).hexdigest() != card.weights_sha256:
         raise ModelLoadError(f"{name}: {WEIGHTS_FILE} is damaged: its card has another checksum")
     try:

@@ -4,68 +4,93 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.plain_files import read_plain_file
 from paceline_engine.backends.base import ChatTemplate, ModelLoadError
-from paceline_engine.backends.model_files import read_json
+from paceline_engine.backends.small_files import (
+    CHAT_TEMPLATE,
+    LEGACY_CHAT_TEMPLATE,
+    NAMED_TEMPLATES,
+    TOKENIZER_CONFIG,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from paceline_engine.backends.model_tokens import ModelTokens
+    from paceline_engine.backends.small_files import SmallFiles
 
-__all__ = ["find_chat_template"]
+__all__ = ["FoundTemplate", "find_templates", "template_of"]
 
-# Of the templates in use the longest, with tools and reasoning, have 30 KB.
 _MOST_SOURCE_BYTES = 256 * 1024
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_DEFAULT = "default"
 
 
-def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None:
-    """Read the template beside a model: chat_template.jinja, or else tokenizer_config.json's.
+@dataclass(frozen=True, slots=True)
+class FoundTemplate:
+    """A template, and the file it stood in."""
 
-    Returns:
-        The template; None if the model has none. Of several in one configuration, "default".
+    source: str
+    file_name: str
+
+
+def find_templates(files: SmallFiles) -> dict[str, FoundTemplate]:
+    """Return a model's chat templates by their names; the one in use is called "default".
+
+    A template can stand in four places. A file of its own counts before the older
+    `chat_template.json`, and that before `tokenizer_config.json`: as in the transformers library.
 
     Raises:
-        ModelLoadError: It cannot be read, or is larger than any template.
+        ModelLoadError: One cannot be read, or is larger than any template.
     """
-    path = directory / "tokenizer_config.json"
-    config = read_json(path) if path.exists() else {}
-    source = _own_file(directory / "chat_template.jinja") or _of_config(config.get("chat_template"))
-    if not source:
-        return None
-    if len(source.encode()) > _MOST_SOURCE_BYTES:
-        raise ModelLoadError(
-            f"{directory}: the chat template has more than {_MOST_SOURCE_BYTES} bytes"
-        )
-    named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
-    added = json.loads(tokenizer).get("added_tokens") or ()
-    special = tuple(sorted(it["content"] for it in added if it.get("special")))
-    digest = hashlib.sha256(json.dumps([source, sorted(named.items()), special]).encode())
+    of_config = files.json(TOKENIZER_CONFIG).get("chat_template")
+    legacy = files.json(LEGACY_CHAT_TEMPLATE).get("chat_template")
+    places = (
+        (TOKENIZER_CONFIG, _by_name(of_config)),
+        (LEGACY_CHAT_TEMPLATE, _by_name(legacy)),
+        (CHAT_TEMPLATE, {_DEFAULT: files.text(CHAT_TEMPLATE)}),
+        (NAMED_TEMPLATES, files.named_templates()),
+    )
+    found = {
+        name: FoundTemplate(source, place)
+        for place, templates in places
+        for name, source in templates.items()
+        if source
+    }
+    for name, template in found.items():
+        _check(template, where=f"{files.directory / template.file_name}: chat template {name!r}")
+    return found
+
+
+def _check(template: FoundTemplate, *, where: str) -> None:
+    try:
+        size = len(template.source.encode())
+    except UnicodeEncodeError as error:
+        raise ModelLoadError(f"{where} is no text ({error})") from error
+    if size > _MOST_SOURCE_BYTES:
+        raise ModelLoadError(f"{where} has more than {_MOST_SOURCE_BYTES} bytes")
+
+
+def template_of(source: str, tokens: ModelTokens) -> ChatTemplate:
+    """Return a template with the tokens that it names, and those that could forge its output."""
+    content = [source, sorted(tokens.named.items()), tokens.special]
     return ChatTemplate(
-        fingerprint=digest.hexdigest(), source=source, named_tokens=named, special_tokens=special
+        fingerprint=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        source=source,
+        named_tokens=tokens.named,
+        special_tokens=tokens.special,
     )
 
 
-def _own_file(path: Path) -> str:
-    try:
-        content = read_plain_file(path, most_bytes=_MOST_SOURCE_BYTES) if path.exists() else b""
-        return content.decode()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelLoadError(f"{path}: not readable as text ({reason})") from error
-
-
-def _of_config(value: object) -> str:
-    """Take the one template, or of a list of named ones the one that is called default."""
+def _by_name(value: object) -> dict[str, str]:
+    """Take one template, or several with their names, as a list of objects or as one object."""
+    if isinstance(value, str):
+        return {_DEFAULT: value}
     if isinstance(value, list):
-        named = {it.get("name"): it.get("template") for it in value if isinstance(it, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else ""
-
-
-def _token_text(value: object) -> str:
-    """Take a token's text, which stands there bare or in an object that says more of it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
+        value = {it.get("name"): it.get("template") for it in value if isinstance(it, dict)}
+    if not isinstance(value, dict):
+        return {}
+    return {
+        name: source
+        for name, source in value.items()
+        if isinstance(name, str) and isinstance(source, str)
+    }

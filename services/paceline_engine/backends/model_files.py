@@ -1,7 +1,9 @@
 """Which files of a model may be loaded, and what names them.
 
-Only data is read: safetensors, JSON. A directory with anything that could run is refused whole,
-because a stranger's checkpoint is a stranger's program otherwise.
+Only data is read: safetensors, JSON and templates, and of these only what a model consists of. A
+directory with code is refused whole, because a stranger's checkpoint is a stranger's program
+otherwise. What else lies there changes nothing: pickles, weights that no index names, the files of
+other programs.
 
 What is loaded is what was checked, and what the fingerprint is of. The directory is looked through
 once. Small files are kept as they were read; of weights it is noted which file they were, and when
@@ -16,31 +18,56 @@ import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.limits import MOST_TOKENIZER_BYTES
-from paceline.plain_files import open_plain_file, read_plain_file
 from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.chat_template import find_templates, template_of
+from paceline_engine.backends.model_identity import meant_configuration, parse_json
+from paceline_engine.backends.model_tokens import find_tokens
+from paceline_engine.backends.small_files import (
+    CONFIG,
+    GENERATION_CONFIG,
+    SMALL_FILES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SmallFiles,
+    read_json,
+)
+from paceline_engine.backends.tokenizer_file import TokenizerFile
 from paceline_engine.backends.weight_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
     check_weights,
+    hash_weights,
+    named_parts,
     part_names,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["ModelFiles", "find_model_files", "read_json"]
+    from paceline_engine.backends.base import ChatTemplate
+    from paceline_engine.backends.chat_template import FoundTemplate
+    from paceline_engine.backends.model_tokens import ModelTokens
+
+__all__ = ["ModelFiles", "find_model_files"]
 
 _CODE_SUFFIXES = frozenset({".py", ".so"})
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-_TOKENIZER = "tokenizer.json"
-_CONFIGURATIONS = ("config.json", "generation_config.json")
-# The largest, an index of a hundred thousand weights, has 10 MB; vocabularies in JSON have 5 MB.
-_MOST_JSON_BYTES = 64 << 20
+_CONFIGURATIONS = (CONFIG, GENERATION_CONFIG)
+# What a generation configuration may say of how tokens are chosen.
+_SAMPLING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+)
 # Fields with which a configuration names files, or programs of a hub, that nobody has looked at.
 _REFUSED_FIELDS = {
     "auto_map": "asks for the model's own code to be run",
@@ -57,7 +84,7 @@ _KERNEL_FIELDS = frozenset(
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """A checked model directory.
 
@@ -66,8 +93,11 @@ class ModelFiles:
         name: What the model is called.
         revision: The hub's; empty for a directory.
         weights: The files that hold its weights, and no others.
-        tokenizer: Its tokenizer.json.
-        configurations: Its other files that decide a token, as they were read, by name.
+        small: Its other files, as they were read.
+        tokenizer: Its tokenizer.json, written in one way; see `TokenizerFile`.
+        vocabulary_size: How many tokens the model can choose from, as its files say it.
+        tokens: Which tokens are named, end a text, or fill in the middle.
+        templates: Its chat templates by their names.
         index: Which weight is in which of several files; None: there is one.
         stamps: Which files the weights were in, when the directory was checked.
     """
@@ -76,28 +106,59 @@ class ModelFiles:
     name: str
     revision: str
     weights: tuple[Path, ...]
+    small: SmallFiles
     tokenizer: bytes
-    configurations: Mapping[str, bytes]
+    vocabulary_size: int
+    tokens: ModelTokens
+    templates: Mapping[str, FoundTemplate]
     index: bytes | None
     stamps: Mapping[Path, _Stamp]
 
-    def fingerprint(self, dtype: str) -> str:
-        """Hash what decides a token: weights, configuration, tokenizer, dtype.
+    @property
+    def contents(self) -> Mapping[str, bytes]:
+        """What a copy of the folder needs besides the weights: bytes by their file's name."""
+        index = {} if self.index is None else {INDEX_FILE: self.index}
+        return {**self.small.contents, **index}
 
-        Cost: reads every weight once, about a second per gigabyte.
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """How the model wants conversations; None: it only continues text."""
+        found = self.templates.get("default")
+        return None if found is None else template_of(found.source, self.tokens)
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, object]:
+        """How the model's author would choose tokens: told to operators, and used by nobody yet."""
+        config = self.small.json(GENERATION_CONFIG)
+        return {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+
+    def fingerprint(self, dtype: str) -> str:
+        """Hash what decides a token: weights, configuration, tokenizer, ends of a text, dtype.
+
+        How these are written is not hashed: `model_identity.py` says what counts.
+
+        Cost: the first time, reads every weight once, about a second per gigabyte.
 
         Raises:
             ModelLoadError: Weights are not what they were when the directory was checked.
         """
-        total = hashlib.sha256(f"dtype {dtype}\n".encode())
-        for path in self.weights:
-            with open_plain_file(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"{path.name} {digest}\n".encode())
+        ends = sorted(each for each in self.tokens.end_ids if each < self.vocabulary_size)
+        return _hash(["served", self.identity(), dtype, ends])
+
+    def identity(self) -> str:
+        """Hash what a model computes with, in whichever dtype, and wherever its texts end.
+
+        Cost and errors: those of `fingerprint`.
+        """
+        weights = self._weights_digest
         self.check_unchanged()
-        for name, content in (*self.configurations.items(), (_TOKENIZER, self.tokenizer)):
-            total.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-        return total.hexdigest()
+        configuration = meant_configuration(parse_json(self.small.contents[CONFIG]))
+        tokenizer = hashlib.sha256(self.tokenizer).hexdigest()
+        return _hash(["model", weights, configuration, tokenizer])
+
+    @cached_property
+    def _weights_digest(self) -> str:
+        return hash_weights(self.weights)
 
     def check_unchanged(self) -> None:
         """Check that weights are in the files they were in when the directory was checked.
@@ -118,7 +179,7 @@ class ModelFiles:
         """
         with TemporaryDirectory(prefix="paceline-model-") as folder:
             directory = Path(folder)
-            for name, content in self.configurations.items():
+            for name, content in self._configurations().items():
                 (directory / name).write_bytes(content)
             if self.index is not None:
                 (directory / INDEX_FILE).write_bytes(self.index)
@@ -127,24 +188,9 @@ class ModelFiles:
             yield directory
         self.check_unchanged()
 
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text, the generation configuration's before the model's.
-
-        Raises:
-            ModelLoadError: one is no token id.
-        """
-        for name in reversed(_CONFIGURATIONS):
-            content = self.configurations.get(name)
-            found = _parsed(self.directory / name, content).get("eos_token_id") if content else None
-            if found is not None:
-                ids = tuple(found) if isinstance(found, list) else (found,)
-                # A bool is an int, and no token.
-                if not all(type(each) is int and each in range(1 << 32) for each in ids):
-                    raise ModelLoadError(
-                        f"{self.directory / name}: eos_token_id is {found!r}, not a token id"
-                    )
-                return ids
-        return ()
+    def _configurations(self) -> dict[str, bytes]:
+        contents = self.small.contents
+        return {name: contents[name] for name in _CONFIGURATIONS if name in contents}
 
 
 def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
@@ -165,7 +211,7 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
         name, revision = model, directory.name
     _refuse_links_outside(directory)
     _refuse_programs(directory)
-    for file_name in ("config.json", _TOKENIZER):
+    for file_name in (CONFIG, TOKENIZER):
         if not (directory / file_name).is_file():
             raise ModelLoadError(f"model {model!r}: {file_name} is missing in {directory}")
     index_path = directory / INDEX_FILE
@@ -173,23 +219,40 @@ def find_model_files(model: str, *, revision: str | None = None) -> ModelFiles:
     parts = part_names(directory, index)
     weights = tuple(directory / part for part in parts)
     check_weights(directory, parts)
-    configurations = {
-        each: _content(directory / each, most_bytes=_MOST_JSON_BYTES)
-        for each in _CONFIGURATIONS
-        if (directory / each).exists()
-    }
-    for each, content in configurations.items():
-        _refuse_foreign_parts(directory / each, _parsed(directory / each, content))
+    small = SmallFiles.read(directory)
+    for each in (*_CONFIGURATIONS, TOKENIZER_CONFIG):
+        _refuse_foreign_parts(directory / each, small.json(each))
+    try:
+        tokenizer = TokenizerFile(small.contents[TOKENIZER])
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"model {name!r}: {TOKENIZER} cannot be used ({error})") from error
+    templates = find_templates(small)
+    default = templates.get("default")
     return ModelFiles(
         directory,
         name=name,
         revision=revision,
         weights=weights,
-        tokenizer=_content(directory / _TOKENIZER, most_bytes=MOST_TOKENIZER_BYTES),
-        configurations=configurations,
+        small=small,
+        tokenizer=tokenizer.content,
+        vocabulary_size=_vocabulary_size(small.json(CONFIG), tokenizer),
+        tokens=find_tokens(small, tokenizer, template=default.source if default else ""),
+        templates=templates,
         index=None if index is None or {*parts} == {WEIGHTS_FILE} else _clean_index(parts),
         stamps={path: _stamp(path) for path in weights},
     )
+
+
+def _vocabulary_size(config: Mapping[str, Any], tokenizer: TokenizerFile) -> int:
+    """Count the tokens that the tokenizer has and the model's head, too."""
+    part = config.get("text_config")
+    parts = (config, part) if isinstance(part, dict) else (config,)
+    sizes = [size for each in parts if type(size := each.get("vocab_size")) is int]
+    return min([tokenizer.size, *sizes])
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
@@ -199,14 +262,18 @@ def _clean_index(parts: Mapping[str, frozenset[str]]) -> bytes:
 
 
 def _download(model: str, revision: str | None) -> Path:
+    """Fetch what is read of a model, and nothing else that its repository has."""
+    directory = _fetch(model, revision, (*SMALL_FILES, INDEX_FILE))
+    index_path = directory / INDEX_FILE
+    parts = named_parts(index_path, read_json(index_path) if index_path.exists() else None)
+    return _fetch(model, directory.name, tuple(parts))
+
+
+def _fetch(model: str, revision: str | None, names: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja"]
-            )
-        )
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*names]))
     except Exception as error:
         raise ModelLoadError(
             f"model {model!r}: no such directory, and the hub did not give it ({error})"
@@ -230,11 +297,9 @@ def _refuse_programs(directory: Path) -> None:
     for path in directory.rglob("*"):
         if path.suffix.lower() in _CODE_SUFFIXES:
             raise ModelLoadError(f"{path}: models that bring their own code are not run")
-        if path.suffix.lower() in _PICKLE_SUFFIXES:
-            raise ModelLoadError(f"{path}: pickled weights can run code; convert to safetensors")
     for path in directory.glob("*.json"):
-        if path.name != _TOKENIZER and "auto_map" in read_json(path):
-            raise ModelLoadError(f"{path}: auto_map {_REFUSED_FIELDS['auto_map']}")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelLoadError(f"{path}: is not a regular file")
 
 
 def _refuse_foreign_parts(path: Path, content: object) -> None:
@@ -251,30 +316,6 @@ def _refuse_foreign_parts(path: Path, content: object) -> None:
         if name in _KERNEL_FIELDS and "/" in json.dumps(value):
             raise ModelLoadError(f"{path}: {name} {value!r} asks for a program of a hub to be run")
         _refuse_foreign_parts(path, value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a file; what is none has no fields.
-
-    Raises:
-        ModelLoadError: the file cannot be read, or is no JSON.
-    """
-    return _parsed(path, _content(path, most_bytes=_MOST_JSON_BYTES))
-
-
-def _parsed(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: not readable as JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _content(path: Path, *, most_bytes: int) -> bytes:
-    try:
-        return read_plain_file(path, most_bytes=most_bytes)
-    except OSError as error:
-        raise ModelLoadError(f"{path}: {error.strerror}") from error
 
 
 def _stamp(path: Path) -> _Stamp:

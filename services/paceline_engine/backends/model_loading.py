@@ -22,6 +22,7 @@ from paceline.panics import taking_panics
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.device import hardware_of
 from paceline_engine.backends.library import decoder_layers
+from paceline_engine.backends.model_report import known_ends, report
 from paceline_engine.calls import ModelDescription, VerificationRule
 from paceline_engine.few_names import few_names
 
@@ -212,13 +213,17 @@ def describe(
     config = model.config.get_text_config(decoder=True)
     fingerprint = files.fingerprint(dtype)
     vocabulary_size = min(token_count, config.vocab_size)
+    end_ids = known_ends(files, vocabulary_size=vocabulary_size)
+    fim = files.tokens.fim
+    fim_ids = () if fim is None else (fim.prefix, fim.suffix, fim.middle)
+    report(files, end_ids=end_ids)
     return ModelDescription(
         name=files.name,
         revision=files.revision or fingerprint[:16],
         fingerprint=fingerprint,
         tokenizer_fingerprint=hashlib.sha256(files.tokenizer).hexdigest(),
         vocabulary_size=vocabulary_size,
-        eos_token_ids=_end_token_ids(files, vocabulary_size),
+        eos_token_ids=end_ids,
         context_length=_context_length(files.name, config),
         backend="transformers",
         dtype=dtype,
@@ -231,20 +236,8 @@ def describe(
         is_invariant=is_invariant,
         verification_rules=(VerificationRule.EXACT, VerificationRule.REJECTION),
         hardware=hardware_of(device, threads=threads),
+        fim_token_ids=fim_ids if max(fim_ids, default=0) < vocabulary_size else (),
     )
-
-
-def _end_token_ids(files: ModelFiles, vocabulary_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text, without those that the model can never choose."""
-    ids = files.eos_token_ids()
-    known = tuple(it for it in ids if it < vocabulary_size)
-    if len(known) < len(ids):
-        _log.warning(
-            "model %r: eos_token_id names tokens beyond its vocabulary of %d, which are left out",
-            files.name,
-            vocabulary_size,
-        )
-    return known
 
 
 def _context_length(name: str, config: Any) -> int:

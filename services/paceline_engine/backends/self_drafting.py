@@ -52,7 +52,7 @@ MOST_BESIDE = 16
 def load_for(files: ModelFiles, model: Any, directory: Path, *, guesses: int = 0) -> LoadedAdapter:
     """Load an adapter for a model that was loaded from files.
 
-    Cost: reads the model's files once more, about a second per gigabyte.
+    Cost: reads the model's weights, about a second per gigabyte; its fingerprint needs that, too.
 
     Args:
         guesses: How many to make after a verdict: the likeliest, by the hit rates on the card; 0:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from paceline_engine.backends.base import ForwardInterrupted, Interrupt, ModelLoadError, TokenMemory
 from paceline_engine.backends.captured import CapturedSteps
-from paceline_engine.backends.chat_template import find_chat_template
 from paceline_engine.backends.decoders import choose_decoder, take_sample
 from paceline_engine.backends.device import on_device, usable_device, wait_for
 from paceline_engine.backends.invariance import check_invariance
@@ -115,7 +114,7 @@ class TransformersBackend(ModelBackend):
         files = find_model_files(model, revision=revision)
         token_count = count_tokens(files)
         self.tokenizer = files.tokenizer
-        self.chat_template = find_chat_template(files.directory, files.tokenizer)
+        self.chat_template = files.chat_template
         loaded = load_model(files, dtype=dtype).to(self.device)
         loaded_adapter = (
             load_for(files, loaded, Path(adapter), guesses=guesses) if adapter else None

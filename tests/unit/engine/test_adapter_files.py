@@ -98,6 +98,13 @@ def test_damaged_weights_are_refused(tmp_path, model):
     assert "damaged" in refusal(tmp_path, model)
 
 
+@pytest.mark.parametrize("name", ["adapter.safetensors", "card.json"])
+def test_a_git_lfs_pointer_in_the_place_of_a_file_is_named_as_such(tmp_path, model, name):
+    write(tmp_path, random_adapter("streams", model))
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert f"{name} is a Git LFS pointer" in refusal(tmp_path, model)
+
+
 def test_weights_that_are_cut_short_are_refused(tmp_path, model):
     adapter = random_adapter("streams", model)
     packed, _ = pack_weights(adapter, dtype=torch.float32)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from paceline.limits import MOST_TOKENIZER_BYTES
@@ -15,6 +16,8 @@ from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.model_files import find_model_files
 from paceline_engine.backends.model_loading import load_model
 from paceline_engine.backends.weight_files import INDEX_FILE
+
+TOKENIZER_PARTS = ("pre_tokenizer", "decoder", "model")
 
 
 @pytest.fixture
@@ -26,8 +29,8 @@ def test_a_plain_directory_is_found(directory):
     files = find_model_files(str(directory))
     assert files.name == "model"
     assert [path.name for path in files.weights] == ["model.safetensors"]
-    assert files.tokenizer == (directory / "tokenizer.json").read_bytes()
-    assert files.eos_token_ids() == (0,)
+    assert json.loads(files.tokenizer).keys() == {"version", "added_tokens", *TOKENIZER_PARTS}
+    assert files.tokens.end_ids == (0,)
 
 
 def test_a_directory_below_ones_home_has_its_own_name(directory, monkeypatch):
@@ -44,9 +47,144 @@ def test_code_is_refused(directory, name):
 
 
 @pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt", "pkl"])
-def test_pickled_weights_are_refused(directory, suffix):
-    (directory / f"weights.{suffix}").touch()
-    with pytest.raises(ModelLoadError, match="pickled"):
+def test_pickled_weights_in_the_place_of_others_are_refused(directory, suffix):
+    (directory / "model.safetensors").rename(directory / f"weights.{suffix}")
+    with pytest.raises(ModelLoadError, match=rf"weights\.{suffix}: pickled .* convert to safetens"):
+        find_model_files(str(directory))
+
+
+def test_weights_by_another_name_alone_are_named(directory):
+    (directory / "model.safetensors").rename(directory / "consolidated.safetensors")
+    with pytest.raises(ModelLoadError, match=r"consolidated\.safetensors: not by these names"):
+        find_model_files(str(directory))
+
+
+def changed(path):
+    """Change one number in a file of weights."""
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+STRAY = {
+    "pytorch_model.bin": b"a pickle",
+    "consolidated.safetensors": b"cut off",
+    "consolidated.00.pth": b"",
+    "original/params.json": b"{",
+    "original/consolidated.00.pth": b"",
+    "onnx/model.onnx": b"",
+    "optimizer.pt": b"",
+    "trainer_state.json": b"version https://git-lfs.github.com/spec/v1\n",
+    "adapter_config.json": b"no JSON",
+    "tokenizer.model": b"",
+}
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_what_lies_beside_a_model_changes_nothing(directory, is_in_parts):
+    if is_in_parts:
+        shard(directory)
+    before = find_model_files(str(directory))
+    for name, content in STRAY.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+    files = find_model_files(str(directory))
+    assert files.fingerprint("float32") == before.fingerprint("float32")
+    assert (files.weights, files.contents) == (before.weights, before.contents)
+    load_model(files, dtype="float32")
+
+
+def test_of_a_repository_what_its_index_names_is_fetched_and_nothing_else(
+    directory, tmp_path, monkeypatch
+):
+    """The hub's own library chooses among the names; here a folder stands in for the hub."""
+    shard(directory)
+    for name, content in STRAY.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+    snapshot = tmp_path / "snapshots" / "c0ffee"
+    asked = []
+
+    def snapshot_download(model, *, revision, allow_patterns):
+        asked.append((model, revision))
+        names = [str(it.relative_to(directory)) for it in directory.rglob("*") if it.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / name, snapshot / name)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    found = find_model_files("somebody/model", revision="main")
+    assert (found.name, found.revision) == ("somebody/model", "c0ffee")
+    assert {path.name for path in snapshot.rglob("*")} == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        INDEX_FILE,
+    }
+    # A branch may have moved on between the two calls.
+    assert asked == [("somebody/model", "main"), ("somebody/model", "c0ffee")]
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+        "model-2.safetensors",
+    ],
+)
+def test_a_git_lfs_pointer_in_the_place_of_a_file_is_named_as_such(directory, name):
+    shard(directory)
+    (directory / name).write_bytes(POINTER)
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(name)} is a Git LFS pointer"):
+        find_model_files(str(directory))
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 40, -1])
+@pytest.mark.parametrize("name", ["model.safetensors", "model-2.safetensors"])
+def test_a_file_of_weights_that_is_cut_off_is_named_as_such(directory, name, kept):
+    if name != "model.safetensors":
+        shard(directory)
+    path = directory / name
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(name)} is cut off: it has \d+ bytes"):
+        find_model_files(str(directory))
+
+
+def test_a_file_of_weights_with_more_than_its_header_tells_is_refused(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is too long"):
+        find_model_files(str(directory))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        '{"a": 1}',
+        '{"a": {"data_offsets": [0]}}',
+        '{"a": {"data_offsets": [4, 0]}}',
+        '{"a": {"data_offsets": ["0", 4]}}',
+        '{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [2, 4]}}',
+        '{"a": {"data_offsets": [1, 4]}}',
+    ],
+)
+def test_a_header_that_no_library_writes_is_refused(directory, header):
+    content = len(header).to_bytes(8, "little") + header.encode() + bytes(4)
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: its header"):
         find_model_files(str(directory))
 
 
@@ -95,13 +233,11 @@ def test_a_missing_directory_is_not_looked_for_in_a_hub(tmp_path):
         find_model_files(str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_every_deciding_file_is_in_the_fingerprint(directory, name):
+def test_the_dtype_and_the_weights_are_in_the_fingerprint(directory):
     before = find_model_files(str(directory)).fingerprint("float32")
     assert find_model_files(str(directory)).fingerprint("float32") == before
     assert find_model_files(str(directory)).fingerprint("bfloat16") != before
-    path = directory / name
-    path.write_bytes(path.read_bytes() + b" ")
+    changed(directory / "model.safetensors")
     assert find_model_files(str(directory)).fingerprint("float32") != before
 
 
@@ -145,7 +281,7 @@ def test_a_model_in_parts_is_loaded_and_every_part_is_in_the_fingerprint(directo
     assert all(parts[name].equal(tensor) for name, tensor in whole.items())
     before = files.fingerprint("float32")
     for path in files.weights:
-        path.write_bytes(path.read_bytes() + b" ")
+        changed(path)
         now = find_model_files(str(directory)).fingerprint("float32")
         assert now != before
         before = now
@@ -191,6 +327,16 @@ def test_a_weight_that_no_part_is_said_to_hold_is_told_and_is_in_the_fingerprint
     assert "left.over" in caplog.text
     load_model(files, dtype="float32")
     assert files.fingerprint("float32") != before
+
+
+def test_a_left_over_weight_that_two_parts_have_is_refused(directory):
+    placed = shard(directory)
+    for part in ("model-1.safetensors", "model-2.safetensors"):
+        held = load_file(directory / part) | {"left.over": torch.zeros(1)}
+        save_file(held, directory / part, metadata={"format": "pt"})
+    write_index(directory, placed)
+    with pytest.raises(ModelLoadError, match=r"model-2\.safetensors holds left\.over, as another"):
+        find_model_files(str(directory))
 
 
 def test_a_part_that_is_missing_is_named(directory):

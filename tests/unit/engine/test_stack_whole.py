@@ -51,6 +51,7 @@ WHOLE = {
     "is_invariant": (True, False, False),
     "verification_rules": ((EXACT, REJECTION), (EXACT,), (EXACT,)),
     "hardware": (None, "h2", None),
+    "fim_token_ids": ((1, 2, 3), (), (1, 2, 3)),
 }
 # These are no model's alone (test_stack.py), or are the same in all.
 OTHERS = {"fingerprint", "stage_names", "tokenizer_fingerprint", "vocabulary_size"}

@@ -516,6 +516,7 @@ FORBIDDEN = {
     "vocabulary_size": lambda it: setattr(it, "vocabulary_size", 0),
     "context_length": lambda it: setattr(it, "context_length", 0),
     "eos_token_ids": lambda it: it.eos_token_ids.append(2**32 - 1),
+    "fim_token_ids": lambda it: it.fim_token_ids.extend([1, 2]),
     "verification_rules": lambda it: it.verification_rules.extend([1] * 1000),
     "forward_latencies": latencies(*((rows + 1, 1) for rows in range(1000))),
     "forward_latencies.rows": latencies((2, 1), (1, 1)),

@@ -67,6 +67,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         stages=[{"model_name": "base"}, {"model_name": "small"}],
         role=model_service_pb2.MODEL_ROLE_TARGET,
         hardware={"identity": "gpu", "share": 0.5},
+        fim_token_ids=[3, 1, 2],
     )
 
     async def say():
@@ -88,6 +89,7 @@ async def test_what_a_server_says_of_its_model_is_read_as_it_says_it():
         stage_names=("base", "small"),
         role=Role.TARGET,
         hardware=Hardware("gpu", 0.5),
+        fim_token_ids=(3, 1, 2),
     )
     del info.verification_rules[1:]
     info.ClearField("hardware")

@@ -96,16 +96,20 @@ class GetModelInfoResponse(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FIM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """What people call the model, for example "python-target"."""
     model_revision: _builtins.str
     """The weights' revision: a commit id of a hub, or the digest of a local directory."""
     fingerprint: _builtins.str
-    """Names everything that decides a token: weights, configuration, tokenizer, dtype. Two servers
-    with the same fingerprint are interchangeable within one stream.
+    """Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
+    and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+    within one stream.
     """
     tokenizer_fingerprint: _builtins.str
-    """SHA-256, in hexadecimal, of the tokenizer's bytes. Drafter and target must agree on it."""
+    """SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
+    target must agree on it.
+    """
     vocabulary_size: _builtins.int
     """Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
     are padding and can never be chosen.
@@ -180,6 +184,13 @@ class GetModelInfoResponse(_message.Message):
     def hardware(self) -> Global___Hardware:
         """The hardware that computes. Not set where forwards compute nothing, or it cannot be told apart."""
 
+    @_builtins.property
+    def fim_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that ask for what is between two texts (fill in the middle): the one before the
+        first text, the one before the last text, and the one after both, in this order. Empty where
+        the model has no such tokens, or none that its server knows.
+        """
+
     def __init__(
         self,
         *,
@@ -212,10 +223,11 @@ class GetModelInfoResponse(_message.Message):
         stages: _abc.Iterable[Global___Stage] | None = ...,
         hardware: Global___Hardware | None = ...,
         version: _builtins.str = ...,
+        fim_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cancels_between_layers", b"cancels_between_layers", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fim_token_ids", b"fim_token_ids", "fingerprint", b"fingerprint", "forward_latencies", b"forward_latencies", "hardware", b"hardware", "incarnation", b"incarnation", "is_invariant", b"is_invariant", "layer_count", b"layer_count", "model_name", b"model_name", "model_revision", b"model_revision", "prefill_fixed_ns", b"prefill_fixed_ns", "prefill_ns_per_token", b"prefill_ns_per_token", "role", b"role", "self_draft_depth", b"self_draft_depth", "self_draft_kind", b"self_draft_kind", "session_limit", b"session_limit", "shares_forwards", b"shares_forwards", "stages", b"stages", "token_budget", b"token_budget", "tokenizer_fingerprint", b"tokenizer_fingerprint", "tree_depth_limit", b"tree_depth_limit", "tree_token_limit", b"tree_token_limit", "verification_rules", b"verification_rules", "version", b"version", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,8 +72,10 @@ class ModelServiceServicer:
     def GetTokenizer(self, request, context):
         """Stream the tokenizer in chunks, in the order of its bytes.
 
-        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-        fingerprint is in the first chunk; cache it under that.
+        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+        so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+        call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+        that.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

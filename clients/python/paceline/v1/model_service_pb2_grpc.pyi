@@ -45,8 +45,10 @@ class ModelServiceStub:
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_model_service_pb2.GetTokenizerRequest, _model_service_pb2.GetTokenizerResponse]
     """Stream the tokenizer in chunks, in the order of its bytes.
 
-    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-    fingerprint is in the first chunk; cache it under that.
+    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+    so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+    call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+    that.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -79,8 +81,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     GetTokenizer: _aio.UnaryStreamMultiCallable[_model_service_pb2.GetTokenizerRequest, _model_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """Stream the tokenizer in chunks, in the order of its bytes.
 
-    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-    fingerprint is in the first chunk; cache it under that.
+    The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+    so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+    call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+    that.
 
     Precondition: none. Effect: none. Idempotency: no side effects.
     Errors:
@@ -122,8 +126,10 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_model_service_pb2.GetTokenizerResponse], _abc.AsyncIterator[_model_service_pb2.GetTokenizerResponse]]:
         """Stream the tokenizer in chunks, in the order of its bytes.
 
-        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-        fingerprint is in the first chunk; cache it under that.
+        The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+        so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+        call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+        that.
 
         Precondition: none. Effect: none. Idempotency: no side effects.
         Errors:

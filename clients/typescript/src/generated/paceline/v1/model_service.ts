@@ -47,11 +47,15 @@ export interface GetModelInfoResponse {
   /** The weights' revision: a commit id of a hub, or the digest of a local directory. */
   modelRevision: string;
   /**
-   * Names everything that decides a token: weights, configuration, tokenizer, dtype. Two servers
-   * with the same fingerprint are interchangeable within one stream.
+   * Names everything that decides a token: weights, configuration, tokenizer, ends of a text, dtype;
+   * and nothing of how files write that. Two servers with the same fingerprint are interchangeable
+   * within one stream.
    */
   fingerprint: string;
-  /** SHA-256, in hexadecimal, of the tokenizer's bytes. Drafter and target must agree on it. */
+  /**
+   * SHA-256, in hexadecimal, of the tokenizer's bytes, as GetTokenizer streams them. Drafter and
+   * target must agree on it.
+   */
   tokenizerFingerprint: string;
   /**
    * Token ids are in [0, vocabulary_size): the tokenizer's size. Rows of the model's head beyond it
@@ -126,6 +130,12 @@ export interface GetModelInfoResponse {
     | undefined;
   /** Paceline's version, for example "0.2.1". Servers before 0.2 leave it empty. */
   version: string;
+  /**
+   * The tokens that ask for what is between two texts (fill in the middle): the one before the
+   * first text, the one before the last text, and the one after both, in this order. Empty where
+   * the model has no such tokens, or none that its server knows.
+   */
+  fimTokenIds: number[];
 }
 
 /** What a model computes on, which other servers may compute on, too. */
@@ -289,6 +299,7 @@ function createBaseGetModelInfoResponse(): GetModelInfoResponse {
     stages: [],
     hardware: undefined,
     version: "",
+    fimTokenIds: [],
   };
 }
 
@@ -388,6 +399,13 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
     }
     if (message.version !== "") {
       writer.uint32(234).string(message.version);
+    }
+    if (message.fimTokenIds.length !== 0) {
+      writer.uint32(242).fork();
+      for (const v of message.fimTokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -657,6 +675,24 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
             message.version = reader.string();
             continue;
           }
+          case 30: {
+            if (tag === 240) {
+              message.fimTokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 242) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.fimTokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -705,6 +741,7 @@ export const GetModelInfoResponse: MessageFns<GetModelInfoResponse> = {
       ? Hardware.fromPartial(object.hardware)
       : undefined;
     message.version = object.version ?? "";
+    message.fimTokenIds = object.fimTokenIds?.map((e) => e) || [];
     return message;
   },
 };
@@ -1405,8 +1442,10 @@ export const ModelServiceService = {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1458,8 +1497,10 @@ export interface ModelServiceServer extends UntypedServiceImplementation {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:
@@ -1506,8 +1547,10 @@ export interface ModelServiceClient extends Client {
   /**
    * Stream the tokenizer in chunks, in the order of its bytes.
    *
-   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library. Its
-   * fingerprint is in the first chunk; cache it under that.
+   * The chunks concatenated are one `tokenizer.json` of the Hugging Face tokenizers library, written
+   * so that equal tokenizers have equal bytes: without white space, keys in order, without what a
+   * call decides (truncation and padding). Its fingerprint is in the first chunk; cache it under
+   * that.
    *
    * Precondition: none. Effect: none. Idempotency: no side effects.
    * Errors:

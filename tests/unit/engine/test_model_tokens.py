@@ -1,0 +1,215 @@
+"""Which tokens end a text, and which ask for what is between two texts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from paceline_engine.backends.base import ModelLoadError
+from paceline_engine.backends.model_files import find_model_files
+from paceline_engine.backends.transformers import TransformersBackend
+from support.tiny_models import build_tokenizer
+
+CHATML = (
+    "{{ bos_token }}{# content <|never|> #}{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message['content'] | trim + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# As of gpt-oss: messages of the history end otherwise than an answer, and so does reasoning.
+CHANNELS = (
+    "{% for message in messages %}{% if loop.last %}{{ '<|start|>assistant<|message|>' +"
+    " message.content + '<|return|>' }}{% else %}{{ '<|start|>' + message.role + '<|message|>' +"
+    " message.content + '<|end|>' }}{% endif %}{% endfor %}"
+)
+# As of GLM 4: nothing ends a turn but the beginning of the next one.
+OPEN_TURNS = (
+    "{% for it in messages %}{% if it.role == 'user' %}<|user|>\n{{ it.content }}{% else %}"
+    "<|assistant|>\n{{ it.content }}{% endif %}{% endfor %}<|assistant|>"
+)
+# As of Phi 3: the end of all turns is another token than that of each.
+WHOLE_END = (
+    "{% for it in messages %}{{ '<|' + it.role + '|>\n' + it.content + '<|end|>\n' }}"
+    "{% endfor %}{{ eos_token }}"
+)
+
+
+@pytest.fixture
+def folder(tiny_pair, tmp_path):
+    """Give a model that ends its texts with token 0, without a word of it in any file."""
+    folder = shutil.copytree(tiny_pair.drafter, tmp_path / "model")
+    edit(folder, "config.json", eos_token_id=None)
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+def edit(folder, name, **fields):
+    path = folder / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **fields}))
+
+
+def with_tokens(folder, *texts, special=True):
+    """Give the tokenizer more tokens in the places of its last ones, and return their ids."""
+    tokenizer = build_tokenizer(300 - len(texts))
+    tokenizer.add_tokens([AddedToken(text, special=special) for text in texts])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tuple(tokenizer.token_to_id(text) for text in texts)
+
+
+def ends(folder):
+    return find_model_files(str(folder)).tokens.end_ids
+
+
+PLACES = {
+    "generation_config.json": ({"eos_token_id": [7, 8]}, (7, 8)),
+    "config.json": ({"eos_token_id": 9}, (9,)),
+    "tokenizer_config.json": ({"eos_token": "<|fill-0|>"}, ("<|fill-0|>",)),
+    "special_tokens_map.json": ({"eos_token": {"content": "<|fill-1|>"}}, ("<|fill-1|>",)),
+}
+
+
+def ids_of(folder, found):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return {tokenizer.token_to_id(each) if isinstance(each, str) else each for each in found}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_text_ends_where_one_file_alone_says_so(folder, name):
+    fields, expected = PLACES[name]
+    edit(folder, name, **fields)
+    assert {*ends(folder)} == ids_of(folder, expected)
+
+
+def test_what_ends_a_text_is_the_union_of_what_all_files_say(folder):
+    for name, (fields, _) in PLACES.items():
+        edit(folder, name, **fields)
+    every = [each for _, expected in PLACES.values() for each in expected]
+    assert {*ends(folder)} == ids_of(folder, every)
+    assert len(ends(folder)) == len(every)
+
+
+@pytest.mark.parametrize("part", ["text_config", "decoder"])
+def test_the_part_of_a_configuration_that_is_about_the_decoder_counts(folder, part):
+    edit(folder, "config.json", **{part: {"eos_token_id": [11]}})
+    assert ends(folder) == (11,)
+
+
+def test_a_token_of_the_vocabulary_that_is_not_special_ends_a_text_as_well(folder):
+    edit(folder, "tokenizer_config.json", eos_token="!")
+    assert {*ends(folder)} == ids_of(folder, ["!"])
+
+
+@pytest.mark.parametrize("wrong", ["x", -1, True, [0, None], 1 << 32, 1.5])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_what_is_no_token_id_is_refused_with_its_file(folder, name, wrong):
+    edit(folder, name, eos_token_id=wrong)
+    with pytest.raises(ModelLoadError, match=rf"{name}: eos_token_id is .* not a token id"):
+        find_model_files(str(folder))
+
+
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+def test_the_end_of_a_turn_that_a_template_writes_ends_a_text(folder, place):
+    base, _, turn_end = with_tokens(folder, "<|base|>", "<|im_start|>", "<|im_end|>")
+    edit(folder, place, eos_token_id=base)
+    edit(folder, "tokenizer_config.json", bos_token="<|base|>", eos_token="<|base|>")
+    (folder / "chat_template.jinja").write_text(CHATML)
+    assert ends(folder) == (base, turn_end)
+
+
+def test_nothing_is_added_where_a_declared_end_stands_among_the_turns(folder):
+    texts = ("<|start|>", "<|message|>", "<|end|>", "<|return|>")
+    *_, returned = with_tokens(folder, *texts)
+    edit(folder, "generation_config.json", eos_token_id=returned)
+    edit(folder, "tokenizer_config.json", chat_template=CHANNELS)
+    assert ends(folder) == (returned,)
+
+
+def test_the_declared_end_of_all_turns_leaves_each_turns_own_end(folder):
+    base, turn_end = with_tokens(folder, "<|base|>", "<|end|>")
+    edit(folder, "tokenizer_config.json", eos_token="<|base|>", chat_template=WHOLE_END)
+    assert ends(folder) == (base, turn_end)
+
+
+def test_a_token_that_begins_turns_ends_none(folder):
+    base, *_ = with_tokens(folder, "<|base|>", "<|user|>", "<|assistant|>")
+    edit(folder, "tokenizer_config.json", eos_token="<|base|>", chat_template=OPEN_TURNS)
+    assert ends(folder) == (base,)
+
+
+def test_a_token_of_the_template_that_is_not_special_ends_nothing(folder):
+    with_tokens(folder, "<|im_start|>", "<|im_end|>", special=False)
+    edit(folder, "tokenizer_config.json", chat_template=CHATML)
+    assert ends(folder) == ()
+    edit(folder, "tokenizer_config.json", additional_special_tokens=["<|im_end|>"])
+    assert {*ends(folder)} == ids_of(folder, ["<|im_end|>"])
+
+
+FIM = [
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek's
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+]
+
+
+@pytest.mark.parametrize("texts", FIM)
+def test_tokens_for_filling_in_the_middle_are_found_by_the_names_of_families(folder, texts):
+    *shuffled, first = with_tokens(folder, texts[1], texts[2], texts[0])
+    assert TransformersBackend(str(folder)).description.fim_token_ids == (first, *shuffled)
+
+
+def test_tokens_for_filling_in_the_middle_are_found_where_a_configuration_names_them(folder):
+    ids = with_tokens(folder, "<A>", "<B>", "<C>")
+    names = {"prefix_token": "<A>", "suffix_token": {"content": "<B>"}, "middle_token": "<C>"}
+    edit(folder, "tokenizer_config.json", **names)
+    assert TransformersBackend(str(folder)).description.fim_token_ids == ids
+
+
+def test_two_of_three_such_tokens_are_none(folder):
+    with_tokens(folder, "<fim_prefix>", "<fim_suffix>")
+    assert TransformersBackend(str(folder)).description.fim_token_ids == ()
+
+
+def said(caplog, folder):
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="paceline_engine"):
+        TransformersBackend(str(folder))
+    return [(it.levelname, it.getMessage()) for it in caplog.records]
+
+
+def test_a_model_whose_texts_nothing_ends_is_warned_of(folder, caplog):
+    warnings = [text for level, text in said(caplog, folder) if level == "WARNING"]
+    assert any("no token ends its texts" in text for text in warnings)
+    edit(folder, "generation_config.json", eos_token_id=[300, 4000])
+    edit(folder, "tokenizer_config.json", eos_token="<|im_end|>")
+    warnings = [text for level, text in said(caplog, folder) if level == "WARNING"]
+    for expected in (
+        "no token ends its texts",
+        "with tokens beyond its vocabulary of 300",
+        "eos_token is '<|im_end|>', which its tokenizer does not have",
+    ):
+        assert any(expected in text for text in warnings), expected
+
+
+def test_one_line_tells_what_was_found_and_what_was_not(folder, caplog):
+    edit(folder, "generation_config.json", eos_token_id=3, temperature=0.5, top_p=0.75)
+    (line,) = [text for level, text in said(caplog, folder) if level == "INFO"]
+    assert "ends of a text: 3;" in line
+    assert "temperature 0.5, top_p 0.75" in line
+    assert line.endswith("not found: named tokens, chat templates, fill in the middle")
+    edit(folder, "tokenizer_config.json", eos_token="<|end|>", chat_template="{{ messages }}")
+    with_tokens(folder, *FIM[0])
+    (line,) = [text for level, text in said(caplog, folder) if level == "INFO"]
+    assert "named tokens: eos_token '<|end|>'" in line
+    assert "chat templates: 'default' (tokenizer_config.json)" in line
+    assert "fill in the middle: 297, 298, 299" in line
+    assert line.endswith("not found: nothing")
+
+
+def test_a_folder_of_long_texts_makes_no_long_line(folder, caplog):
+    edit(folder, "tokenizer_config.json", bos_token="x" * 100_000)
+    assert all(len(text) < 2500 for _, text in said(caplog, folder))
