@@ -19,12 +19,28 @@ from paceline_gateway.responses import respond
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
 
     from paceline import SystemInfo
     from paceline_gateway.connection import Connection
     from paceline_gateway.gateway import Gateway
 
 __all__ = ["application"]
+
+
+class _Application(Starlette):
+    """Takes a path with a slash at its end for the path without it.
+
+    The framework would redirect it, by the scheme that it sees: behind a proxy that ends TLS that
+    is http, and clients send no body again.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path: str = scope.get("path", "")
+        if path.endswith("/"):
+            scope = {**scope, "path": path.rstrip("/") or "/"}
+        await super().__call__(scope, receive, send)
 
 
 def application(gateway: Gateway) -> Starlette:
@@ -40,7 +56,7 @@ def application(gateway: Gateway) -> Starlette:
     def post(path: str, handle: Any, prompt: str) -> Route:
         return Route(path, Endpoint(gateway, path, handle, prompt=prompt), methods=["POST"])
 
-    return Starlette(
+    routed = _Application(
         routes=[
             Route("/health/live", live),
             Route("/health/ready", ready),
@@ -59,6 +75,8 @@ def application(gateway: Gateway) -> Starlette:
         ],
         exception_handlers={HTTPException: _no_such_route},
     )
+    routed.router.redirect_slashes = False
+    return routed
 
 
 async def _list(
