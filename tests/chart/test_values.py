@@ -314,6 +314,33 @@ def test_the_notes_tell_how_many_targets_equation_1_asks_for():
     assert "kubectl scale" not in scaled.notes
 
 
+MONITORED = {"monitoring": {"serviceMonitor": {"enabled": True}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "callers", "namespaces"),
+    [
+        ({}, None, None),
+        (MONITORED, "metrics", "monitoring"),
+        ({"autoscaling": {"mode": "hpa"}}, "metrics", "monitoring"),
+        ({"autoscaling": {"mode": "keda"}}, "keda", "keda"),
+        ({"autoscaling": {"mode": "keda"}, **MONITORED}, "metrics and keda", "monitoring keda"),
+        ({"networkPolicy": {"enabled": False}, **MONITORED}, None, None),
+    ],
+    ids=["nobody", "monitoring", "hpa", "keda", "both", "no policy"],
+)
+def test_the_notes_name_the_namespaces_that_the_network_policies_count_on(
+    values, callers, namespaces
+):
+    notes = install(values).notes
+    if callers is None:
+        assert "in from namespaces" not in notes
+        assert "kubectl get namespace" not in notes
+    else:
+        assert f"The network policies let {callers} in from namespaces" in notes
+        assert f"  kubectl get namespace {namespaces}\n" in f"{notes}\n"
+
+
 def test_the_notes_get_the_certificates_that_their_command_needs():
     one_sided = {"enabled": True, "secrets": {"orchestrator": "o", "target": "t", "drafter": "d"}}
     notes = install({"tls": one_sided}).notes

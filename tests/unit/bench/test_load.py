@@ -301,6 +301,7 @@ def put(monkeypatch):
 
     def count(_address):
         forwards["paceline_forwards_total"] += 5
+        forwards["paceline_forwards_interrupted_total"] += 3
         return dict(forwards)
 
     monkeypatch.setattr(load, "counters", count)
@@ -363,6 +364,25 @@ async def test_a_throttled_orchestrators_load_is_told_of_the_time_that_it_had(
     row = await put(FakeClient(), Strategy.AUTOREGRESSIVE, share=share)
     assert row.orchestrator_load == told
     assert shares == [share] * (share < 1)
+
+
+async def test_each_cost_of_a_load_is_told_in_its_own_field(put, monkeypatch):
+    usage = SimpleNamespace(
+        cpu_seconds=(1.0, 0.5),
+        base_bytes=(1 << 20, 3 << 20),
+        peak_bytes=(4 << 20, 5 << 20),
+        highest_load=0.2,
+        own_load=0.1,
+        machine_load=0.5,
+    )
+    monkeypatch.setattr(load, "metered", lambda _pids: nullcontext(usage))
+    row = await put(FakeClient(), Strategy.AUTOREGRESSIVE)
+    token_count = 5 * 3
+    assert row.forwards_per_token == (5 + 3) / token_count  # begun: those given up are among them
+    assert row.given_up == 3 / (5 + 3)
+    assert row.orchestrator_ms_per_token == 1500 / token_count
+    assert (row.memory_before_mib, row.memory_peak_mib) == (4, 9)
+    assert (row.orchestrator_load, row.generator_load, row.machine_load) == (0.2, 0.1, 0.5)
 
 
 async def test_processes_are_metered():

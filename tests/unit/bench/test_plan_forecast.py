@@ -302,11 +302,14 @@ def test_si_that_drafts_ahead_has_a_row_of_its_own_and_no_gain_per_target():
     assert labels[-1] == "SI ahead, lookahead 3"
 
 
-def test_the_gain_of_several_targets_is_told_for_each():
+def test_the_gain_of_several_targets_and_its_error_are_told_for_each():
     listed = rows(1000, 500)
     listed += [row(Strategy.DISTRIBUTED, count, ms) for count, ms in ((8, 400), (12, 320))]
     assert HEADINGS[-1] == "gain per target"
     assert [line[-1] for line in table_rows(listed)] == ["", "", "", "+5.0%"]
+    # Four more targets save 80 of 400 ms, with a standard error of 16 ms.
+    listed[-1] = row(Strategy.DISTRIBUTED, 12, 320, spread=16 * 3**0.5)
+    assert table_rows(listed)[-1][-1] == "+5.0% ± 1.0%"
 
 
 def test_json_rows_are_in_ms():

@@ -302,6 +302,59 @@ def test_info_cuts_no_name_however_narrow_the_terminal(columns, capsys, monkeypa
     assert rows == [[it, "target", "10.0.0.1:50051", "ready", "1.50"] for it in names]
 
 
+def test_info_says_each_thing_of_a_system_and_of_its_servers_in_its_own_place(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    servers = [
+        ServerInfo(
+            name="first",
+            address="10.0.0.1:1",
+            role="target",
+            ready=True,
+            status="",
+            model_fingerprint="f",
+            decode_step_ns=12_345_678,
+            self_draft_kind="medusa",
+            is_invariant=True,
+        ),
+        ServerInfo(
+            name="second",
+            address="10.0.0.2:2",
+            role="drafter",
+            ready=False,
+            status="NOT_SERVING",
+            model_fingerprint="g",
+            decode_step_ns=0,
+        ),
+    ]
+    system = SystemInfo(
+        version="7.8.9",
+        model_name="m",
+        model_fingerprint="f",
+        tokenizer_fingerprint="t",
+        vocabulary_size=50_257,
+        context_length=1024,
+        running_request_count=3,
+        servers=tuple(servers),
+    )
+    info._print(system)
+    facts, servers_table = capsys.readouterr().out.split("\n\n")
+    assert dict(line.split(maxsplit=1) for line in facts.splitlines()) == {
+        "model": "m",
+        "fingerprint": "f",
+        "tokenizer": "t",
+        "vocabulary": "50257 tokens",
+        "context": "1024 tokens",
+        "running": "3 requests",
+        "version": "7.8.9",
+    }
+    abilities = "drafts for itself (medusa), invariant"
+    assert [re.split(r"  +", line.strip()) for line in servers_table.splitlines()] == [
+        ["server", "role", "address", "state", "ms per token"],
+        ["first", "target", "10.0.0.1:1", "ready", "12.35", abilities],
+        ["second", "drafter", "10.0.0.2:2", "NOT_SERVING"],
+    ]
+
+
 def test_info_lists_the_servers(capsys, fake):
     code, out, _ = run(capsys, "info", "--address", fake.address)
     assert code == 0

@@ -67,3 +67,32 @@ def test_a_line_that_is_shown_is_understood(line):
 
 def test_lines_are_found():
     assert len(set(shown_lines())) > 20
+
+
+# A flag and its default, as pages have them: "`--queue-limit-bytes` together (64 MiB)".
+DEFAULT = re.compile(r"`--([a-z-]+)`[^`\n;|]{0,60}?\(([\d.]+(?: [KMG]iB)?(?::\d+)?)(?=[;)])")
+BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def told_defaults():
+    """Return flags and what they are by default, with the roles that it is told of."""
+    found = []
+    for page in PAGES:
+        roles = ["gateway"] if page.name == "http.md" else ROLES
+        for flag, told in DEFAULT.findall(page.read_text()):
+            found.append(pytest.param(flag, told, roles, id=f"{page.name} --{flag} {told}"))
+    return found
+
+
+@pytest.mark.parametrize(("flag", "told", "roles"), told_defaults())
+def test_a_default_that_a_page_tells_is_the_settings_own(flag, told, roles):
+    name = flag.replace("-", "_")
+    fields = [ROLES[role].model_fields.get(name) for role in roles]
+    defaults = [field.default for field in fields if field is not None]
+    number, _, unit = told.partition(" ")
+    is_number = number.replace(".", "", 1).isdigit()
+    assert (float(number) * BYTES.get(unit, 1) if is_number else told) in defaults
+
+
+def test_the_pages_tell_defaults_at_all():
+    assert len(told_defaults()) >= 11

@@ -272,6 +272,36 @@ async def test_without_the_orchestrator_there_is_what_the_metrics_say():
     server.endpoint.close()
 
 
+TARGETS_PAGE = Samples({"paceline_sessions_active": {frozenset({("role", "target")}): 1.0}})
+ORCHESTRATORS_PAGE = samples(paceline_incoming_requests_total=1)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "addresses", "owner"),
+    [
+        (TARGETS_PAGE, "", ["h:1"], "server 1"),
+        (TARGETS_PAGE, "", ["[h]:1", "i:1"], "server 1"),
+        (TARGETS_PAGE, "", ["h:1", "h:2"], "h:9090"),
+        (TARGETS_PAGE, "", ["i:1"], "h:9090"),
+        (TARGETS_PAGE, "server 2", ["h:1", "i:1"], "server 2"),
+        (TARGETS_PAGE, "other", ["h:1"], "other"),
+        (ORCHESTRATORS_PAGE, "", ["h:1"], "h:9090"),
+    ],
+    ids=[
+        *("the one server there", "the one there, as IPv6", "one of two there", "one elsewhere"),
+        *("a name that is known", "a name that is not", "an orchestrator's"),
+    ],
+)
+def test_a_page_is_that_of_the_server_with_its_name_or_of_the_only_one_there(
+    page, name, addresses, owner
+):
+    servers = [known(f"server {at}", address=each) for at, each in enumerate(addresses, 1)]
+    scrape = Scrape(Page(Source(name, "h", 9090), "h"), Readings(page))
+    seen = view(Snapshot((scrape,), Orchestrator(*servers).answer))
+    names = {it.name: it.note for pool in seen.pools for it in pool.servers}
+    assert names == {**{it.name: "no metrics" for it in servers}, owner: ""}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the whole of 127.0.0.0/8")
 async def test_a_name_stands_for_all_its_addresses_and_loses_them_one_by_one(monkeypatch):
     one = Server("127.0.0.1")

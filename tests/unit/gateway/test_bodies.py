@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidFieldError, UnsupportedError
 from paceline.request import build_request
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_gateway.bodies import ChatBody, CompletionBody, Extension, ResponseBody, parse
+from paceline_gateway.bodies import (
+    ChatBody,
+    CompletionBody,
+    Extension,
+    LiveBody,
+    ResponseBody,
+    parse,
+)
 from paceline_gateway.errors import RequestError, of_paceline
 from support.gateway import gateway_over
 
@@ -87,6 +94,48 @@ def test_what_is_not_supported_is_refused_by_its_name(body_class, base, name, va
     assert error["type"] == "invalid_request_error"
 
 
+RESPONSE = {"model": "fake", "input": "hi"}
+LIVE = {"model": "fake", "prompt": "p"}
+TOKENS = ([1, (1 << 32) - 1], [0, 1 << 32])
+LIKELIEST = ([0, 20], [-1, 21])
+OF_ALL = {
+    "temperature": ([0, 2], [-0.01, 2.01]),
+    "top_p": ([0, 1], [-0.01, 1.01]),
+    "seed": ([0, (1 << 53) - 1], [-1, 1 << 53]),
+    "paceline.lookahead": ([1, 64], [0, 65]),
+    "paceline.targets": ([1, 64], [0, 65]),
+    "paceline.width": ([1, 16], [0, 17]),
+    "paceline.branches": ([0, 64], [-1, 65]),
+    "paceline.top_k": ([0, (1 << 32) - 1], [-1, 1 << 32]),
+    "paceline.min_p": ([0, 1], [-0.01, 1.01]),
+}
+CHOICES = {"n": ([1, 128], [0, 129]), "max_tokens": TOKENS}
+OF_CHAT = {**OF_ALL, **CHOICES, "max_completion_tokens": TOKENS, "top_logprobs": LIKELIEST}
+LIMITS = {
+    "completion": (CompletionBody, TEXT, {**OF_ALL, **CHOICES, "logprobs": LIKELIEST}),
+    "chat": (ChatBody, {**CHAT, "logprobs": True}, OF_CHAT),
+    "response": (ResponseBody, RESPONSE, {**OF_ALL, "max_output_tokens": TOKENS}),
+    "live": (LiveBody, LIVE, {**OF_ALL, "max_tokens": TOKENS}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, (_, _, names) in LIMITS.items() for name in names]
+)
+def test_a_number_may_be_as_far_as_its_limits_and_no_farther(kind, name):
+    body_class, base, names = LIMITS[kind]
+    parent, _, field = name.rpartition(".")
+
+    def body(value):
+        return {**base, parent: {field: value}} if parent else {**base, field: value}
+
+    within, beyond = names[name]
+    for value in within:
+        assert parse(body_class, json.dumps(body(value)).encode())
+    for value in beyond:
+        assert refused(body_class, body(value))["param"] == name
+
+
 @pytest.mark.parametrize("name", sorted(Extension.model_fields.keys() - {"ignore_eos"}))
 def test_what_an_orchestrator_refuses_has_the_name_it_has_here(name):
     wire = f"sampling.{name}" if name in {"top_k", "min_p"} else name
@@ -129,6 +178,12 @@ def test_what_changes_nothing_is_allowed(more):
 )
 def test_so_it_is_of_completions_and_responses(body_class, value):
     parse(body_class, json.dumps(value).encode())
+
+
+def test_the_newer_name_of_a_chats_limit_wins():
+    both = {**CHAT, "max_tokens": 5, "max_completion_tokens": 7}
+    for more, most in ((both, 7), ({**CHAT, "max_tokens": 5}, 5), (CHAT, None)):
+        assert parse(ChatBody, json.dumps(more).encode()).options().get("max_tokens") == most
 
 
 JSON = st.recursive(

@@ -200,9 +200,11 @@ async def test_requests_beyond_the_limit_are_refused_at_once():
         asking.cancel()
 
 
-async def test_more_choices_than_the_limit_are_refused():
+async def test_more_choices_than_the_limit_are_refused_and_as_many_are_not():
     async with gateway_over(choice_limit=3) as gateway:
+        allowed = await gateway.post("/v1/completions", prompt=["a", "b", "c"])
         response = await gateway.post("/v1/completions", prompt=["a", "b"], n=2)
+    assert [each["index"] for each in allowed.json()["choices"]] == [0, 1, 2]
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
