@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_CHAT_TEMPLATE_BYTES
 from paceline.plain_files import read_plain_file
 from paceline_engine.backends.base import ChatTemplate, ModelLoadError
 from paceline_engine.backends.model_files import read_json
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["find_chat_template"]
 
-# Of the templates in use the longest, with tools and reasoning, have 30 KB.
-_MOST_SOURCE_BYTES = 256 * 1024
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -34,9 +33,9 @@ def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None
     source = _own_file(directory / "chat_template.jinja") or _of_config(config.get("chat_template"))
     if not source:
         return None
-    if len(source.encode()) > _MOST_SOURCE_BYTES:
+    if len(source.encode()) > MOST_CHAT_TEMPLATE_BYTES:
         raise ModelLoadError(
-            f"{directory}: the chat template has more than {_MOST_SOURCE_BYTES} bytes"
+            f"{directory}: the chat template has more than {MOST_CHAT_TEMPLATE_BYTES} bytes"
         )
     named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
     added = json.loads(tokenizer).get("added_tokens") or ()
@@ -49,8 +48,9 @@ def find_chat_template(directory: Path, tokenizer: bytes) -> ChatTemplate | None
 
 def _own_file(path: Path) -> str:
     try:
-        content = read_plain_file(path, most_bytes=_MOST_SOURCE_BYTES) if path.exists() else b""
-        return content.decode()
+        if not path.exists():
+            return ""
+        return read_plain_file(path, most_bytes=MOST_CHAT_TEMPLATE_BYTES).decode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelLoadError(f"{path}: not readable as text ({reason})") from error
