@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from collections import Counter
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial

@@ -207,8 +207,7 @@ class _Group:
         yield from self._shared_hardware(server)
         yield from _trees(facts, [it.facts for it in others if it.facts])
         yield from _adapters(facts, [it.facts for it in others if it.facts])
-        if server.role is Role.DRAFTER:
-            yield from _limits(facts, model)
+        yield from _limits(facts, model)
 
     def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
         theirs = median(it.latency.step_ns for it in others) if others else 0
@@ -258,7 +257,7 @@ def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
 def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
     if facts.context_length < model.context_length:
         ours, theirs = facts.context_length, model.context_length
-        yield f"its context is {ours} tokens, the targets' {theirs}: longer texts go on without it"
+        yield f"its context is {ours} tokens, the longest {theirs}: longer texts go on without it"
     if model.rejection_sampling and not facts.rejection_sampling:
         yield "it works for no request under REJECTION"
 
