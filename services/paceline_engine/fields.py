@@ -10,7 +10,17 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidFieldError, UnsupportedError
-from paceline.limits import MOST_BRANCHES, MOST_CHUNK_TOKENS, MOST_TOP_LOGPROBS, MOST_WIDTH
+from paceline.limits import (
+    LEASE_SECONDS,
+    MOST_BRANCHES,
+    MOST_CHUNK_TOKENS,
+    MOST_DISTRIBUTION_ENTRIES,
+    MOST_END_TOKENS,
+    MOST_PROPOSAL_TOKENS,
+    MOST_TOP_LOGPROBS,
+    MOST_WIDTH,
+    SUM_TOLERANCE,
+)
 from paceline.names import NAME_RULE, is_name
 from paceline_engine.calls import (
     DecodeOptions,
@@ -43,7 +53,7 @@ __all__ = [
     "check_spec",
 ]
 
-MOST_TOKENS = 1024
+MOST_TOKENS = MOST_PROPOSAL_TOKENS
 """The most tokens of a proposal, of a draft's window, and of a Decode."""
 
 MOST_TREE_TOKENS = 256
@@ -55,17 +65,14 @@ MOST_TREE_DEPTH = 64
 MOST_DRAFTED = 8192
 """The most tokens that a draft may find, the runners-up included: each step looks at them all."""
 
-MOST_ENTRIES = 4096
+MOST_ENTRIES = MOST_DISTRIBUTION_ENTRIES
 """The most tokens that a distribution may name."""
 
 _SEED_LIMIT = 1 << 53
 _SEQUENCE_LIMIT = 1 << 64
 _MAX_TEMPERATURE = 100
-_LEASE_SECONDS = (1.0, 300.0)
 _DIGEST_BYTES = 16
 _MAX_DEPTH = 65535
-_SUM_TOLERANCE = 1e-4
-_MOST_END_TOKENS = 64
 _LONGEST_INTERVAL_SECONDS = 1
 
 
@@ -80,7 +87,7 @@ def check_spec(spec: SessionSpec, model: ModelDescription) -> None:
     _check("spec.seed", spec.seed, 0, _SEED_LIMIT - 1)
     _check("spec.reserve_length", spec.reserve_length, 1, model.context_length)
     _check("spec.limit_length", spec.longest_length, spec.reserve_length, model.context_length)
-    _check("spec.lease", spec.lease_seconds, *_LEASE_SECONDS, unit=" seconds")
+    _check("spec.lease", spec.lease_seconds, *LEASE_SECONDS, unit=" seconds")
     _check_name("spec.request_id", spec.request_id)
     _check_name("spec.share", spec.share)
     # At temperature 0 every rule is EXACT.
@@ -204,10 +211,10 @@ def check_distributions(proposal: Proposal, *, vocabulary_size: int) -> None:
         if len(set(ids)) != len(ids):
             raise InvalidFieldError.of(f"{field}.token_ids", "must be distinct")
         total = math.fsum(probabilities) if all(map(math.isfinite, probabilities)) else math.nan
-        if not (min(probabilities) > 0 and abs(total - 1) <= _SUM_TOLERANCE):
+        if not (min(probabilities) > 0 and abs(total - 1) <= SUM_TOLERANCE):
             raise InvalidFieldError.of(
                 f"{field}.probabilities",
-                f"must be above 0 and sum to 1 within {_SUM_TOLERANCE}, not to {total}",
+                f"must be above 0 and sum to 1 within {SUM_TOLERANCE}, not to {total}",
             )
         if token not in ids:
             raise InvalidFieldError.of(
@@ -221,10 +228,10 @@ def check_decoding(
     """Check what is special to Decode."""
     _check("max_tokens", options.max_tokens, 1, MOST_TOKENS)
     _check_fits("max_tokens", call.prefix_length + options.max_tokens, limit_length)
-    if len(options.end_token_ids) > _MOST_END_TOKENS:
+    if len(options.end_token_ids) > MOST_END_TOKENS:
         raise InvalidFieldError.of(
             "end_token_ids",
-            f"has {len(options.end_token_ids)} tokens, at most {_MOST_END_TOKENS} are allowed",
+            f"has {len(options.end_token_ids)} tokens, at most {MOST_END_TOKENS} are allowed",
         )
     _check_token_ids("end_token_ids", options.end_token_ids, vocabulary_size=vocabulary_size)
     _check("top_logprobs", options.top_logprobs, 0, MOST_TOP_LOGPROBS)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.channel import is_loopback
+from paceline.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_engine.cascade import MAX_GRAM, MatrixError, parse_matrix
 from paceline_engine.fields import MOST_TREE_TOKENS
 from paceline_serving.server_settings import ServerSettings
@@ -37,7 +38,11 @@ class ModelSettings(Settings):
         "", description="directory with a decoder-only model in safetensors, or a hub id"
     )
     model_revision: str = Field("", description="revision of a hub id; empty: its default branch")
-    model_name: str = Field("", description="what people call it; empty: after --model")
+    model_name: str = Field(
+        "",
+        max_length=MOST_MODEL_NAME_CHARACTERS,
+        description="what people call it; empty: after --model",
+    )
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = Field(
         "float32", description="what to compute in"
     )

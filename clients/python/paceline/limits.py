@@ -4,18 +4,25 @@ from __future__ import annotations
 
 __all__ = [
     "DEFAULT_MESSAGE_BYTES",
+    "LEASE_SECONDS",
     "LEAST_MESSAGE_BYTES",
     "MOST_BIGRAM_BYTES",
     "MOST_BRANCHES",
+    "MOST_CHAT_TEMPLATE_BYTES",
     "MOST_CHUNK_TOKENS",
+    "MOST_DISTRIBUTION_ENTRIES",
     "MOST_DRAFTERS",
+    "MOST_END_TOKENS",
     "MOST_LOOKAHEAD",
     "MOST_MESSAGE_BYTES",
+    "MOST_MODEL_NAME_CHARACTERS",
     "MOST_PEM_BYTES",
+    "MOST_PROPOSAL_TOKENS",
     "MOST_TARGETS",
     "MOST_TOKENIZER_BYTES",
     "MOST_TOP_LOGPROBS",
     "MOST_WIDTH",
+    "SUM_TOLERANCE",
     "most_request_bytes",
     "most_text_bytes",
 ]
@@ -40,6 +47,27 @@ MOST_TOP_LOGPROBS = 20
 
 MOST_CHUNK_TOKENS = 64
 """DraftRequest.chunk_tokens."""
+
+MOST_PROPOSAL_TOKENS = 1024
+"""Proposal.token_ids: of what a target judges, and of what it or a drafter finds."""
+
+MOST_DISTRIBUTION_ENTRIES = 4096
+"""SparseDistribution.token_ids."""
+
+SUM_TOLERANCE = 1e-4
+"""How far from 1 SparseDistribution.probabilities may add up to."""
+
+MOST_END_TOKENS = 64
+"""DecodeRequest.end_token_ids, and so GetModelInfoResponse.eos_token_ids."""
+
+LEASE_SECONDS = (1, 300)
+"""SessionSpec.lease and SessionGrant.lease: the shortest and the longest."""
+
+MOST_MODEL_NAME_CHARACTERS = 256
+"""GetModelInfoResponse.model_name."""
+
+MOST_CHAT_TEMPLATE_BYTES = 256 << 10
+"""ChatTemplate.source, as UTF-8: the longest in use, with tools and reasoning, have 30 KB."""
 
 MOST_TOKENIZER_BYTES = 256 << 20
 """GetTokenizerResponse.total_bytes: of a vocabulary of 262,144 tokens the file has 33 MB."""

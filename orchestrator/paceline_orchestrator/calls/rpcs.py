@@ -9,7 +9,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from paceline.limits import MOST_TOP_LOGPROBS
+from paceline.limits import MOST_PROPOSAL_TOKENS, MOST_TOP_LOGPROBS
 from paceline.v1.drafter_service_pb2 import DraftRequest
 from paceline.v1.proposal_pb2 import Proposal as ProposalMessage
 from paceline.v1.sampling_pb2 import (
@@ -68,8 +68,6 @@ __all__ = [
     "send_verify",
 ]
 
-# A proposal that a target judges has no more tokens, so none makes one of more.
-_MOST_GUESSED = 1024
 # It takes no forward: a server that takes longer hangs.
 _RENEWING_SECONDS = 1.0
 
@@ -177,7 +175,7 @@ async def read_verdict(rpc: _VerifyRpc, *, sent_ns: int, block_length: int) -> J
     response = await answer(rpc)
     at_most("accepted_path", response.accepted_path, block_length)
     at_most("logprobs", response.logprobs, block_length + 1)
-    check_proposal_lengths(response.proposal, most=_MOST_GUESSED)
+    check_proposal_lengths(response.proposal, most=MOST_PROPOSAL_TOKENS)
     return Judged(
         sequence=response.sequence,
         prefix_length=response.prefix_length,

@@ -14,6 +14,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TryAgainError
+from paceline.limits import (
+    LEASE_SECONDS,
+    MOST_CHAT_TEMPLATE_BYTES,
+    MOST_DISTRIBUTION_ENTRIES,
+    MOST_END_TOKENS,
+    MOST_MODEL_NAME_CHARACTERS,
+    SUM_TOLERANCE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
     from paceline.v1.session_service_pb2 import CallTiming, SessionGrant
 
 __all__ = [
-    "MOST_END_TOKENS",
     "BadAnswerError",
     "at_most",
     "check_chat_template",
@@ -38,12 +45,9 @@ __all__ = [
     "demand",
 ]
 
-MOST_END_TOKENS = 64
-"""DecodeRequest.end_token_ids, and so GetModelInfoResponse.eos_token_ids."""
-
 # Characters of each text that a server says of its model.
 _TEXTS = {
-    "model_name": 256,
+    "model_name": MOST_MODEL_NAME_CHARACTERS,
     "fingerprint": 256,
     "tokenizer_fingerprint": 64,
     "self_draft_kind": 64,
@@ -62,11 +66,7 @@ _MOST_IDENTITY_CHARACTERS = 64
 _LONGEST_FORWARD_NS = 3600 * 10**9
 _LONGEST_CALL_NS = 24 * 3600 * 10**9
 _MOST_FORWARDS = 1 << 20
-_MOST_ENTRIES = 4096
-_SUM_TOLERANCE = 1e-4
 _MOST_HANDLE_CHARACTERS = 256
-_LEASE_SECONDS = (1, 300)
-_MOST_SOURCE_CHARACTERS = 256 << 10
 _MOST_TOKEN_CHARACTERS = 1024
 _MOST_NAMED_TOKENS = 256
 _MOST_SPECIAL_TOKENS = 1 << 16
@@ -172,10 +172,11 @@ def check_distribution(distribution: Any, *, token_id: int, vocabulary_size: int
     Raises:
         BadAnswerError: It is no distribution, or the token cannot be drawn from it.
     """
+    count = len(distribution.token_ids)
     demand(
-        1 <= len(distribution.token_ids) == len(distribution.probabilities) <= _MOST_ENTRIES,
+        1 <= count == len(distribution.probabilities) <= MOST_DISTRIBUTION_ENTRIES,
         "proposal.distributions",
-        f"has other than 1 to {_MOST_ENTRIES} tokens with one probability each",
+        f"has other than 1 to {MOST_DISTRIBUTION_ENTRIES} tokens with one probability each",
     )
     # As lists: each look at a message's own fields makes new numbers of all of them.
     ids, probabilities = list(distribution.token_ids), list(distribution.probabilities)
@@ -186,7 +187,7 @@ def check_distribution(distribution: Any, *, token_id: int, vocabulary_size: int
     )
     demand(
         # With a NaN or an infinity among them, the sum is one, too.
-        min(probabilities) > 0 and abs(sum(probabilities) - 1) <= _SUM_TOLERANCE,
+        min(probabilities) > 0 and abs(sum(probabilities) - 1) <= SUM_TOLERANCE,
         "proposal.distributions.probabilities",
         "are not above 0 with a sum of 1",
     )
@@ -208,7 +209,7 @@ def check_lease(lease: Duration) -> None:
     Raises:
         BadAnswerError: It is out of its limits.
     """
-    least, most = _LEASE_SECONDS
+    least, most = LEASE_SECONDS
     seconds = lease.seconds + lease.nanos / 1e9
     demand(least <= seconds <= most, "lease", f"is not in [{least}, {most}] seconds")
 
@@ -220,7 +221,7 @@ def check_chat_template(template: pb.ChatTemplate) -> None:
         BadAnswerError: A field is out of its limits.
     """
     _in_range("the length of fingerprint", len(template.fingerprint), 1, 64)
-    _in_range("the length of source", len(template.source), 1, _MOST_SOURCE_CHARACTERS)
+    _in_range("the length of source", len(template.source.encode()), 1, MOST_CHAT_TEMPLATE_BYTES)
     at_most("named_tokens", template.named_tokens, _MOST_NAMED_TOKENS)
     at_most("special_tokens", template.special_tokens, _MOST_SPECIAL_TOKENS)
     for field, texts in (

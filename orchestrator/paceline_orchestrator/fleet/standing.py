@@ -257,7 +257,7 @@ def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
 def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:
     if facts.context_length < model.context_length:
         ours, theirs = facts.context_length, model.context_length
-        yield f"its context is {ours} tokens, the targets' {theirs}: longer texts go on without it"
+        yield f"its context is {ours} tokens, the longest {theirs}: longer texts go on without it"
     if model.rejection_sampling and not facts.rejection_sampling:
         yield "it works for no request under REJECTION"
 

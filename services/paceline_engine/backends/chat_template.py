@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.limits import MOST_CHAT_TEMPLATE_BYTES
 from paceline_engine.backends.base import ChatTemplate, ModelLoadError
 from paceline_engine.backends.small_files import (
     CHAT_TEMPLATE,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FoundTemplate", "find_templates", "template_of"]
 
-_MOST_SOURCE_BYTES = 256 * 1024
 _DEFAULT = "default"
 
 
@@ -66,8 +66,8 @@ def _check(template: FoundTemplate, *, where: str) -> None:
         size = len(template.source.encode())
     except UnicodeEncodeError as error:
         raise ModelLoadError(f"{where} is no text ({error})") from error
-    if size > _MOST_SOURCE_BYTES:
-        raise ModelLoadError(f"{where} has more than {_MOST_SOURCE_BYTES} bytes")
+    if size > MOST_CHAT_TEMPLATE_BYTES:
+        raise ModelLoadError(f"{where} has more than {MOST_CHAT_TEMPLATE_BYTES} bytes")
 
 
 def template_of(source: str, tokens: ModelTokens) -> ChatTemplate:

@@ -125,8 +125,7 @@ async def test_one_line_of_the_log_says_from_where_on_requests_go_on_without_a_d
         async with virtual_system(*models) as system:
             for _ in range(3):
                 await decoded(system, strategy=SI)
-    lines = (it.getMessage() for it in caplog.records)
-    told = [it for it in lines if "drafter-0 is used" in it]
+    told = [it for it in caplog.messages if it.startswith("drafter-0 is used")]
     assert len(told) == 1
     assert "its context is 30 tokens" in told[0]
     assert "longer texts go on without it" in told[0]

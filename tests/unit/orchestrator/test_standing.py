@@ -122,16 +122,6 @@ async def test_a_promise_of_the_same_bits_is_never_mixed_with_none():
         assert [it.name for it in pool.targets(pool.model())] == ["target-1"]
 
 
-async def test_targets_of_unlike_contexts_are_all_used_and_the_short_ones_say_how_far():
-    async with a_pool(a_target(), a_target(), a_target(context_length=8192)) as pool:
-        await soon(lambda: sum(it.ready for it in pool.servers) == 3, what="all are there")
-        assert await stands(pool, "target-2", Word.USED) == ""
-        sentence = await stands(pool, "target-1", Word.USED)
-        assert "is 4096 tokens, the targets' 8192: longer texts go on without it" in sentence
-        assert pool.model().context_length == 8192
-        assert len(pool.targets(pool.model())) == 3
-
-
 async def test_a_drafter_with_another_tokenizer_is_told_of_without_any_request(caplog):
     async with a_pool(a_target(), a_drafter(tokenizer=b"x")) as pool:
         sentence = await stands(pool, "drafter-1", Word.OTHER_TOKENIZER)
@@ -217,7 +207,7 @@ async def test_a_server_that_loads_is_told_from_one_that_drains():
         await stands(pool, "target-1", Word.DRAINING)
 
 
-async def test_a_server_that_loads_for_long_is_told_of_once(monkeypatch, caplog):
+async def test_a_server_that_loads_for_long_is_never_said_to_shut_down(monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(health_watch, "_APPROACH_SECONDS", 0.1)
     asked, health_changes = [], health_watch.health_changes
@@ -230,11 +220,10 @@ async def test_a_server_that_loads_for_long_is_told_of_once(monkeypatch, caplog)
     target = a_target(is_loading=True)
     async with a_pool(a_target(), target) as pool:
         await target.set_serving(False)
-        await stands(pool, "target-1", Word.LOADING)
-        caplog.clear()
+        await logged(caplog, "target-1 is not used: its model is not loaded yet")
         (loading,) = (it.channel for it in pool.servers if it.name == "target-1")
         await soon(lambda: asked.count(loading) >= 5, what="its health was asked for again")
-    assert not [it for it in caplog.messages if it.startswith("target-1")]
+    assert not [it for it in caplog.messages if "it shuts down" in it]
 
 
 async def test_what_discovery_says_of_a_server_is_its_word():
@@ -296,9 +285,21 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
         assert standing_of(pool, "target-1") == Standing(Word.USED)
         assert standing_of(pool, "drafter-3") == Standing(
             Word.USED,
-            "its context is 512 tokens, the targets' 4096: longer texts go on without it;"
+            "its context is 512 tokens, the longest 4096: longer texts go on without it;"
             " it works for no request under REJECTION",
         )
+
+
+async def test_a_target_with_a_shorter_context_than_its_like_is_used_and_told_of():
+    async with a_pool(a_target(), a_target(context_length=512)) as pool:
+        await soon(
+            lambda: len(pool.servers) == 2 and all(it.ready for it in pool.servers),
+            what="they are there",
+        )
+        assert standing_of(pool, "target-1") == Standing(
+            Word.USED, "its context is 512 tokens, the longest 4096: longer texts go on without it"
+        )
+        assert len(pool.targets(pool.model())) == 2
 
 
 async def test_a_target_that_drafts_for_itself_with_something_else_is_told_of():

@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
+from paceline.limits import MOST_MODEL_NAME_CHARACTERS
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
 from paceline_serving.command_line import parse
@@ -105,6 +106,17 @@ def test_a_wrong_file_is_named_in_one_line(capsys, tmp_path, content, said):
     file = tmp_path / "settings.yaml"
     file.write_text(content)
     assert said in refusal(capsys, f"--config={file}")
+
+
+def test_a_name_that_no_orchestrator_takes_is_refused_at_the_start(capsys):
+    longest = "m" * MOST_MODEL_NAME_CHARACTERS
+    named = parse(ModelServerSettings, ["--model=m", f"--model-name={longest}"], program="test")
+    assert named.model_name == longest
+    with pytest.raises(SystemExit):
+        parse(ModelServerSettings, ["--model=m", f"--model-name={longest}m"], program="test")
+    said = capsys.readouterr().err
+    assert "--model-name: " in said
+    assert "256 characters" in said
 
 
 def test_an_empty_file_changes_nothing(tmp_path):
