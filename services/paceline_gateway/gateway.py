@@ -27,8 +27,9 @@ from paceline_gateway.chat_template import ChatTemplates
 from paceline_gateway.choices import Choice
 from paceline_gateway.connection import Connection
 from paceline_gateway.errors import RequestError, no_key, of_paceline, too_much
+from paceline_gateway.json_shape import check_shape
 from paceline_gateway.metrics import LEFT
-from paceline_gateway.request_body import BodyRules
+from paceline_gateway.request_body import SMALL_BYTES, BodyRules
 from paceline_gateway.template_processes import NoProcessError
 from paceline_serving import lanes, tracing
 from paceline_serving.keys import HEADER, Keys
@@ -51,6 +52,9 @@ _log = logging.getLogger(__name__)
 _MOST_NAME = 64  # characters of a request id on the wire
 # JSON may write a letter with six bytes that has two in UTF-8, and an id of five with eight.
 _JSON_BYTES = 3
+# A value takes a microsecond to read, in which the event loop does nothing else.
+_LEAST_VALUES = 1 << 18
+_PROMPTS_OF_IDS = 4
 
 
 class Gateway:
@@ -223,6 +227,14 @@ class Gateway:
         finally:
             self._body_shares.give_back(lane, kept)
 
+    async def most_values(self) -> int:
+        """Return how many JSON values a body may have: ids of several prompts, and as many others.
+
+        Raises:
+            PacelineError: Nobody could say how long the model's context is.
+        """
+        return _LEAST_VALUES + _PROMPTS_OF_IDS * (await self.orchestrators.info()).context_length
+
     async def _most_body_bytes(self) -> int:
         return _JSON_BYTES * await self.orchestrators.most_request_bytes()
 
@@ -366,7 +378,10 @@ class Endpoint:
         self, connection: Connection, rules: BodyRules, *, headers: Mapping[str, str]
     ) -> bytes:
         try:
-            return await connection.body(rules, headers=headers)
+            content = await connection.body(rules, headers=headers)
+            if len(content) > SMALL_BYTES:
+                await check_shape(content, most_values=await self._gateway.most_values())
+            return content
         except ClientCancelledError:
             raise
         except PacelineError as error:
