@@ -328,7 +328,10 @@ class History:
             if call.method in WORK and was_wanted and call.server not in left:
                 least[kind] += 1
         speculates = wish.strategy != pb.STRATEGY_AUTOREGRESSIVE
-        if speculates and not self.scenario.drafter_count:
+        is_auto = wish.strategy == pb.STRATEGY_AUTO
+        if is_auto:
+            most["load_changed"] = wish.max_tokens
+        if speculates and not (self.scenario.drafter_count or is_auto):
             least["no_drafter"] += 1
         if speculates:
             drafters_lost = most["drafter_lost"] + most["deadline"] + most["session_refused"]

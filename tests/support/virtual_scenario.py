@@ -43,7 +43,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Wish:
-    """A request: when it comes, how it is to be decoded, and when its client leaves."""
+    """A request: when it comes, how it is to be decoded, and when its client leaves.
+
+    With a lookahead of 0, and a target count of 0, it leaves these open.
+    """
 
     strategy: int
     max_tokens: int = 24
@@ -63,6 +66,7 @@ class Scenario:
 
     Attributes:
         agreement: How often a drafter is right.
+        contexts: The drafters' contexts, as far as they are shorter than the targets'.
         eos_at: The length of the text after which it ends, or None.
         seed: Draws delays, choices among equals, and where drafters are right.
     """
@@ -71,6 +75,7 @@ class Scenario:
     target_count: int = 2
     drafter_count: int = 1
     agreement: float = 0.8
+    contexts: tuple[int, ...] = ()
     eos_at: int | None = None
     faults: tuple[Fault, ...] = ()
     seed: int = 1
@@ -104,6 +109,8 @@ class Scenario:
         for index in range(self.drafter_count):
             made += drafters(1, latency_seconds=DRAFTER_STEP_SECONDS, seed=self.seed)
             made[-1] = _renamed(made[-1], f"drafter-{index}", agrees=agrees(index))
+            if index < len(self.contexts):
+                made[-1].context_length = self.contexts[index]
         for model in made:
             model.token_after = self.token_after
         return made
@@ -250,8 +257,8 @@ async def _ask(system: VirtualSystem, history: History, number: int, wish: Wish)
                 request_id=f"request-{number}",
                 strategy=wish.strategy,
                 max_tokens=wish.max_tokens,
-                lookahead=wish.lookahead,
-                target_count=wish.target_count,
+                lookahead=wish.lookahead or None,
+                target_count=wish.target_count or None,
                 drafter_count=wish.drafter_count,
                 width=wish.width,
                 branches=wish.branches,

@@ -77,7 +77,7 @@ class Pacing:
     def __init__(self, planning: Planning) -> None:
         self._planning = planning
         self._paces: dict[Generation, _Pace] = {}
-        self._plans: dict[_Kind, Plan | None] = {}
+        self._plans: dict[_Kind, Plan] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
@@ -87,10 +87,12 @@ class Pacing:
         if not order.follows_load:
             yield
             return
-        self._paces[generation] = _Pace(
+        pace = self._paces[generation] = _Pace(
             Evidence(order.plan.hit_rates[0]),
             rests=not (generation.drafts or order.plan.is_crowded),
         )
+        if pace.rests:
+            pace.evidence.rest(at=0, trial_tokens=self._trial_tokens(generation))
         generation.when_judged(partial(self._reconsider, generation))
         try:
             self._look_later()
@@ -147,15 +149,17 @@ class Pacing:
             return rate >= first_rate
         if rate <= first_rate:
             return True
-        hopeful = self._plan(first, rate=1.0)
-        return hopeful is not None and not hopeful.method.drafts
+        return not self._would_draft(first)
 
     def _follow(self, generation: Generation, plan: Plan, *, now: float) -> None:
+        pace = self._paces[generation]
         if generation.follow(plan):
-            pace = self._paces[generation]
             pace.not_before = now + pace.wait_seconds
             pace.wait_seconds = min(2 * pace.wait_seconds, _LONGEST_WAIT_SECONDS)
+        if plan.method.drafts:
             pace.rests = False
+        elif not pace.rests and self._would_draft(generation):
+            self._rest(generation, pace)
 
     # --- its own verdicts ---------------------------------------------------------------------
 
@@ -181,25 +185,36 @@ class Pacing:
         if plan.method.drafts:
             generation.pace(plan)
             return
-        hopeful = self._plan(generation, rate=1.0)
-        if hopeful is not None and hopeful.method.drafts and generation.follow(plan):
-            pace.rests = True
-            pace.evidence.retreat(at=_new_count(generation))
+        if self._would_draft(generation) and generation.follow(plan):
+            self._rest(generation, pace)
+
+    def _would_draft(self, generation: Generation) -> bool:
+        """Whether drafting would pay if all drafts were right: else the load is why it does not."""
+        plan = self._plan(generation, rate=1.0)
+        return plan is not None and plan.method.drafts
+
+    def _rest(self, generation: Generation, pace: _Pace) -> None:
+        pace.rests = True
+        pace.evidence.retreat(
+            at=_new_count(generation), trial_tokens=self._trial_tokens(generation)
+        )
+
+    def _trial_tokens(self, generation: Generation) -> float:
+        return self._planning.trial_tokens(generation.order.model, length=generation.length)
 
     def _try_again(self, generation: Generation, pace: _Pace) -> None:
         """Have a request that has decoded plainly for long enough draft again, with short blocks.
 
         If it would not even if drafts were right, it rests on.
         """
-        order, at = generation.order, _new_count(generation)
-        trial_tokens = self._planning.trial_tokens(order.model, length=generation.length)
-        if not pace.evidence.has_rested(at, trial_tokens=trial_tokens):
+        at = _new_count(generation)
+        if not pace.evidence.has_rested(at):
             return
-        pace.evidence.put_off(at)
+        pace.evidence.rest(at=at, trial_tokens=self._trial_tokens(generation))
         plan = self._plan(generation, rate=ASSUMED_ACCEPTANCE_RATE)
         if plan is None or not plan.method.drafts:
             return
-        if not (plan.method.overlaps or order.options.wish.lookahead):
+        if not (plan.method.overlaps or generation.order.options.wish.lookahead):
             plan = replace(plan, lookahead=1)
         if generation.follow(plan):
             pace.rests = False
@@ -219,15 +234,18 @@ class Pacing:
     def _plan(self, generation: Generation, *, rate: float | None = None) -> Plan | None:
         """Plan a request again, or one like it within the last second."""
         kind = self._kind(generation, rate=rate)
-        if kind not in self._plans:
-            self._plans[kind] = self._planning.plan_again(
+        plan = self._plans.get(kind)
+        if plan is None:
+            plan = self._planning.plan_again(
                 kind.wish,
                 generation.order.model,
                 length=generation.length,
                 drafts=kind.drafts,
                 acceptance_rate=kind.rate,
             )
-        return self._plans[kind]
+        if plan is not None:
+            self._plans[kind] = plan
+        return plan
 
 
 def _are_alike(order: Order, other: Order) -> bool:

@@ -38,7 +38,7 @@ class Evidence:
         self._sum = known_rate * _KNOWN_COUNT
         self._count = float(_KNOWN_COUNT)
         self._judged_count = 0  # since drafting began
-        self._rests_since = 0
+        self._rests_until = 0.0
         self._in_vain_count = 0  # of the trials since drafts were last right
         self._has_tried = False
 
@@ -57,32 +57,31 @@ class Evidence:
                 self._count = _REMEMBERED_COUNT
         self._judged_count += accepted + rejected
 
-    def retreat(self, *, at: int) -> None:
+    def retreat(self, *, at: int, trial_tokens: float) -> None:
         """Take notice that it decodes plainly from here on, since drafts are wrong.
-
-        Args:
-            at: How many tokens it has generated.
-        """
-        was_trial_in_vain = self._has_tried and self._judged_count <= _REMEMBERED_COUNT
-        self._in_vain_count = self._in_vain_count + 1 if was_trial_in_vain else 0
-        self._judged_count = 0
-        self._rests_since = at
-
-    def has_rested(self, at: int, *, trial_tokens: float) -> bool:
-        """Return whether it has decoded plainly for long enough to try again.
 
         Args:
             at: How many tokens it has generated.
             trial_tokens: How many tokens of plain decoding a trial in vain takes the time of.
         """
+        was_trial_in_vain = self._has_tried and self._judged_count <= _REMEMBERED_COUNT
+        self._in_vain_count = self._in_vain_count + 1 if was_trial_in_vain else 0
+        self._judged_count = 0
+        self.rest(at=at, trial_tokens=trial_tokens)
+
+    def rest(self, *, at: int, trial_tokens: float) -> None:
+        """Take notice that it decodes plainly for a while from here on; see `retreat`."""
         shortest = max(_LEAST_REST, trial_tokens / _TRIAL_PART)
         rest = shortest * math.exp2(self._in_vain_count)
-        rest = min(rest, max(shortest, _LONGEST_REST))
-        return at - self._rests_since >= rest
+        self._rests_until = at + min(rest, max(shortest, _LONGEST_REST))
 
-    def put_off(self, at: int) -> None:
-        """Take notice that it begins to rest anew: whether it tries, is decided elsewhere."""
-        self._rests_since = at
+    def has_rested(self, at: int) -> bool:
+        """Return whether it has decoded plainly for long enough to try again.
+
+        Args:
+            at: How many tokens it has generated.
+        """
+        return at >= self._rests_until
 
     def forget(self) -> None:
         """Know no more than of any models, and try: what has been judged is long ago."""

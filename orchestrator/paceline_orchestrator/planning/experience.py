@@ -174,11 +174,12 @@ class Planning:
             length: Of its text.
 
         Returns:
-            The time of so many tokens of plain decoding; infinity while a server is missing.
+            The time of so many tokens of plain decoding; 1 while a server is missing, since then
+            nothing is tried.
         """
         targets, drafters = self._pool.targets(model), self._drafters(model, None, length=length)
         if not (targets and drafters):
-            return math.inf
+            return 1.0
         target, drafter = targets[0].latency, drafters[0].latency
         call_ns = _ASSUMED_CALL_NS if target.call_ns is None else target.call_ns
         round_ns = (drafter.step_ns or _ASSUMED_DRAFTER_NS) + 2 * call_ns

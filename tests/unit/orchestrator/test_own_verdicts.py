@@ -3,6 +3,7 @@ tries again now and then. Times are simulated: nothing here depends on how fast 
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -109,6 +110,20 @@ async def test_what_began_plainly_for_wrong_drafts_drafts_again_where_they_are_r
     assert stream.fallbacks == {"load_changed": 1}
 
 
+@virtually
+async def test_what_began_plainly_in_a_crowd_tries_when_it_is_alone():
+    drafter = drafters(1, latency_seconds=STEP_SECONDS / 3)
+    async with virtual_system(*drafter, *targets(1, latency_seconds=STEP_SECONDS)) as system:
+        rates = system.servicer._planning._rates.of(BAD_PAIR)
+        rates.learn(DraftStatistics(drafted=2000, rejected=2000), width=1)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(system.generate(max_tokens=10), name="a crowd")
+            asked = tasks.create_task(system.generate(max_tokens=400), name="a client")
+    stream = asked.result()
+    assert stream.started.strategy == PLAIN
+    assert stream.finished.statistics.accepted_token_count > 100
+
+
 def test_trying_in_vain_costs_two_in_a_hundred_and_ever_less():
     auto = seconds(never, 1500, is_bad=True)
     plain = seconds(never, 1500, strategy=PLAIN)
@@ -170,17 +185,17 @@ def test_a_few_verdicts_outweigh_what_is_known_and_the_latest_outweigh_those_bef
     assert evidence.rate == 0.4
 
 
+def rest_of(evidence, at):
+    """Return after how many tokens it tries again."""
+    return next(n for n in range(10_000) if evidence.has_rested(at + n))
+
+
 def test_it_rests_twice_as_long_after_each_trial_in_vain_and_not_after_drafts_that_were_right():
     evidence, at, rests = Evidence(0.7), 0, []
-
-    def rest():
-        began = at
-        evidence.retreat(at=at)
-        return next(n for n in range(10_000) if evidence.has_rested(began + n, trial_tokens=3))
-
     for accepted in (0, 0, 0, 0, 30, 0, *[0] * 9):
         evidence.judged(accepted=accepted, rejected=3)
-        rests.append(rest())
+        evidence.retreat(at=at, trial_tokens=3)
+        rests.append(rest_of(evidence, at))
         at += rests[-1]
         evidence.forget()
     assert rests[:6] == [100, 200, 400, 800, 100, 200]
@@ -189,7 +204,7 @@ def test_it_rests_twice_as_long_after_each_trial_in_vain_and_not_after_drafts_th
 
 def test_a_trial_that_costs_more_comes_later():
     evidence = Evidence(0.0)
-    evidence.retreat(at=7)
-    assert not evidence.has_rested(7 + 1999, trial_tokens=60)
-    assert evidence.has_rested(7 + 2000, trial_tokens=60)
-    assert not evidence.has_rested(7 + 10**9, trial_tokens=float("inf")), "there is no drafter"
+    evidence.retreat(at=7, trial_tokens=60)
+    assert rest_of(evidence, 7) == 2000
+    evidence.rest(at=7, trial_tokens=0.1)
+    assert rest_of(evidence, 7) == 32

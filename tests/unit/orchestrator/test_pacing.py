@@ -16,6 +16,7 @@ from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
 from paceline_orchestrator.planning.planner import Planner, Wish
+from paceline_protocol.commitment import DraftStatistics
 from paceline_protocol.methods import Strategy
 from paceline_protocol.tree_shapes import Shape
 from support.fake_text import continuation
@@ -294,6 +295,7 @@ class _Running:
             plan=SimpleNamespace(is_crowded=False, hit_rates=(rate,)),
         )
         self.drafts, self.length, self.followed = True, 9, []
+        self.verdicts = DraftStatistics()
 
     def follow(self, plan):
         self.followed.append(plan.name)
@@ -319,6 +321,9 @@ class _Planning:
         if self._plans is not None:
             return next(self._plans)
         return a_plan(f"for {acceptance_rate}", drafts=self._drafts(acceptance_rate))
+
+    def trial_tokens(self, _model, *, length):
+        return length
 
 
 def a_plan(name, *, drafts=True):
