@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline_gateway.content_forms import ContentForms, find_forms
 from paceline_gateway.errors import RequestError
@@ -17,7 +17,7 @@ from paceline_gateway.template_processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline import ChatTemplate, GenerateOptions, PromptPart
     from paceline_gateway.bodies import Message
@@ -27,10 +27,13 @@ __all__ = ["WRITTEN", "ChatTemplates"]
 WRITTEN: GenerateOptions = {"add_special_tokens": False, "parse_special_tokens": True}
 """How a prompt is read that a template wrote: its special tokens are there. Parts say it, too."""
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
 _NAME_DIGITS = 12
 _MOST_FORMS = 8  # models take turns in a rollout, two at a time
+_MOST_HERE = 64 * 1024  # letters: looked through in a millisecond
 _MOST_PROBE_BYTES = 1 << 20  # of a prompt with a few words
 
 
@@ -96,9 +99,9 @@ class ChatTemplates:
                     code="chat_template_leaves_out",
                 )
             written = [forms.written(it) for it in messages]
-            special = SpecialTexts(template.special_tokens, written)
-            marked = [special.marked(it) for it in written]
-            answer = await self._answer(template, marked, most_bytes=most_bytes)
+            size = sum(len("".join(it.content)) for it in messages)
+            special = await _done(partial(SpecialTexts, template.special_tokens, written), size)
+            answer = await self._answer(template, special.messages, most_bytes=most_bytes)
         except BeyondLimitsError as error:
             raise RequestError(
                 f"{param}: the model's chat template ({name}) needs more for this than {error}",
@@ -125,7 +128,7 @@ class ChatTemplates:
                 param=param,
                 code="chat_template_refusal",
             )
-        return special.parts(answer["text"])
+        return await _done(partial(special.parts, answer["text"]), len(answer["text"]))
 
     async def _answer(
         self,
@@ -166,3 +169,8 @@ class ChatTemplates:
                 ": conversations are refused" if role == "user" else "",
             )
         return forms
+
+
+async def _done(work: Callable[[], _T], size: int) -> _T:
+    """Do work on so many letters: here if they are few, else beside the loop."""
+    return work() if size <= _MOST_HERE else await asyncio.to_thread(work)

@@ -20,6 +20,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from paceline import PromptPart
@@ -31,40 +34,28 @@ __all__ = ["SpecialTexts"]
 
 # Planes 15 and 16, less their last two code points each, which are none.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
+_LONGEST_NAME = 200  # letters of a name that are looked at: a pattern nests no deeper
 
 
 class SpecialTexts:
     """The special tokens that stand in what people said, and a mark for each.
 
+    Cost: linear in what was said, however many special tokens there are.
+
     Args:
         special_tokens: Their texts.
         messages: What is said, as a template takes it.
+
+    Attributes:
+        messages: The same with marks around the special tokens in it.
     """
 
-    def __init__(
-        self, special_tokens: Iterable[str], messages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        said = "\n".join(_texts(messages))
-        # Of any case: a template may change it.
-        folded = said.lower()
-        first_letters = set(folded)
-        found = [
-            it
-            for it in special_tokens
-            if it and it[0].lower() in first_letters and it.lower() in folded
-        ]
-        names = sorted({it.lower() for it in found}, key=len, reverse=True)
-        self._marks = dict(zip(names, _private_letters(len(names), absent_from=said), strict=True))
-        self._names = _any_of(map(re.escape, names))
-        whole = (f"{mark}{re.escape(name)}{mark}" for name, mark in self._marks.items())
-        self._marked = _any_of([*whole, *self._marks.values()])
-
-    def marked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with marks around the special tokens that it says."""
-        return {
-            name: value if name == "role" else self._with_marks(value)
-            for name, value in message.items()
-        }
+    def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
+        self._names = _pattern_of(tuple(special_tokens))
+        self._used = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
+        self._marks: dict[str, str] = {}
+        self.messages = [self._marked(it) for it in messages]
 
     def parts(self, rendered: str) -> str | list[PromptPart]:
         """Return a rendered prompt without marks: in parts, if there were any."""
@@ -74,47 +65,79 @@ class SpecialTexts:
             # As JSON in ASCII and Python write it, where a template writes values so.
             for written in (json.dumps(mark)[1:-1], repr(mark)[1:-1]):
                 rendered = rendered.replace(written, mark)
-        parts, start = [], 0
-        for found in self._marked.finditer(rendered):
-            parts.append(PromptPart(rendered[start : found.start()], parse_special_tokens=True))
-            parts.append(PromptPart(found[0][1:-1], parse_special_tokens=False))
+        pieces: list[tuple[str, bool]] = []  # and whether special tokens count in each
+        start = 0
+        for found in self._marked_names().finditer(rendered):
+            mark, name = found[1], found[2] or ""
+            pieces.append((rendered[start : found.start()], True))
+            # Between two marks of another name it is the template that wrote it.
+            pieces.append((name, self._marks.get(name.lower()) != mark))
             start = found.end()
-        parts.append(PromptPart(rendered[start:], parse_special_tokens=True))
-        return [part for part in parts if part.text]
+        pieces.append((rendered[start:], True))
+        return list(_parts(pieces))
+
+    def _marked_names(self) -> re.Pattern[str]:
+        """Return what finds a mark, with the name and its fellow behind it where they are."""
+        marks = "".join(self._marks.values())
+        return re.compile(rf"([{marks}])(?:({self._names.pattern})\1)?", re.IGNORECASE)
+
+    def _marked(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value if name == "role" else self._with_marks(value)
+            for name, value in message.items()
+        }
 
     def _with_marks(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._names.sub(self._with_mark, value)
-        return [self._with_mark_of_text(part) for part in value]
-
-    def _with_mark_of_text(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        return {**part, "text": self._with_marks(part["text"])}
+        return [{**part, "text": self._with_marks(part["text"])} for part in value]
 
     def _with_mark(self, found: re.Match[str]) -> str:
-        mark = self._marks[found[0].lower()]
-        return f"{mark}{found[0]}{mark}"
+        name = found[0].lower()
+        if name not in self._marks:
+            self._marks[name] = self._new_mark()
+        return f"{self._marks[name]}{found[0]}{self._marks[name]}"
+
+    def _new_mark(self) -> str:
+        """Choose a letter that no text has, nor can be made to have: nobody can guess it."""
+        while True:
+            letter = chr(secrets.choice(secrets.choice(_PRIVATE)))
+            if letter not in self._used:
+                self._used.add(letter)
+                return letter
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for message in messages:
-        for name, value in message.items():
-            if isinstance(value, str):
-                if name != "role":
-                    yield value
-            else:
-                yield from (part["text"] for part in value)
+        for value in message.values():
+            yield from (value,) if isinstance(value, str) else (part["text"] for part in value)
 
 
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)
+def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
+    """Make parts of pieces; plain ones beside each other are one, others have a border."""
+    for counts, group in groupby((it for it in pieces if it[0]), key=itemgetter(1)):
+        texts = [text for text, _ in group]
+        for text in texts if counts else ["".join(texts)]:
+            yield PromptPart(text, parse_special_tokens=counts)
 
 
-def _private_letters(count: int, *, absent_from: str) -> list[str]:
-    """Choose letters that no text has, nor can be made to have: nobody can guess them."""
-    letters: dict[str, None] = {}
-    while len(letters) < count:
-        plane = secrets.choice(_PRIVATE)
-        letter = chr(secrets.choice(plane))
-        if letter not in absent_from:
-            letters[letter] = None
-    return list(letters)
+@lru_cache(maxsize=8)
+def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the longest of many names at a place, in any case, in one walk."""
+    root: dict[str, Any] = {}
+    for name in names:
+        node = root
+        for letter in name[:_LONGEST_NAME].lower():
+            node = node.setdefault(letter, {})
+        if name:
+            node[""] = {}  # a name may end here
+    return re.compile(_written(root) or r"(?!)", re.IGNORECASE)
+
+
+def _written(node: Mapping[str, Any]) -> str:
+    """Write a tree of letters as a regular expression."""
+    branches = [re.escape(it) + _written(node[it]) for it in node if it]
+    if len(branches) == 1 and "" not in node:
+        return branches[0]
+    optional = "?" if "" in node else ""
+    return f"(?:{'|'.join(branches)}){optional}" if branches else ""

@@ -40,7 +40,7 @@ async def rendered(source, messages, special_tokens=SPECIAL):
         prompt = await templates.render(
             template_of(source, special_tokens),
             [Message.model_validate(it) for it in messages],
-            most_bytes=1 << 20,
+            most_bytes=1 << 22,
         )
     finally:
         await templates.close()
@@ -60,9 +60,20 @@ def written(parts, special_tokens=SPECIAL):
 
 
 def test_without_special_tokens_a_prompt_is_one_text():
-    special = SpecialTexts(SPECIAL, [{"role": "user", "content": "a < b > c"}])
-    assert special.marked({"role": "user", "content": "a < b"})["content"] == "a < b"
+    said = [{"role": "user", "content": "a < b > c"}]
+    special = SpecialTexts(SPECIAL, said)
+    assert special.messages == said
     assert special.parts("<s>a < b</s>") == "<s>a < b</s>"
+
+
+def test_letters_for_private_use_are_what_somebody_said_too():
+    everything = "".join(map(chr, range(0xF0000, 0xF2000)))
+    said = [{"role": "user", "content": f"{everything}<s>"}]
+    special = SpecialTexts(SPECIAL, said)
+    assert special.parts(special.messages[0]["content"]) == [
+        PromptPart(everything, parse_special_tokens=True),
+        PromptPart("<s>", parse_special_tokens=False),
+    ]
 
 
 async def test_a_question_about_special_tokens_is_asked_as_it_was_written():
@@ -157,10 +168,14 @@ async def test_however_a_template_changes_a_text_its_special_tokens_are_letters(
 
 async def test_a_vocabulary_with_thousands_of_special_tokens_is_no_trouble():
     special = tuple(f"<|reserved_{index}|>" for index in range(5000))
-    said = [{"role": "user", "content": "".join(special)}]
-    parts = await rendered("<|reserved_1|>{{ messages[0].content }}", said, special)
-    assert written(parts, special) == ["<|reserved_1|>"]
-    assert len(parts) == 5001
+    content = "".join(special) + "<|reserved_" * 100_000
+    parts = await rendered(
+        "<|reserved_1|>{{ messages[0].content }}", [{"role": "user", "content": content}], special
+    )
+    assert [it.text for it in parts] == [
+        "<|reserved_1|>", "".join(special), "<|reserved_" * 100_000
+    ]  # fmt: skip
+    assert [it.parse_special_tokens for it in parts] == [True, False, True]
 
 
 async def test_a_prompt_that_its_caller_wrote_has_its_special_tokens_unless_told_otherwise():
@@ -193,11 +208,9 @@ async def test_a_suffix_asks_for_what_is_between_and_is_nobodys_special_tokens()
     assert no_text.json()["error"]["param"] == "suffix"
 
 
-async def test_a_name_that_the_template_writes_for_a_token_still_counts():
+async def test_special_tokens_beside_each_other_are_one_part():
     fake = FakeOrchestrator(chat_template=TEMPLATE)
     async with gateway_over(fake) as gateway:
         await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "<s><s>"}])
-    first, *others = fake.requests[0].parts.parts
-    assert first.text == "<s><user>"
-    assert first.parse_special_tokens
-    assert [it.parse_special_tokens for it in others] == [False, False, True]
+    parts = [(it.text, it.parse_special_tokens) for it in fake.requests[0].parts.parts]
+    assert parts == [("<s><user>", True), ("<s><s>", False), ("<assistant>", True)]
