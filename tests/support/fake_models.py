@@ -112,6 +112,7 @@ class FakeModelServer:
         version: Paceline's, as it says.
         forward_latencies: What it says that forwards cost: median ns by rows.
         tokenizer: What GetTokenizer streams; None for a model without one.
+        fim_token_ids: Its tokens for a gap between two texts.
         chat_template: What GetChatTemplate answers; None for a model without one.
         faults: For the next calls, one each: "" for none, "fail", "hang", "lose_session",
             "lose_tokens", "tamper", "overload", "wrong_answer".
@@ -152,6 +153,7 @@ class FakeModelServer:
     version: str = field(default_factory=partial(metadata.version, "paceline"))
     forward_latencies: tuple[tuple[int, int], ...] = ()
     tokenizer: bytes | None = field(default_factory=_tokenizer_bytes)
+    fim_token_ids: tuple[int, ...] = ()
     chat_template: model_service_pb2.ChatTemplate | None = None
     faults: deque[str] = field(default_factory=deque)
     distort: Callable[[Any], None] = lambda _: None
@@ -224,6 +226,7 @@ class FakeModelServer:
             tokenizer_fingerprint=_digest(self.tokenizer or b""),
             vocabulary_size=VOCABULARY_SIZE,
             eos_token_ids=self.eos_ids,
+            fim_token_ids=self.fim_token_ids,
             context_length=self.context_length,
             backend="fake",
             dtype=self.dtype,

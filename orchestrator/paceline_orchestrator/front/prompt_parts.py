@@ -92,10 +92,6 @@ class PartsEncoder:
             for text, stand_in in self._stand_ins.items()
         }
 
-    def knows(self, text: str) -> bool:
-        """Whether there is an added token with this text."""
-        return bool(text) and text in self._stand_ins
-
     def encode(self, pieces: Sequence[Piece], *, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokenise a text.
 

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_prompt", "is_prompt_longer", "prompt_size"]
 
-# Before the prefix, before the suffix, and before what is generated, as models were trained.
-_FILL_IN_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 Coder, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite, Stable Code
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    # DeepSeek Coder, with its own bars
-    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
-    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
-)
-
 
 def prompt_size(request: pb.GenerateRequest) -> int:
     """Return how many characters a prompt has; 0 if it is token ids."""
@@ -38,14 +28,21 @@ def is_prompt_longer(request: pb.GenerateRequest, most_bytes: int) -> bool:
     return sum(map(len, texts)) > most_bytes or sum(len(it.encode()) for it in texts) > most_bytes
 
 
-def encode_prompt(request: pb.GenerateRequest, codec: Codec) -> tuple[int, ...]:
+def encode_prompt(
+    request: pb.GenerateRequest, codec: Codec, *, fim_token_ids: tuple[int, ...]
+) -> tuple[int, ...]:
     """Tokenise a prompt, whichever kind it is; see GenerateRequest for the options.
+
+    Args:
+        request: What to tokenise.
+        codec: With what.
+        fim_token_ids: The model's tokens for a gap; see GetModelInfoResponse.
 
     Concurrency: other threads run meanwhile.
 
     Raises:
         InvalidFieldError: The tokenizer gives up on this text.
-        UnsupportedError: The tokenizer has no tokens for a gap.
+        UnsupportedError: The model has no tokens for a gap.
     """
     if request.HasField("token_ids"):
         return tuple(request.token_ids.ids)
@@ -56,7 +53,7 @@ def encode_prompt(request: pb.GenerateRequest, codec: Codec) -> tuple[int, ...]:
     pieces: list[Piece]
     if request.HasField("fill_in"):
         fill_in = request.fill_in
-        before, between, last = map(Token, _fill_in_tokens(codec))
+        before, between, last = map(Token, _fim_tokens(codec, fim_token_ids))
         prefix, suffix = Part(fill_in.prefix, parse), Part(fill_in.suffix, parse)
         pieces = [before, prefix, between, suffix, last]
     else:
@@ -64,13 +61,13 @@ def encode_prompt(request: pb.GenerateRequest, codec: Codec) -> tuple[int, ...]:
     return codec.encode_pieces(pieces, add_special_tokens=add)
 
 
-def _fill_in_tokens(codec: Codec) -> tuple[str, str, str]:
-    for tokens in _FILL_IN_TOKENS:
-        if all(map(codec.has_added_token, tokens)):
-            return tokens
-    raise UnsupportedError(
-        "fill_in: the model's tokenizer has no tokens that ask for what is between two texts"
-    )
+def _fim_tokens(codec: Codec, token_ids: tuple[int, ...]) -> list[str]:
+    texts = [text for it in token_ids if (text := codec.added_text(it))]
+    if not texts or len(texts) < len(token_ids):
+        raise UnsupportedError(
+            "fill_in: the model's tokenizer has no tokens that ask for what is between two texts"
+        )
+    return texts
 
 
 def _texts(request: pb.GenerateRequest) -> Sequence[str]:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from paceline_orchestrator.calls.keeper import SessionKeeper
     from paceline_orchestrator.calls.metrics import RequestMetrics
     from paceline_orchestrator.fleet.pool import ServerPool
+    from paceline_orchestrator.fleet.wire import ModelFacts
     from paceline_orchestrator.front.tokenizer import Codec, Codecs
     from paceline_orchestrator.planning.experience import Planning
     from paceline_orchestrator.scaling.demand import DemandMeter
@@ -335,7 +336,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         given_count = len(request.token_ids.ids) + len(request.resume_token_ids)
         await self._keeper.gate.passed(given_count, share=share)
         codec = self._codecs.get(model.tokenizer_fingerprint)
-        prompt = await self._tokenise(request, codec, share=share)
+        prompt = await self._tokenise(request, codec, model, share=share)
         check_tokens(request, model, prompt=prompt)
         max_tokens = allowed_tokens(request, model, prompt_length=len(prompt))
         text = StreamedText(codec, request.stop_strings, prompt=prompt)
@@ -361,7 +362,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def _tokenise(
-        self, request: pb.GenerateRequest, codec: Codec | None, *, share: str
+        self, request: pb.GenerateRequest, codec: Codec | None, model: ModelFacts, *, share: str
     ) -> tuple[int, ...]:
         if codec is None and (not request.HasField("token_ids") or request.stop_strings):
             raise UnsupportedError(
@@ -370,7 +371,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if codec is None or request.HasField("token_ids"):
             return tuple(request.token_ids.ids)
         return await self._texts.run(
-            lambda: encode_prompt(request, codec), size=prompt_size(request), share=share
+            lambda: encode_prompt(request, codec, fim_token_ids=model.fim_token_ids),
+            size=prompt_size(request),
+            share=share,
         )
 
     async def _wait_for_begin(self, timeout_seconds: float) -> None:

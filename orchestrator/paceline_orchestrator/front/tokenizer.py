@@ -67,6 +67,7 @@ class Codec:
         self.is_lossy_by_character = "ByteLevel" in steps
         self.is_byte_level = self.is_lossy_by_character and set(steps) <= {"ByteLevel", "Fuse"}
         added = self._parsing.get_added_tokens_decoder()
+        self._added_texts = {token_id: it.content for token_id, it in added.items()}
         self._special_tokens = {it.content for it in added.values() if it.special}
         self.special_ids = {it.content: token_id for token_id, it in added.items() if it.special}
 
@@ -100,9 +101,9 @@ class Codec:
         with _giving_up_told():
             return self._parts.encode(pieces, add_special_tokens=add_special_tokens)
 
-    def has_added_token(self, text: str) -> bool:
-        """Whether the tokenizer has a token of its own with this text, beside its vocabulary's."""
-        return self._parts.knows(text)
+    def added_text(self, token_id: int) -> str:
+        """Return the text of a token that the tokenizer adds to its vocabulary; else nothing."""
+        return self._added_texts.get(token_id, "")
 
     def token_of(self, token_id: int) -> str | None:
         """Return a token as its vocabulary has it; None if it has no text, or does not exist."""

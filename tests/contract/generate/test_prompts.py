@@ -17,9 +17,9 @@ def ids_of(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-async def prompt_of(tokenizer, **request):
+async def prompt_of(tokenizer, *, fim_token_ids=(), **request):
     """Return the token ids that a target got for a prompt."""
-    models = targets(1)
+    models = targets(1, fim_token_ids=fim_token_ids)
     models[0].tokenizer = tokenizer.to_str().encode()
     async with orchestrating(targets=models) as system:
         received = await system.generate(max_tokens=1, **request)
@@ -42,6 +42,14 @@ async def test_special_tokens_of_a_template_count_and_those_that_people_wrote_ar
     plain.encode_special_tokens = True
     asked = await prompt_of(tokenizer, parts=pb.PromptParts(parts=parts))
     assert asked == [end, *ids_of(plain, f"a{END}b"), end]
+
+
+async def test_a_gap_is_asked_for_with_the_tokens_that_the_target_says():
+    tokenizer = byte_tokenizer()
+    end = tokenizer.token_to_id(END)
+    gap = pb.FillIn(prefix="a", suffix="b")
+    asked = await prompt_of(tokenizer, fim_token_ids=(end, end, end), fill_in=gap)
+    assert asked == [end, *ids_of(tokenizer, "a"), end, *ids_of(tokenizer, "b"), end]
 
 
 async def test_a_gap_needs_a_tokenizer_that_has_tokens_for_it():
