@@ -34,7 +34,13 @@ from paceline.v1 import (
     target_service_pb2_grpc,
 )
 from paceline_engine import fields
-from paceline_engine.calls import ModelDescription, SessionGrant, SessionSpec, VerificationRule
+from paceline_engine.calls import (
+    Hardware,
+    ModelDescription,
+    SessionGrant,
+    SessionSpec,
+    VerificationRule,
+)
 from paceline_engine.latencies import ForwardLatency, ModelLatencies
 from paceline_engine.proposal import Proposal
 from paceline_model_server import translation
@@ -108,6 +114,7 @@ class FakeModelServer:
         dtype: What it says that it computes in.
         context_length: The most tokens of a text.
         is_invariant: Whether it says that it computes the same bits whatever is beside.
+        hardware: What it says that it computes on.
         incarnation: The process that it says it is.
         version: Paceline's, as it says.
         forward_latencies: What it says that forwards cost: median ns by rows.
@@ -149,6 +156,7 @@ class FakeModelServer:
     dtype: str = ""
     context_length: int = _CONTEXT_LENGTH
     is_invariant: bool = False
+    hardware: Hardware | None = None
     incarnation: str = ""
     version: str = field(default_factory=partial(metadata.version, "paceline"))
     forward_latencies: tuple[tuple[int, int], ...] = ()
@@ -239,6 +247,7 @@ class FakeModelServer:
             verification_rules=self.rules,
             self_draft_depth=self.self_draft_depth,
             self_draft_kind="fake" if self.self_draft_depth else "",
+            hardware=self.hardware,
         )
 
     def info(self) -> model_service_pb2.GetModelInfoResponse:

@@ -8,10 +8,11 @@ and at a quiet one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from paceline_orchestrator.fleet.discovery import Availability, Role
@@ -162,15 +163,28 @@ def _unfitting(server: ModelServer, model: ModelFacts | None) -> Standing | None
 
 
 class _Group:
-    """The servers that may get work, and what tells one of them from its like."""
+    """The servers that may get work, and what tells one of them from others of its role.
+
+    What is asked of all of them together is worked out once, here: hundreds of servers are looked
+    at whenever one of them changes.
+    """
 
     def __init__(
         self, usable: Sequence[ModelServer], model: ModelFacts | None, orders: Orders
     ) -> None:
-        self._usable = usable
         self._model = model
         self._orders = orders
-        self._of_role = {role: [it for it in usable if it.role is role] for role in Role}
+        self._peers = {role: _Peers([it for it in usable if it.role is role]) for role in Role}
+        self._working_roles = {it.role for it in usable if not self._rests(it)}
+        by_hardware: defaultdict[str, list[ModelServer]] = defaultdict(list)
+        for server in usable:
+            if server.hardware is not None:
+                by_hardware[server.hardware.identity].append(server)
+        self._crowded = {
+            identity: [it.name for it in sharing]
+            for identity, sharing in by_hardware.items()
+            if count_side_by_side([it.hardware for it in sharing], drafter=None) < len(sharing)
+        }
 
     def standing(self, server: ModelServer) -> Standing:
         """Say whether a server that may get work is used, or rests and why."""
@@ -183,13 +197,13 @@ class _Group:
 
     def _rests(self, server: ModelServer) -> bool:
         left_out = self._orders.count - server.last_order
-        return not server.session_count and left_out >= _ORDERS_EACH * len(
-            self._of_role[server.role]
+        return not server.session_count and left_out >= (
+            _ORDERS_EACH * self._peers[server.role].count
         )
 
     def _why_it_rests(self, server: ModelServer) -> str:
         left_out = self._orders.count - server.last_order
-        if any(not self._rests(it) for it in self._of_role[server.role]):
+        if server.role in self._working_roles:
             return f"the last {left_out} requests did with other {server.role}s: it is a spare"
         words = f"the last {left_out} requests did without a {server.role}"
         if server.role is Role.DRAFTER and self._orders.note:
@@ -201,29 +215,44 @@ class _Group:
         facts, model = server.facts, self._model
         if facts is None or model is None:
             return
-        others = [it for it in self._of_role[server.role] if it is not server]
+        peers = self._peers[server.role]
         yield from _age(facts.version)
-        yield from self._slowness(server, others)
-        yield from self._shared_hardware(server)
-        yield from _trees(facts, [it.facts for it in others if it.facts])
-        yield from _adapters(facts, [it.facts for it in others if it.facts])
+        if peers.step_ns and server.latency.step_ns > _SLOW_FACTOR * peers.step_ns:
+            ours, theirs = (f"{it / 1e6:.1f} ms" for it in (server.latency.step_ns, peers.step_ns))
+            yield f"it takes {ours} for a token, most {server.role}s {theirs}"
+        crowd = self._crowded.get(server.hardware.identity, ()) if server.hardware else ()
+        if crowd:
+            names = _some(it for it in crowd if it != server.name)
+            yield f"it shares its hardware with {names}: for DSI they count as fewer"
+        if facts.tree_token_limit < peers.tree_token_limit:
+            ours, theirs = (str(it) for it in (facts.tree_token_limit, peers.tree_token_limit))
+            trees = f"trees of at most {ours} tokens, others of {theirs}"
+            yield f"it takes {trees if facts.tree_token_limit else 'chains alone'}"
+        others = peers.self_draft_kinds - {facts.self_draft_kind}
+        if others:
+            kinds = " or ".join(sorted(it or "nothing" for it in others))
+            ours = facts.self_draft_kind or "nothing"
+            yield f"it drafts for itself with {ours}, others with {kinds}"
         yield from _limits(facts, model)
 
-    def _slowness(self, server: ModelServer, others: Sequence[ModelServer]) -> Iterator[str]:
-        theirs = median(it.latency.step_ns for it in others) if others else 0
-        ours = server.latency.step_ns
-        if theirs and ours > _SLOW_FACTOR * theirs:
-            yield f"it takes {ours / 1e6:.1f} ms for a token, its like {theirs / 1e6:.1f} ms"
 
-    def _shared_hardware(self, server: ModelServer) -> Iterator[str]:
-        """Tell of servers that compute on the same hardware, where it is too little for all."""
-        if server.hardware is None:
-            return
-        identity = server.hardware.identity
-        sharing = [it for it in self._usable if it.hardware and it.hardware.identity == identity]
-        if count_side_by_side([it.hardware for it in sharing], drafter=None) < len(sharing):
-            names = _some(it.name for it in sharing if it is not server)
-            yield f"it shares its hardware with {names}: for DSI they count as fewer"
+class _Peers:
+    """All usable servers of a role together.
+
+    Attributes:
+        count: How many there are.
+        step_ns: What a token takes at the middle one of them, the faster of two; 0: not known.
+        tree_token_limit: The most tokens of a tree that one of them takes.
+        self_draft_kinds: What they draft for themselves with; empty is one that does not.
+    """
+
+    def __init__(self, servers: Sequence[ModelServer]) -> None:
+        known = [it.facts for it in servers if it.facts]
+        steps = [it.latency.step_ns for it in servers if it.latency.step_ns]
+        self.count = len(servers)
+        self.step_ns = median_low(steps) if steps else 0
+        self.tree_token_limit = max((it.tree_token_limit for it in known), default=0)
+        self.self_draft_kinds = {it.self_draft_kind for it in known}
 
 
 def _age(version: str) -> Iterator[str]:
@@ -235,23 +264,6 @@ def _age(version: str) -> Iterator[str]:
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
-
-
-def _trees(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
-    most = max((it.tree_token_limit for it in others), default=0)
-    if facts.tree_token_limit < most:
-        ours = facts.tree_token_limit
-        trees = f"trees of at most {ours} tokens, its like of {most}" if ours else "chains alone"
-        yield f"it takes {trees}"
-
-
-def _adapters(facts: ModelFacts, others: Sequence[ModelFacts]) -> Iterator[str]:
-    """Tell of a target that drafts for itself with something else than its like, or not at all."""
-    theirs = {it.self_draft_kind for it in others} - {facts.self_draft_kind}
-    if theirs:
-        ours = facts.self_draft_kind or "nothing"
-        kinds = " or ".join(sorted(it or "nothing" for it in theirs))
-        yield f"it drafts for itself with {ours}, its like with {kinds}"
 
 
 def _limits(facts: ModelFacts, model: ModelFacts) -> Iterator[str]:

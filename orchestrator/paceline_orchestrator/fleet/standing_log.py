@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 # Whether servers rest follows from requests, which wake nobody up.
 _LOOK_SECONDS = 10.0
+# Between two looks: where hundreds of servers come at once, each look is at all of them.
+_PAUSE_SECONDS = 0.1
 # Lines on one server: so many at once, and then one in so many seconds.
 _MOST_LINES = 10
 _LINE_SECONDS = 10.0
@@ -70,6 +72,7 @@ class StandingLog:
                     await self._changed.wait()
             self._changed.clear()
             self.look()
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     def look(self) -> None:
         """Tell what has changed since the last look; forget servers that are gone."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from unittest.mock import MagicMock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from paceline import errors
 from paceline.v1 import orchestrator_service_pb2 as pb
-from paceline_engine.calls import VerificationRule
+from paceline_engine.calls import Hardware, VerificationRule
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.fleet import health_watch, standing_log
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
+from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.server_metrics import count_servers
+from paceline_orchestrator.fleet.standing import Orders, standings
 from paceline_orchestrator.fleet.standing_log import StandingLog
 from paceline_orchestrator.fleet.words import Standing, Word
 from paceline_orchestrator.front.translation import server_message
@@ -280,7 +283,7 @@ async def test_what_keeps_a_server_from_a_part_of_the_work_is_said():
             what="they are there",
         )
         assert standing_of(pool, "target-0") == Standing(
-            Word.USED, "it takes 900.0 ms for a token, its like 30.0 ms; it takes chains alone"
+            Word.USED, "it takes 900.0 ms for a token, most targets 30.0 ms; it takes chains alone"
         )
         assert standing_of(pool, "target-1") == Standing(Word.USED)
         assert standing_of(pool, "drafter-3") == Standing(
@@ -307,11 +310,27 @@ async def test_a_target_that_drafts_for_itself_with_something_else_is_told_of():
         await stands(pool, "target-1", Word.USED)
         await soon(lambda: all(it.ready for it in pool.servers), what="both are there")
         assert standing_of(pool, "target-0").detail == (
-            "it drafts for itself with fake, its like with nothing"
+            "it drafts for itself with fake, others with nothing"
         )
         assert standing_of(pool, "target-1").detail == (
-            "it drafts for itself with nothing, its like with fake"
+            "it drafts for itself with nothing, others with fake"
         )
+
+
+async def test_servers_that_share_hardware_say_with_whom():
+    whole, half = Hardware("gpu 1", 1.0), Hardware("cpu 1", 0.5)
+    servers = [a_target(hardware=it) for it in (whole, half, None)]
+    async with a_pool(*servers, a_drafter(hardware=half), a_drafter(hardware=whole)) as pool:
+        await soon(
+            lambda: len(pool.servers) == 5 and all(it.ready for it in pool.servers),
+            what="they are there",
+        )
+        assert standing_of(pool, "target-0").detail == (
+            "it shares its hardware with drafter-4: for DSI they count as fewer"
+        )
+        assert "with target-0" in standing_of(pool, "drafter-4").detail
+        for name in ("target-1", "target-2", "drafter-3"):
+            assert standing_of(pool, name) == Standing(Word.USED), "there is room for both"
 
 
 async def test_a_drafter_without_any_target_rests():
@@ -328,6 +347,34 @@ async def test_a_server_of_another_minor_version_is_used_and_told_of(version, wo
     async with a_pool(a_target(version=version), a_target()) as pool:
         await stands(pool, "target-1", Word.USED)
         assert (await stands(pool, "target-0", Word.USED)).startswith(words)
+
+
+class Counted(ModelServer):
+    """A server that counts how often it is looked at."""
+
+    looks = 0
+
+    @property
+    def hardware(self):
+        Counted.looks += 1
+        return super().hardware
+
+
+async def test_hundreds_of_servers_are_not_each_compared_with_all_others(monkeypatch):
+    monkeypatch.setattr(Counted, "looks", 0)
+    async with a_pool(a_target(hardware=Hardware("gpu 1", 1.0))) as pool:
+        await stands(pool, "target-0", Word.USED)
+        facts = pool.servers[0].facts
+    servers = []
+    for index in range(300):
+        server = Counted(Endpoint(f"t{index}", f"h:{index}", Role.TARGET), MagicMock())
+        server.adopt(facts)
+        server.health_status = ""
+        servers.append(server)
+    told = standings(servers, model=facts, orders=Orders())
+    assert {it.word for it in told.values()} == {Word.USED}
+    assert all(len(it.detail) < 100 for it in told.values()), "a few names are enough"
+    assert Counted.looks <= 10 * len(servers)
 
 
 # --- the log --------------------------------------------------------------------------------------
