@@ -186,6 +186,14 @@ def test_with_each_text_all_begins_anew(clock):
         assert not calls.asked
 
 
+def test_who_failed_before_a_text_is_left_to_ask_after_it(clock):
+    calls = several(clock)
+    assert calls.delay_seconds(LOST, was_refused=False, endpoint=0) == 0
+    calls.hear()
+    assert not calls.asked
+    assert calls.delay_seconds(LOST, was_refused=False, endpoint=1) == 0, "the first one is left"
+
+
 def test_one_full_round_of_refusals_is_the_last_word_to_an_unheard_request(clock):
     calls = several(clock)
     assert calls.delay_seconds(FULL, was_refused=True, endpoint=0) == 0
