@@ -1,6 +1,7 @@
 """Write what the chart says twice, or check that it is fresh.
 
-The table of values in README.md comes from the comments of values.yaml. The names that `settings`
+The table of values in README.md comes from the comments of values.yaml, and files/defaults.json,
+which templates read, from its values. The names that `settings`
 may have in values.schema.json, and those of a gateway's in files/gateway-settings.json, which
 templates read, come from the servers' own settings classes.
 """
@@ -92,7 +93,8 @@ def schema(text: str) -> str:
         ("modelServerSettings", model_server),
         ("commonSettings", orchestrator & model_server),
     ):
-        content["definitions"][name]["propertyNames"]["enum"] = sorted(known)
+        properties = {key: {"$ref": "#/definitions/settingValue"} for key in sorted(known)}
+        content["definitions"][name]["properties"] = properties
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -102,6 +104,7 @@ def fresh_files() -> dict[Path, str]:
     return {
         CHART / "README.md": readme(values, (CHART / "README.md").read_text()),
         CHART / "values.schema.json": schema((CHART / "values.schema.json").read_text()),
+        CHART / "files" / "defaults.json": json.dumps(yaml.safe_load(values), indent=2) + "\n",
         CHART / "files" / "gateway-settings.json": json.dumps(gateway_settings(), indent=2) + "\n",
     }
 

@@ -46,10 +46,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        kubectl.kubernetes.io/default-container: {{ .role }}
-        {{- with $config.podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- merge (dict) $config.podAnnotations (dict "kubectl.kubernetes.io/default-container" .role) | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ include "paceline.serviceAccountName" . }}
       automountServiceAccountToken: {{ .token }}
