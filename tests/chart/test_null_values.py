@@ -177,3 +177,24 @@ def test_a_number_that_is_too_large_for_its_place_never_becomes_a_power_of_ten()
     flags = install(values).pod("-orchestrator").flags
     assert f"--queue-limit-bytes={10**12}" in flags
     assert not [flag for flag in flags if re.search(r"=.*\de\+", flag)]
+
+
+def test_a_name_that_reads_as_a_number_stays_a_text():
+    names = dict.fromkeys(("orchestrator", "gateway", "target", "drafter", "client"), "1e3")
+    values = {
+        **KEDA,
+        "global": {"imagePullSecrets": ["007"]},
+        "common": {"serviceAccountName": "12", "priorityClassName": "5", "runtimeClassName": "6"},
+        "gateway": {"enabled": True, "keysSecret": "1", "ingress": {"host": "a", "tlsSecret": "2"}},
+        "target": {"model": {"source": "claim", "claim": {"name": "3"}}},
+        "drafter": {
+            "model": {
+                "source": "download",
+                "download": {"repository": "org/model", "tokenSecret": "4", "revision": "1e3"},
+            }
+        },
+        "tls": {"enabled": True, "mutual": True, "secrets": names},
+    }
+    for each in install(values, namespace="123").objects:
+        assert violations(each, kube_version=KUBE_VERSIONS[-1]) == [], each["metadata"]["name"]
+        assert each["metadata"]["namespace"] == "123"

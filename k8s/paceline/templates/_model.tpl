@@ -15,7 +15,7 @@
 {{- if eq .source "claim" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .claim.name }}
+    claimName: {{ .claim.name | quote }}
     readOnly: true
 {{- else if eq .source "download" }}
 - name: model
@@ -23,7 +23,7 @@
 {{- with .download.tokenSecret }}
 - name: hub
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
       - {key: token, path: token}
 {{- end }}
@@ -48,7 +48,7 @@
 {{- $download := .config.model.download -}}
 {{- if eq .config.model.source "download" }}
 - name: download
-  image: {{ include "paceline.image" (dict "root" .root "image" .config.image) }}
+  image: {{ include "paceline.image" (dict "root" .root "image" .config.image) | quote }}
   imagePullPolicy: {{ .config.image.pullPolicy }}
   command: [hf, download]
   args:

@@ -51,7 +51,7 @@ Its own labels win, so that no key is there twice.
 */}}
 {{- define "paceline.metadata" -}}
 name: {{ include "paceline.name" (list .root (.suffix | default (include "paceline.component" .))) }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- merge (dict) (.labels | default dict) (include "paceline.labels" . | fromYaml) | toYaml | nindent 2 }}
 {{- end }}
@@ -74,7 +74,7 @@ paceline.secretFile (dict "volume" "keys" "secret" NAME "entry" "keys")
 {{- define "paceline.secretFile" -}}
 name: {{ .volume }}
 secret:
-  secretName: {{ .secret }}
+  secretName: {{ .secret | quote }}
   items:
     - {key: {{ .entry }}, path: {{ .entry }}}
 {{- end }}
