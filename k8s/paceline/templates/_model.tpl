@@ -50,15 +50,13 @@
 - name: download
   image: {{ include "paceline.image" (dict "root" .root "image" .config.image) | quote }}
   imagePullPolicy: {{ .config.image.pullPolicy }}
-  command: [hf, download]
+  command: [python, -c]
   args:
+    - |
+      {{- .root.Files.Get "files/download.py" | trim | nindent 6 }}
     - {{ $download.repository | quote }}
-    - {{ printf "--revision=%s" $download.revision | quote }}
-    - --local-dir=/models
-    {{- /* What the server reads, as in its own downloads: pickles it would refuse, and the rest is for others. */}}
-    {{- range list "*.json" "*.safetensors" "*.jinja" }}
-    - {{ printf "--include=%s" . | quote }}
-    {{- end }}
+    - {{ $download.revision | quote }}
+    - /models
   env:
     - name: HF_HOME
       value: /tmp/huggingface
