@@ -1,8 +1,9 @@
 """Write what the chart says twice, or check that it is fresh.
 
-The table of values in README.md comes from the comments of values.yaml. The names that `settings`
-may have in values.schema.json, and those of a gateway's in files/gateway-settings.json, which
-templates read, come from the servers' own settings classes.
+The table of values in README.md comes from the comments of values.yaml, and files/defaults.json,
+which templates read, from its values. The settings in values.schema.json, with their limits, and
+the names of a gateway's in files/gateway-settings.json, which templates read, come from the
+servers' own settings classes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from paceline_orchestrator.settings import OrchestratorSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline_serving.settings import Settings
+
 CHART = Path(__file__).parent / "paceline"
 # What templates say, or what makes no sense in a pod: standard input is closed there.
 OWN_SETTINGS = frozenset(
@@ -37,6 +40,7 @@ OWN_SETTINGS = frozenset(
         *("orchestrator_tls_certificate", "orchestrator_tls_key", "orchestrator_tls_server_name"),
     }
 )
+_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
 
 
@@ -81,18 +85,37 @@ def gateway_settings() -> list[str]:
     return sorted(set(GatewaySettings.model_fields) - OWN_SETTINGS)
 
 
+def setting_schemas(settings: type[Settings]) -> dict[str, dict[str, Any]]:
+    """Return what each setting can be in values, with the limits that its server has.
+
+    A number can be a text, too, whose limits the server checks.
+    """
+    schemas: dict[str, dict[str, Any]] = {}
+    for name, field in settings.model_json_schema()["properties"].items():
+        (known, *_) = field.get("anyOf", [field])
+        if known.get("type") in {"integer", "number"}:
+            number = {key: known[key] for key in known if key == "type" or "imum" in key}
+            schemas[name] = {"anyOf": [number, {"type": "string", "pattern": _NUMBER}]}
+        elif "enum" in known:
+            schemas[name] = {"enum": known["enum"]}
+        else:
+            schemas[name] = {"$ref": "#/definitions/settingValue"}
+    return {name: schemas[name] for name in sorted(schemas.keys() - OWN_SETTINGS)}
+
+
 def schema(text: str) -> str:
     """Return values.schema.json with the settings that servers have."""
     content: dict[str, Any] = json.loads(text)
-    orchestrator = set(OrchestratorSettings.model_fields) - OWN_SETTINGS
-    model_server = set(ModelServerSettings.model_fields) - OWN_SETTINGS
-    for name, known in (
+    orchestrator = setting_schemas(OrchestratorSettings)
+    model_server = setting_schemas(ModelServerSettings)
+    common = {name: it for name, it in orchestrator.items() if name in model_server}
+    for name, properties in (
         ("orchestratorSettings", orchestrator),
-        ("gatewaySettings", set(gateway_settings())),
+        ("gatewaySettings", setting_schemas(GatewaySettings)),
         ("modelServerSettings", model_server),
-        ("commonSettings", orchestrator & model_server),
+        ("commonSettings", common),
     ):
-        content["definitions"][name]["propertyNames"]["enum"] = sorted(known)
+        content["definitions"][name]["properties"] = properties
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -102,6 +125,7 @@ def fresh_files() -> dict[Path, str]:
     return {
         CHART / "README.md": readme(values, (CHART / "README.md").read_text()),
         CHART / "values.schema.json": schema((CHART / "values.schema.json").read_text()),
+        CHART / "files" / "defaults.json": json.dumps(yaml.safe_load(values), indent=2) + "\n",
         CHART / "files" / "gateway-settings.json": json.dumps(gateway_settings(), indent=2) + "\n",
     }
 

@@ -106,6 +106,13 @@ class HttpProcess:
             metrics = MetricsEndpoint(settings.metrics_listen, registry=self._registry, pages={})
             self._exit.callback(metrics.close)
             self.addresses["metrics_address"] = metrics.address
+        if settings.drain_seconds < settings.call_limit_seconds:
+            _log.warning(
+                "a call may take %g s here (--call-limit-seconds), and is cut after %g s when this"
+                " gateway stops (--drain-seconds)",
+                settings.call_limit_seconds,
+                settings.drain_seconds,
+            )
         announce("listening", self.addresses)
         await self.orchestrators.until_one_serves()
         looking = self._tasks.create_task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -157,6 +157,22 @@ class RequestLimitSettings(Settings):
                 f" bodies_limit_bytes ({self.bodies_limit_bytes}): there would be no room for it"
             )
         return self
+
+    # What a drain cuts here is lost: over HTTP nobody can go on with it elsewhere.
+    drain_seconds: float = Field(
+        RunSettings.model_fields["call_limit_seconds"].default,
+        ge=0,
+        le=86_400,
+        description="seconds for running requests to end after SIGTERM and --drain-delay-seconds;"
+        " longer ones are cut. Not given: as long as a call may take (--call-limit-seconds)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drains_as_long_as_a_call_may_take(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "drain_seconds" in values or "call_limit_seconds" not in values:
+            return values
+        return {**values, "drain_seconds": values["call_limit_seconds"]}
 
 
 class GatewaySettings(OrchestratorAddressSettings, HttpSettings, RequestLimitSettings, RunSettings):

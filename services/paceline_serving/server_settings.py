@@ -129,7 +129,7 @@ class ProcessSettings(Settings):
         description="seconds to go on serving after SIGTERM, so that balancers notice",
     )
     drain_seconds: float = Field(
-        25, ge=0, le=3600, description="seconds after that for running work to end"
+        25, ge=0, le=86_400, description="seconds after that for running work to end"
     )
     exit_with_parent: bool = Field(
         False, description="stop at once when standard input closes: the parent process is gone"

@@ -207,7 +207,9 @@ def test_the_command_line_works_in_the_orchestrators_image(orchestrator):
 @pytest.mark.timeout(1800)  # it downloads torch
 def test_the_model_servers_image_serves_a_bundled_model_and_can_fetch_others(tmp_path):
     opt = install_image("model-server", tmp_path)
-    assert (opt / "venv" / "bin" / "hf").exists()  # what fetches a model before a server starts
+    # What fetches a model before a server starts.
+    fetches = [opt / "venv" / "bin" / "python", "-c", "import huggingface_hub"]
+    assert subprocess.run(fetches, env=environment_in(opt)).returncode == 0
     command = [
         *entry_point(),
         "target",

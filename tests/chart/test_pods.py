@@ -2,14 +2,11 @@
 
 import json
 import re
-from fnmatch import fnmatch
 
 import pytest
 import yaml
 
 from paceline_cli.generate import GenerateSettings
-from paceline_engine.backends.base import ModelLoadError
-from paceline_engine.backends.model_files import find_model_files
 from paceline_gateway.settings import GatewaySettings
 from paceline_model_server.settings import ModelServerSettings
 from paceline_orchestrator.settings import OrchestratorSettings
@@ -145,42 +142,13 @@ def test_a_download_has_the_environment_and_the_mounts_of_its_server():
 def test_a_download_says_which_revision_and_keeps_the_token_out_of_the_manifest():
     pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
     (download,) = pod.spec["initContainers"]
-    assert download["command"] == ["hf", "download"]
-    assert download["args"] == [
-        "example/large",
-        "--revision=0123456789abcdef",
-        "--local-dir=/models",
-        "--include=*.json",
-        "--include=*.safetensors",
-        "--include=*.jinja",
-    ]
+    assert download["args"][1:] == ["example/large", "0123456789abcdef", "/models"]
     assert {"name": "HF_TOKEN_PATH", "value": "/hub/token"} in download["env"]
     assert "/hub" in {mount["mountPath"] for mount in download["volumeMounts"]}
     assert "/hub" not in {mount["mountPath"] for mount in pod.server["volumeMounts"]}
     volumes = {each["name"]: each for each in pod.spec["volumes"]}
     assert volumes["model"] == {"name": "model", "emptyDir": {"sizeLimit": "40Gi"}}
     assert volumes["hub"]["secret"]["secretName"] == "hub"
-
-
-def test_a_download_fetches_what_the_server_would_and_nothing_that_it_refuses(monkeypatch):
-    asked = []
-
-    def snapshot_download(*_, allow_patterns, **__):
-        asked.extend(allow_patterns)
-        raise OSError
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(ModelLoadError):
-        find_model_files("example/large")
-    pod = install(values_of("every-model-source-values.yaml")).pod("-target-fetched")
-    (download,) = pod.spec["initContainers"]
-    included = [arg.partition("=")[2] for arg in download["args"] if arg.startswith("--include=")]
-
-    def is_fetched(name):
-        return any(fnmatch(name, pattern) for pattern in included)
-
-    assert all(map(is_fetched, [*asked, "model-00001-of-00002.safetensors"]))
-    assert not any(map(is_fetched, ["modeling.py", "pytorch_model.bin", "consolidated.00.pth"]))
 
 
 # --- life -----------------------------------------------------------------------------------------

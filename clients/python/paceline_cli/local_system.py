@@ -20,6 +20,7 @@ import aiohttp
 
 from paceline_cli.local_server import ANY_PORT, LocalServer, ServerExitedError
 from paceline_cli.metrics_pages import Page, PageError, parse_sources, read_page
+from paceline_serving.server_settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -202,6 +203,8 @@ class LocalSystem:
                 _GATEWAY,
                 arguments=(
                     f"--orchestrators={reachable(self.orchestrator_address)}",
+                    # Its servers drain no longer, and nobody at a terminal waits ten minutes.
+                    f"--drain-seconds={ServerSettings.model_fields['drain_seconds'].default}",
                     *config.gateway_arguments,
                 ),
                 listen=config.gateway_listen,

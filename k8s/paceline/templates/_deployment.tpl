@@ -46,12 +46,9 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        kubectl.kubernetes.io/default-container: {{ .role }}
-        {{- with $config.podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- merge (dict) $config.podAnnotations (dict "kubectl.kubernetes.io/default-container" .role) | toYaml | nindent 8 }}
     spec:
-      serviceAccountName: {{ include "paceline.serviceAccountName" . }}
+      serviceAccountName: {{ include "paceline.serviceAccountName" . | quote }}
       automountServiceAccountToken: {{ .token }}
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $config }}
@@ -63,7 +60,7 @@ spec:
       {{- with $root.Values.global.imagePullSecrets }}
       imagePullSecrets:
         {{- range . }}
-        - name: {{ . }}
+        - name: {{ . | quote }}
         {{- end }}
       {{- end }}
       {{- with concat $config.extraInitContainers (.initContainers | default list) }}
@@ -72,7 +69,7 @@ spec:
       {{- end }}
       containers:
         - name: {{ .role }}
-          image: {{ include "paceline.image" (dict "root" $root "image" $config.image) }}
+          image: {{ include "paceline.image" (dict "root" $root "image" $config.image) | quote }}
           imagePullPolicy: {{ $config.image.pullPolicy }}
           command: [paceline, serve, {{ .role }}]
           args:
@@ -119,7 +116,7 @@ spec:
         {{- if $root.Values.tls.enabled }}
         - name: tls
           secret:
-            secretName: {{ index $root.Values.tls.secrets .role }}
+            secretName: {{ index $root.Values.tls.secrets .role | quote }}
         {{- end }}
         {{- with concat .volumes $config.extraVolumes }}
         {{- toYaml . | nindent 8 }}
@@ -158,7 +155,7 @@ maxUnavailable: {{ include "paceline.count" .maxUnavailable }}
 {{- $selector := include "paceline.selector" . | fromYaml -}}
 {{- range $name := list "priorityClassName" "runtimeClassName" -}}
 {{- with index $config $name }}
-{{ $name }}: {{ . }}
+{{ $name }}: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- range $name := list "nodeSelector" "tolerations" "affinity" -}}

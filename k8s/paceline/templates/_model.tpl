@@ -15,7 +15,7 @@
 {{- if eq .source "claim" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .claim.name }}
+    claimName: {{ .claim.name | quote }}
     readOnly: true
 {{- else if eq .source "download" }}
 - name: model
@@ -23,7 +23,7 @@
 {{- with .download.tokenSecret }}
 - name: hub
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
       - {key: token, path: token}
 {{- end }}
@@ -48,17 +48,15 @@
 {{- $download := .config.model.download -}}
 {{- if eq .config.model.source "download" }}
 - name: download
-  image: {{ include "paceline.image" (dict "root" .root "image" .config.image) }}
+  image: {{ include "paceline.image" (dict "root" .root "image" .config.image) | quote }}
   imagePullPolicy: {{ .config.image.pullPolicy }}
-  command: [hf, download]
+  command: [python, -c]
   args:
+    - |
+      {{- .root.Files.Get "files/download.py" | trim | nindent 6 }}
     - {{ $download.repository | quote }}
-    - {{ printf "--revision=%s" $download.revision | quote }}
-    - --local-dir=/models
-    {{- /* What the server reads, as in its own downloads: pickles it would refuse, and the rest is for others. */}}
-    {{- range list "*.json" "*.safetensors" "*.jinja" }}
-    - {{ printf "--include=%s" . | quote }}
-    {{- end }}
+    - {{ $download.revision | quote }}
+    - /models
   env:
     - name: HF_HOME
       value: /tmp/huggingface

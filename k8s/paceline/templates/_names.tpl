@@ -45,12 +45,15 @@ app.kubernetes.io/part-of: paceline
 {{ include "paceline.selector" . }}
 {{- end }}
 
-{{/* metadata of an object: paceline.metadata (dict "root" $ "role" … "pool" … "suffix" …) */}}
+{{/*
+metadata of an object: paceline.metadata (dict "root" $ "role" … "pool" … "suffix" … "labels" …).
+Its own labels win, so that no key is there twice.
+*/}}
 {{- define "paceline.metadata" -}}
 name: {{ include "paceline.name" (list .root (.suffix | default (include "paceline.component" .))) }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
-  {{- include "paceline.labels" . | nindent 2 }}
+  {{- merge (dict) (.labels | default dict) (include "paceline.labels" . | fromYaml) | toYaml | nindent 2 }}
 {{- end }}
 
 {{/* paceline.image (dict "root" $ "image" $config.image) */}}
@@ -71,7 +74,7 @@ paceline.secretFile (dict "volume" "keys" "secret" NAME "entry" "keys")
 {{- define "paceline.secretFile" -}}
 name: {{ .volume }}
 secret:
-  secretName: {{ .secret }}
+  secretName: {{ .secret | quote }}
   items:
     - {key: {{ .entry }}, path: {{ .entry }}}
 {{- end }}

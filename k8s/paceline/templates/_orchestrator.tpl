@@ -7,6 +7,11 @@ scaler: 50053
 {{- end }}
 {{- end }}
 
+{{/* The Service that clients call. */}}
+{{- define "paceline.orchestratorService" -}}
+{{- ternary "orchestrator-pods" "orchestrator" .Values.orchestrator.service.headless -}}
+{{- end }}
+
 {{/*
 A headless Service, as discovery takes it: DNS needs the whole name.
 paceline.serviceName (list $ "target-default")

@@ -10,12 +10,18 @@ prints one says int64.
 {{- mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.orchestrator) | toYaml -}}
 {{- end }}
 
-{{/* A gateway's: of what is common to gRPC servers, what it knows; `make chart` lists that. */}}
+{{/*
+A gateway's: of what is common to gRPC servers, what it knows; `make chart` lists that. It drains for
+as long as a call may take, since over HTTP nobody can go on elsewhere with what is cut.
+*/}}
 {{- define "paceline.gateway" -}}
 {{- $config := mustMergeOverwrite (deepCopy .Values.common) (deepCopy .Values.gateway) -}}
 {{- $known := .Files.Get "files/gateway-settings.json" | fromJsonArray -}}
 {{- range $name := keys $config.settings -}}
 {{- if not (has $name $known) }}{{ $_ := unset $config.settings $name }}{{ end -}}
+{{- end -}}
+{{- if kindIs "invalid" $config.drainSeconds -}}
+{{- $_ := set $config "drainSeconds" (include "paceline.callSeconds" $config | float64 | ceil) -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end }}
@@ -85,6 +91,11 @@ Empty if a latency is unknown.
 {{- else -}}
 {{- int64 $wanted -}}
 {{- end -}}
+{{- end }}
+
+{{/* Seconds that a call may take at a server, by its settings or by the servers' own default. */}}
+{{- define "paceline.callSeconds" -}}
+{{- .settings.call_limit_seconds | default 600 -}}
 {{- end }}
 
 {{/*

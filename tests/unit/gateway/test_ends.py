@@ -9,12 +9,14 @@ import openai
 import pytest
 
 from paceline import errors
+from paceline_gateway.settings import GatewaySettings
 from support.collected_spans import CollectedSpans
 from support.fake_orchestrator import FakeOrchestrator, Leg
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
 
 HANGS = {"hangs": True, "chunks": 2}
+CUT = {"drain_seconds": 5}
 
 
 def scripted(*legs: Leg) -> FakeOrchestrator:
@@ -262,6 +264,24 @@ async def test_a_drain_ends_what_runs_and_then_says_why():
             await anext(stream)
         await fake.cancelled.wait()
         await finishing
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [({}, 600), ({"call_limit_seconds": 77}, 77), ({"call_limit_seconds": 77, **CUT}, 5)],
+)
+def test_a_gateway_drains_for_as_long_as_a_call_may_take_unless_told_otherwise(said, seconds):
+    assert GatewaySettings(orchestrators=("127.0.0.1:1",), **said).drain_seconds == seconds
+
+
+async def test_a_gateway_that_would_cut_calls_says_so_at_its_start(caplog):
+    async with gateway_over(**CUT):
+        assert "a call may take 600 s here (--call-limit-seconds), and is cut after 5 s" in (
+            caplog.text
+        )
+    caplog.clear()
+    async with gateway_over(**CUT, call_limit_seconds=5):
+        assert "is cut after" not in caplog.text
 
 
 async def test_readiness_follows_the_orchestrators_and_the_drain():

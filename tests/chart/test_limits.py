@@ -1,0 +1,98 @@
+"""Limits in several places follow from one, or are compared: a front hop outlives its streams."""
+
+import re
+
+import pytest
+
+from paceline_gateway.settings import GatewaySettings
+from paceline_serving.server_settings import RunSettings
+from support.helm import RefusedError
+from support.manifests import VALUES_FILES, install, values_of
+
+CALL_SECONDS = RunSettings.model_fields["call_limit_seconds"].default
+KEPT_SECONDS = GatewaySettings.model_fields["keep_alive_seconds"].default
+NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
+ALB = "alb.ingress.kubernetes.io/load-balancer-attributes"
+
+
+def gateway(**values):
+    return {"gateway": {"enabled": True, **values}}
+
+
+def settings(seconds):
+    return {"settings": {"call_limit_seconds": seconds}}
+
+
+def behind(**annotations):
+    return gateway(ingress={"host": "paceline.example.org", "annotations": annotations})
+
+
+def patience(release):
+    (ingress,) = release.of("Ingress")
+    return int(ingress["metadata"]["annotations"][NGINX])
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        (behind(), CALL_SECONDS),
+        ({**behind(), "common": settings(1200)}, 1200),
+        ({**behind(), "common": settings("90")}, 90),
+        (gateway(ingress={"host": "a"}, **settings(44.5)), 45),
+    ],
+    ids=["default", "common", "text", "own"],
+)
+def test_gateways_outlive_their_streams_and_all_in_front_outlives_gateways(values, seconds):
+    release = install(values)
+    pod = release.pod("-gateway")
+    assert pod.flag("drain-seconds") == str(seconds)
+    assert pod.spec["terminationGracePeriodSeconds"] > seconds + 5
+    assert patience(release) > seconds
+
+
+def test_a_wish_that_is_long_enough_stands():
+    release = install({**behind(**{NGINX: "3600"})})
+    assert patience(release) == 3600
+    assert install(gateway(drainSeconds=900)).pod("-gateway").flag("drain-seconds") == "900"
+    (ingress,) = install(behind(**{ALB: "idle_timeout.timeout_seconds=610"})).of("Ingress")
+    assert ingress["metadata"]["annotations"][ALB] == "idle_timeout.timeout_seconds=610"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (gateway(drainSeconds=CALL_SECONDS - 1), "gateway.drainSeconds=599 is less than a call"),
+        ({**gateway(drainSeconds=900), "common": settings(901)}, "gateway.drainSeconds=900 is"),
+        (gateway(**settings(700)), "call_limit_seconds=700 is more than orchestrators let a call"),
+        (
+            {"orchestrator": settings(700)},
+            "target.settings.call_limit_seconds=600 is less than a call may take at orchestrators",
+        ),
+        (
+            {"drafter": {"pools": {"a": settings(60)}}},
+            "drafter.pools.a.settings.call_limit_seconds=60 is less than",
+        ),
+        (behind(**{NGINX: "60"}), f"{NGINX}=60 is less than a call may take (600)"),
+        (behind(**{ALB: "x=y,idle_timeout.timeout_seconds=60"}), "is less than a call may take"),
+        (
+            behind(**{ALB: f"idle_timeout.timeout_seconds={KEPT_SECONDS}"}),
+            f"set gateway.settings.keep_alive_seconds to more than {KEPT_SECONDS}",
+        ),
+    ],
+)
+def test_limits_that_do_not_fit_each_other_are_refused(values, message):
+    with pytest.raises(RefusedError, match=re.escape(message)):
+        install(values)
+
+
+@pytest.mark.parametrize("name", [file.name for file in VALUES_FILES])
+def test_no_pod_is_killed_at_work(name):
+    for pod in install(values_of(name)).pods:
+        if pod.role == "test":
+            continue
+        sleep = pod.server.get("lifecycle", {}).get("preStop", {}).get("sleep", {"seconds": 0})
+        work = int(pod.flag("drain-seconds")) + sleep["seconds"]
+        assert pod.spec["terminationGracePeriodSeconds"] >= work + 15
+        rollout = {it["metadata"]["name"]: it for it in install(values_of(name)).of("Deployment")}
+        deadline = rollout[pod.name]["spec"]["progressDeadlineSeconds"]
+        assert deadline > pod.spec["terminationGracePeriodSeconds"]
