@@ -215,7 +215,8 @@ async def test_what_the_client_did_wrong_is_the_class_for_it(
     ],
 )
 async def test_what_servers_did_wrong_is_the_class_for_it(ask, error, status, streamed):
-    fake = FakeOrchestrator(script=[Leg(error=error, refuses=True)])
+    # A gateway asks once more where nobody serves.
+    fake = FakeOrchestrator(script=[Leg(error=error, refuses=True)] * 2)
     async with gateway_over(fake) as gateway:
         told = (await ask(gateway, "completions", stream=streamed))["error"]
     name = "RateLimitError" if status == 429 else "InternalServerError"
