@@ -38,6 +38,20 @@ __all__ = ["FimTokens", "ModelTokens", "find_tokens", "turn_ends"]
 # What templates can name: `SPECIAL_TOKENS_ATTRIBUTES` of the library.
 _NAMES = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FURTHER_NAMES = ("extra_special_tokens", "additional_special_tokens")
+# What the library's classes of tokenizers call tokens that no file names.
+_CLASS_NAMES = {
+    "CodeLlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "GemmaTokenizer": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+}
 # The parts of a configuration that may be about the decoder, as the library looks for them.
 _DECODER_PARTS = ("decoder", "generator", "text_config")
 _FIM_PARTS = ("prefix", "suffix", "middle")
@@ -101,11 +115,13 @@ def find_tokens(files: SmallFiles, tokenizer: TokenizerFile, *, template: str) -
         ModelLoadError: A file is no JSON, or says that an id is none.
     """
     config, older = files.json(TOKENIZER_CONFIG), files.json(SPECIAL_TOKENS_MAP)
-    named = _named(config)
     # The library's rule: the older file counts where the newer does not list its tokens.
-    if "added_tokens_decoder" not in config:
-        named |= _named(older)
-    end_ids, unknown = _declared_ends(files, tokenizer)
+    merged = config if "added_tokens_decoder" in config else {**config, **older}
+    named = _named(merged) | _named_by_class(files, merged, tokenizer)
+    end_texts = (_text(config.get("eos_token")), _text(older.get("eos_token")))
+    found = {text: tokenizer.id_of(text) for text in (*end_texts, named.get("eos_token")) if text}
+    configured = _configured_ends(files)
+    end_ids = [*dict.fromkeys((*configured, *(it for it in found.values() if it is not None)))]
     further = {*tokenizer.special_tokens, *_further(config), *_further(older)}
     special = {text: each for text in further if (each := tokenizer.id_of(text)) is not None}
     declared = [text for each in end_ids if (text := tokenizer.text_of(each)) is not None]
@@ -114,7 +130,7 @@ def find_tokens(files: SmallFiles, tokenizer: TokenizerFile, *, template: str) -
         named=named,
         special=tokenizer.special_tokens,
         end_ids=tuple(dict.fromkeys((*end_ids, *(special[text] for text in of_turns)))),
-        unknown_ends=unknown,
+        unknown_ends=tuple(text for text, each in found.items() if each is None),
         fim=_fim(tokenizer, config, older),
     )
 
@@ -162,18 +178,6 @@ def _without_comments(template: str) -> str:
     return "".join([*kept, template[start:]])
 
 
-def _declared_ends(
-    files: SmallFiles, tokenizer: TokenizerFile
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the ids that files say end a text, and the texts that they say so of and are none."""
-    configs = (files.json(TOKENIZER_CONFIG), files.json(SPECIAL_TOKENS_MAP))
-    texts = dict.fromkeys(text for each in configs if (text := _text(each.get("eos_token"))))
-    found = {text: tokenizer.id_of(text) for text in texts}
-    ids = [each for each in found.values() if each is not None]
-    unknown = tuple(text for text, each in found.items() if each is None)
-    return tuple(dict.fromkeys((*_configured_ends(files), *ids))), unknown
-
-
 def _configured_ends(files: SmallFiles) -> Iterator[int]:
     config = files.json(CONFIG)
     parts = [config.get(name) for name in _DECODER_PARTS]
@@ -191,6 +195,22 @@ def _configured_ends(files: SmallFiles) -> Iterator[int]:
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name in _NAMES if (text := _text(config.get(name)))}
+
+
+def _named_by_class(
+    files: SmallFiles, config: Mapping[str, Any], tokenizer: TokenizerFile
+) -> dict[str, str]:
+    """Return the names that a tokenizer's class gives to tokens that are there and named nowhere.
+
+    What is said to be null has no name.
+    """
+    said = config.get("tokenizer_class") or files.json(CONFIG).get("tokenizer_class")
+    names = _CLASS_NAMES.get(str(said).removesuffix("Fast"), {})
+    return {
+        name: text
+        for name, text in names.items()
+        if name not in config and tokenizer.id_of(text) is not None
+    }
 
 
 def _further(config: Mapping[str, Any]) -> Iterator[str]:

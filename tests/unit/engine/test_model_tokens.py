@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import shutil
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from paceline_engine.backends.base import ModelLoadError
 from paceline_engine.backends.model_files import find_model_files
@@ -146,6 +148,39 @@ def test_a_token_of_the_template_that_is_not_special_ends_nothing(folder):
     assert ends(folder) == ()
     edit(folder, "tokenizer_config.json", additional_special_tokens=["<|im_end|>"])
     assert {*ends(folder)} == ids_of(folder, ["<|im_end|>"])
+
+
+CLASSES = ["CodeLlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer", "LlamaTokenizer"]
+
+
+@pytest.mark.parametrize("ending", ["", "Fast"])
+@pytest.mark.parametrize("name", [*CLASSES, "Qwen2Tokenizer", "PreTrainedTokenizer"])
+def test_tokens_that_no_file_names_are_called_what_the_librarys_class_calls_them(
+    folder, name, ending
+):
+    kinds = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    arguments = inspect.signature(tokenizer_class_from_name(name).__init__).parameters
+    expected = {
+        key: str(arguments[key].default)
+        for key in (f"{kind}_token" for kind in kinds)
+        if key in arguments and arguments[key].default is not None
+    }
+    assert bool(expected) is (name != "PreTrainedTokenizer")
+    edit(folder, "tokenizer_config.json", tokenizer_class=f"{name}{ending}")
+    assert find_model_files(str(folder)).tokens.named == {}, "the tokenizer has none of them"
+    assert ends(folder) == ()
+    with_tokens(folder, *sorted({*expected.values()}))
+    assert find_model_files(str(folder)).tokens.named == expected
+    assert {*ends(folder)} == ids_of(folder, [it for key, it in expected.items() if "eos" in key])
+
+
+def test_what_a_file_says_of_a_name_counts_before_its_class(folder):
+    with_tokens(folder, "<s>", "</s>", "<unk>")
+    named = {"tokenizer_class": "LlamaTokenizer", "eos_token": None, "bos_token": "<|fill-0|>"}
+    edit(folder, "tokenizer_config.json", **named)
+    expected = {"bos_token": "<|fill-0|>", "unk_token": "<unk>"}
+    assert find_model_files(str(folder)).tokens.named == expected
+    assert ends(folder) == ()
 
 
 FIM = [
