@@ -35,6 +35,8 @@ __all__ = ["SpecialTexts"]
 # Planes 15 and 16, less their last two code points each, which are none.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
+# One as JSON in ASCII and as Python write it, where a template writes values so.
+_ESCAPED = re.compile(r"\\udb[89a-f][0-9a-f]\\ud[c-f][0-9a-f]{2}|\\U(00(?:0f|10)[0-9a-f]{4})")
 _LONGEST_NAME = 200  # letters of a name that are looked at: a pattern nests no deeper
 
 
@@ -53,22 +55,24 @@ class SpecialTexts:
 
     def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
         self._names = _pattern_of(tuple(special_tokens))
-        self._used = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
+        self._said = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
         self._marks: dict[str, str] = {}
+        self._used_as_marks: set[str] = set()
         self.messages = [self._marked(it) for it in messages]
 
     def parts(self, rendered: str) -> str | list[PromptPart]:
         """Return a rendered prompt without marks: in parts, if there were any."""
         if not self._marks:
             return rendered
-        for mark in self._marks.values():
-            # As JSON in ASCII and Python write it, where a template writes values so.
-            for written in (json.dumps(mark)[1:-1], repr(mark)[1:-1]):
-                rendered = rendered.replace(written, mark)
+        rendered = _ESCAPED.sub(self._unescaped, rendered)
         pieces: list[tuple[str, bool]] = []  # and whether special tokens count in each
         start = 0
-        for found in self._marked_names().finditer(rendered):
+        mark_and_name = rf"({_ANY_PRIVATE.pattern})(?:({self._names.pattern})\1)?"
+        marked = re.compile(mark_and_name, re.IGNORECASE)
+        for found in marked.finditer(rendered):
             mark, name = found[1], found[2] or ""
+            if mark not in self._used_as_marks:
+                continue
             pieces.append((rendered[start : found.start()], True))
             # Between two marks of another name it is the template that wrote it.
             pieces.append((name, self._marks.get(name.lower()) != mark))
@@ -76,10 +80,10 @@ class SpecialTexts:
         pieces.append((rendered[start:], True))
         return list(_parts(pieces))
 
-    def _marked_names(self) -> re.Pattern[str]:
-        """Return what finds a mark, with the name and its fellow behind it where they are."""
-        marks = "".join(self._marks.values())
-        return re.compile(rf"([{marks}])(?:({self._names.pattern})\1)?", re.IGNORECASE)
+    def _unescaped(self, found: re.Match[str]) -> str:
+        digits = found[1]
+        letter: str = chr(int(digits, 16)) if digits else json.loads(f'"{found[0]}"')
+        return letter if letter in self._used_as_marks else found[0]
 
     def _marked(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -102,8 +106,8 @@ class SpecialTexts:
         """Choose a letter that no text has, nor can be made to have: nobody can guess it."""
         while True:
             letter = chr(secrets.choice(secrets.choice(_PRIVATE)))
-            if letter not in self._used:
-                self._used.add(letter)
+            if letter not in self._said and letter not in self._used_as_marks:
+                self._used_as_marks.add(letter)
                 return letter
 
 
