@@ -12,7 +12,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 AUTO, SI, DSI = pb.STRATEGY_AUTO, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED
@@ -180,3 +180,15 @@ async def test_one_long_text_takes_no_drafter_from_shorter_ones():
         for stream in short:
             assert stream.fallbacks == {}
             assert stream.finished.statistics.accepted_token_count > 30
+
+
+@virtually
+async def test_what_the_only_target_with_room_refuses_is_refused_at_once():
+    short = VirtualServer("target", name="a-short", context_length=len(PROMPT) + 10)
+    long = VirtualServer("target", name="b-long")
+    long.open_error = errors.InvalidFieldError.of("spec.seed", "is not for it")
+    async with virtual_system(short, long) as system:
+        began = now()
+        with pytest.raises(errors.UnsupportedError, match="every target refuses"):
+            await system.generate(max_tokens=COUNT)
+        assert now() - began < 1
