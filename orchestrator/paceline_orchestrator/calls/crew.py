@@ -86,6 +86,7 @@ class Crew:
         self._since = time.monotonic()
         self._given_up: set[int] = set()  # targets' seats whose last call may still be answered
         self._has_grown = False
+        self._has_outgrown_some = False
         self.lookahead: int | None = None
         self._targets = Seats(Role.TARGET, [None] * staff.target_count)
         self._drafters = Seats(Role.DRAFTER, [None] * staff.drafter_count)
@@ -136,6 +137,11 @@ class Crew:
     def is_assembled(self) -> bool:
         """Whether no session is being opened."""
         return not (self._targets.arriving or self._drafters.arriving)
+
+    @property
+    def has_outgrown_drafters(self) -> bool:
+        """Whether the text is too long for those that drafted, and no other drafter is there."""
+        return self._has_outgrown_some and not self._drafters.everyone
 
     @property
     def is_idle(self) -> bool:
@@ -198,6 +204,7 @@ class Crew:
         """
         if self._seats_of(session).dismiss(session):
             session.retire()
+            self._has_outgrown_some = True
 
     def widen(self, staff: Staff) -> None:
         """Have at least as many seats from here on."""

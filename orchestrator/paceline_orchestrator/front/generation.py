@@ -187,9 +187,9 @@ class Generation:
         return self._wanted.method.drafts
 
     @property
-    def lookahead(self) -> int:
-        """Draft tokens in a verification of its method, or of the one that is to follow."""
-        return self._wanted.lookahead
+    def has_outgrown_drafters(self) -> bool:
+        """Whether its text is too long for the drafters that it had, and it has no other."""
+        return self._crew.has_outgrown_drafters
 
     @property
     def verdicts(self) -> DraftStatistics:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline_orchestrator.front.generation import Generation
-    from paceline_orchestrator.front.order import Order
     from paceline_orchestrator.planning.experience import Planning
     from paceline_orchestrator.planning.planner import Plan, Wish
 
@@ -64,6 +63,7 @@ class _Kind(NamedTuple):
     model_fingerprint: str  # of whichever server
     wish: Wish
     drafts: bool
+    has_outgrown_drafters: bool
     rate: float
 
 
@@ -135,7 +135,7 @@ class Pacing:
         if plan is None:
             return
         for generation in free:
-            if _are_alike(generation.order, first.order) and self._suits(plan, generation, first):
+            if _are_alike(generation, first) and self._suits(plan, generation, first):
                 self._follow(generation, plan, now=now)
 
     def _suits(self, plan: Plan, generation: Generation, first: Generation) -> bool:
@@ -171,8 +171,16 @@ class Pacing:
         has_news = _learn(pace, generation)
         if pace.rests:
             self._try_again(generation, pace)
+        elif generation.drafts and generation.has_outgrown_drafters:
+            self._do_without(generation)
         elif generation.drafts and has_news:
             self._go_on_or_retreat(generation, pace)
+
+    def _do_without(self, generation: Generation) -> None:
+        """Have a request that is too long for its drafters do what one does that has none."""
+        plan = self._plan(generation)
+        if plan is not None and not plan.method.drafts:
+            generation.follow(plan)
 
     def _go_on_or_retreat(self, generation: Generation, pace: _Pace) -> None:
         """Have blocks be as long as pays; decode plainly where that is better, if drafts are why.
@@ -228,6 +236,7 @@ class Pacing:
             order.model.fingerprint,
             order.options.wish,
             generation.drafts,
+            generation.has_outgrown_drafters,
             self._paces[generation].evidence.rate if rate is None else rate,
         )
 
@@ -248,7 +257,10 @@ class Pacing:
         return plan
 
 
-def _are_alike(order: Order, other: Order) -> bool:
+def _are_alike(one: Generation, another: Generation) -> bool:
+    if one.has_outgrown_drafters is not another.has_outgrown_drafters:
+        return False
+    order, other = one.order, another.order
     is_same_model = order.model.fingerprint == other.model.fingerprint  # of whichever server
     return is_same_model and order.options.wish == other.options.wish
 

@@ -151,13 +151,15 @@ class Planning:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
         targets = self._pool.targets(model)
-        drafters = self._drafters(model, wish.strategy, length=length)
-        if not (targets and drafters):
+        if not (targets and self._drafters(model, wish.strategy, length=0)):
             return None
+        drafters = self._drafters(model, wish.strategy, length=length)
         pair, rates = self._known_of(model, drafters)
         measurements = self._measure(
             targets, drafters, length=length, rates=rates, is_here=True, drafts=drafts
         )
+        if not drafters:  # the text is too long for all of them
+            return self._plan_for_text(measurements, wish)
         if acceptance_rate is not None:
             measurements = replace(measurements, acceptance_rate=acceptance_rate)
         plan = _granting(wish, self._planner.choose(measurements, wish))

@@ -296,6 +296,7 @@ class _Running:
         )
         self.drafts, self.length, self.followed = True, 9, []
         self.verdicts = DraftStatistics()
+        self.has_outgrown_drafters = False
 
     def follow(self, plan):
         self.followed.append(plan.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -11,7 +12,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 AUTO, SI, DSI = pb.STRATEGY_AUTO, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED
@@ -153,3 +154,41 @@ async def test_dsi_speculates_at_targets_that_have_room_for_the_whole_text():
         stream = await decoded(system, strategy=DSI, target_count=3)
         assert stream.fallbacks == {}
         assert {it.server for it in system.records("Verify")} == {"target-0", "target-2"}
+
+
+@virtually
+async def test_under_auto_a_text_that_is_too_long_for_its_drafter_is_decoded_as_one_without():
+    reach = len(PROMPT) + 60
+    models = [*drafters(1, context_length=reach), *targets(1)]
+    async with virtual_system(*models) as system:
+        system.planning._text_rate.add(0, count=2000)  # texts have said nothing of their rest
+        stream = await decoded(system, 120)
+        (decode,) = system.records("Decode")
+        call = decode.request.call
+        assert reach <= call.base_length + len(call.token_ids) < reach + 8
+        assert stream.fallbacks == {"load_changed": 1}
+
+
+@virtually
+async def test_one_long_text_takes_no_drafter_from_shorter_ones():
+    models = [*drafters(1, context_length=len(PROMPT) + 90), *targets(2)]
+    async with virtual_system(*models) as system:
+        long = asyncio.create_task(decoded(system, 300))
+        await asyncio.sleep(2.5)
+        short = [await system.generate(max_tokens=80) for _ in range(4)]
+        assert (await long).fallbacks == {}, "the text itself drafts on"
+        for stream in short:
+            assert stream.fallbacks == {}
+            assert stream.finished.statistics.accepted_token_count > 30
+
+
+@virtually
+async def test_what_the_only_target_with_room_refuses_is_refused_at_once():
+    short = VirtualServer("target", name="a-short", context_length=len(PROMPT) + 10)
+    long = VirtualServer("target", name="b-long")
+    long.open_error = errors.InvalidFieldError.of("spec.seed", "is not for it")
+    async with virtual_system(short, long) as system:
+        began = now()
+        with pytest.raises(errors.UnsupportedError, match="every target refuses"):
+            await system.generate(max_tokens=COUNT)
+        assert now() - began < 1
