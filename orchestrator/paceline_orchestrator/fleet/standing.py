@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from paceline_orchestrator.fleet.discovery import Availability, Role
 from paceline_orchestrator.fleet.fitting import drafter_obstacle, target_obstacle
 from paceline_orchestrator.fleet.hardware import count_side_by_side
-from paceline_orchestrator.fleet.server import LOADING, NOT_SERVING, SILENT
+from paceline_orchestrator.fleet.server import LOADING, NOT_REACHED, NOT_SERVING, SILENT
 from paceline_orchestrator.fleet.words import Standing, Word
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def _ill(server: ModelServer) -> Standing | None:
     if kind in _WORDS:
         word, detail = _WORDS[kind]
         return Standing(word, f"{detail} ({trouble})" if trouble else detail)
+    if kind != NOT_REACHED:
+        return Standing(Word.FAILING, f"it cannot say how it is: {kind} ({trouble})")
     return Standing(Word.UNREACHABLE, f"it cannot be reached: {trouble or 'nothing was heard yet'}")
 
 

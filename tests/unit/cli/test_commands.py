@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -352,6 +353,40 @@ def test_info_says_each_thing_of_a_system_and_of_its_servers_in_its_own_place(ca
         ["server", "role", "address", "state", "ms per token"],
         ["first", "target", "10.0.0.1:1", "ready", "12.35", abilities],
         ["second", "drafter", "10.0.0.2:2", "NOT_SERVING"],
+    ]
+
+
+def test_info_says_how_each_server_stands_and_below_all_what_there_is_to_say(capsys):
+    server = ServerInfo(
+        name="target-0",
+        address="10.0.0.1:50051",
+        role="target",
+        ready=True,
+        status="",
+        model_fingerprint="f",
+        decode_step_ns=0,
+        standing="used",
+    )
+    odd = replace(
+        server,
+        name="target-1",
+        ready=False,
+        status="OTHER_DTYPE: it computes in float16",
+        standing="other_dtype",
+        standing_detail="it computes in \x1b[2Jfloat16",
+    )
+    slow = replace(server, name="target-2", standing_detail="it takes 9 ms for a token")
+    old = replace(server, name="target-3", ready=False, standing="", status="NOT_SERVING")
+    facts = dict.fromkeys(("version", "model_name", "model_fingerprint"), "x")
+    counts = dict.fromkeys(("vocabulary_size", "context_length", "running_request_count"), 1)
+    servers = (server, odd, slow, old)
+    info._print(SystemInfo(**facts, **counts, tokenizer_fingerprint="t", servers=servers))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    states = [" ".join(line.split()[3:]) for line in lines if "10.0.0.1" in line]
+    assert states == ["used", "other dtype", "used", "NOT_SERVING"]
+    assert lines[-2:] == [
+        "target-1 is not used: it computes in \N{REPLACEMENT CHARACTER}[2Jfloat16",
+        "target-2 is used: it takes 9 ms for a token",
     ]
 
 

@@ -177,7 +177,9 @@ class Orchestrator:
         return self.answer
 
 
-def known(name, *, role="target", ready=True, status="", address="127.0.0.1:50051"):
+def known(
+    name, *, role="target", ready=True, status="", address="127.0.0.1:50051", standing="", detail=""
+):
     return ServerInfo(
         name=name,
         address=address,
@@ -186,6 +188,8 @@ def known(name, *, role="target", ready=True, status="", address="127.0.0.1:5005
         status=status,
         model_fingerprint="f",
         decode_step_ns=1,
+        standing=standing,
+        standing_detail=detail,
     )
 
 
@@ -237,6 +241,36 @@ async def test_a_server_that_the_orchestrator_does_not_use_says_why():
         (pool,) = (await look_after(0)).pools
         assert (pool.ready_count, pool.servers[0].state) == (0, "not serving")
     server.endpoint.close()
+
+
+async def test_the_word_on_each_server_is_shown_and_below_all_why_some_are_not_used():
+    orchestrator = Orchestrator(
+        known("t", standing="used", detail="it takes chains alone"),
+        known("s", standing="resting", detail="it is a spare"),
+        *(
+            known(name, ready=False, standing="other_dtype", detail="it computes in float16")
+            for name in ("odd-1", "odd-2")
+        ),
+    )
+    async with watching(orchestrator) as look_after:
+        seen = await look_after(0)
+    (pool,) = seen.pools
+    assert pool.ready_count == 2
+    assert {it.name: it.state for it in pool.servers} == {
+        "t": "used",
+        "s": "resting",
+        "odd-1": "other dtype",
+        "odd-2": "other dtype",
+    }
+    whys = [f"{name} is not used: it computes in float16" for name in ("odd-1", "odd-2")]
+    assert drawn(seen, width=120)[-2:] == whys
+    assert drawn(seen, width=120, height=13)[-1] == whys[0], "the table has most of the room"
+
+
+def drawn(seen, *, width, height=None):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(draw(seen, title="x", width=width, height=height))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 async def test_a_server_that_the_orchestrator_works_with_is_there_without_metrics_too():

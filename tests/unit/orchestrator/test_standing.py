@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from unittest.mock import MagicMock
 
@@ -13,10 +14,12 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_engine.calls import Hardware, VerificationRule
 from paceline_orchestrator.calls import probe
 from paceline_orchestrator.fleet import health_watch, standing_log
+from paceline_orchestrator.fleet.bad_answers import BadAnswerError
 from paceline_orchestrator.fleet.discovery import Availability, Endpoint, Role, StaticDiscovery
 from paceline_orchestrator.fleet.pool import ServerPool
 from paceline_orchestrator.fleet.server import ModelServer
 from paceline_orchestrator.fleet.server_metrics import count_servers
+from paceline_orchestrator.fleet.silence import SilenceError
 from paceline_orchestrator.fleet.standing import Orders, standings
 from paceline_orchestrator.fleet.standing_log import StandingLog
 from paceline_orchestrator.fleet.words import Standing, Word
@@ -227,6 +230,53 @@ async def test_a_server_that_loads_for_long_is_never_said_to_shut_down(monkeypat
         (loading,) = (it.channel for it in pool.servers if it.name == "target-1")
         await soon(lambda: asked.count(loading) >= 5, what="its health was asked for again")
     assert not [it for it in caplog.messages if "it shuts down" in it]
+
+
+@pytest.mark.parametrize(
+    ("error", "word", "words"),
+    [
+        (errors.LoadingError("not yet"), Word.LOADING, "its model is not loaded yet"),
+        (errors.DrainingError("bye"), Word.DRAINING, "it is shutting down"),
+        (errors.UnsupportedError("what?"), Word.TOO_OLD, "it does not know what it is asked"),
+        (errors.UnauthenticatedError("who?"), Word.REFUSES, "takes no calls from this orchestr"),
+        (errors.PermissionDeniedError("no"), Word.REFUSES, "takes no calls from this orchestr"),
+        (BadAnswerError("dtype is wrong"), Word.BAD_ANSWER, "what it must not: dtype is wrong"),
+        (errors.InternalError("oh"), Word.FAILING, "it cannot say how it is: INTERNAL (oh)"),
+        (errors.DeadlineError("late"), Word.SILENT, "does not say what it is"),
+        (errors.ConnectionLostError("gone"), Word.UNREACHABLE, "it cannot be reached: gone"),
+        (ValueError("unforeseen"), Word.UNWATCHED, "it cannot be watched (ValueError)"),
+    ],
+    ids=lambda it: type(it).__name__ if isinstance(it, Exception) else "",
+)
+async def test_what_a_server_says_instead_of_what_it_is_has_its_word(
+    error, word, words, monkeypatch
+):
+    async def fetch_facts(_models):
+        raise error
+
+    monkeypatch.setattr(health_watch, "fetch_facts", fetch_facts)
+    async with a_pool(a_target()) as pool:
+        assert words in await stands(pool, "target-0", word)
+
+
+@pytest.mark.parametrize(
+    ("error", "word", "words"),
+    [
+        (errors.InternalError("oh"), Word.FAILING, "calls to it failed (INTERNAL)"),
+        (errors.OverloadedError("full"), Word.FAILING, "calls to it failed (OVERLOADED)"),
+        (BadAnswerError("proposal is long"), Word.BAD_ANSWER, "must not: proposal is long"),
+        (SilenceError("nothing"), Word.SILENT, "it has to compute a token for a probe first"),
+    ],
+    ids=lambda it: type(it).__name__ if isinstance(it, Exception) else "",
+)
+async def test_what_calls_failed_of_is_the_word_for_as_long_as_a_server_pauses(error, word, words):
+    async with a_pool(a_target()) as pool:
+        await stands(pool, "target-0", Word.USED)
+        (server,) = pool.servers
+        pool.report_failure(server, error, asked_at=time.monotonic())
+        standing = standing_of(pool, "target-0")
+        assert standing.word is word
+        assert words in standing.detail
 
 
 async def test_what_discovery_says_of_a_server_is_its_word():

@@ -491,7 +491,7 @@ const (
 	ServerStanding_SERVER_STANDING_DRAINING ServerStanding = 11
 	// It is not used: it said what the protos forbid; the detail names the field.
 	ServerStanding_SERVER_STANDING_BAD_ANSWER ServerStanding = 12
-	// It is not used for up to 10 s: calls to it failed.
+	// It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is.
 	ServerStanding_SERVER_STANDING_FAILING ServerStanding = 13
 	// It is not used: it left calls unanswered, and has to compute a token first.
 	ServerStanding_SERVER_STANDING_SILENT ServerStanding = 14

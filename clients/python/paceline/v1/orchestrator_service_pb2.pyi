@@ -312,7 +312,7 @@ class _ServerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Server
     SERVER_STANDING_BAD_ANSWER: _ServerStanding.ValueType  # 12
     """It is not used: it said what the protos forbid; the detail names the field."""
     SERVER_STANDING_FAILING: _ServerStanding.ValueType  # 13
-    """It is not used for up to 10 s: calls to it failed."""
+    """It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is."""
     SERVER_STANDING_SILENT: _ServerStanding.ValueType  # 14
     """It is not used: it left calls unanswered, and has to compute a token first."""
     SERVER_STANDING_TOO_OLD: _ServerStanding.ValueType  # 15
@@ -358,7 +358,7 @@ SERVER_STANDING_DRAINING: ServerStanding.ValueType  # 11
 SERVER_STANDING_BAD_ANSWER: ServerStanding.ValueType  # 12
 """It is not used: it said what the protos forbid; the detail names the field."""
 SERVER_STANDING_FAILING: ServerStanding.ValueType  # 13
-"""It is not used for up to 10 s: calls to it failed."""
+"""It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is."""
 SERVER_STANDING_SILENT: ServerStanding.ValueType  # 14
 """It is not used: it left calls unanswered, and has to compute a token first."""
 SERVER_STANDING_TOO_OLD: ServerStanding.ValueType  # 15

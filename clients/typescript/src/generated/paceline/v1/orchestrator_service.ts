@@ -181,7 +181,7 @@ export enum ServerStanding {
   SERVER_STANDING_DRAINING = 11,
   /** SERVER_STANDING_BAD_ANSWER - It is not used: it said what the protos forbid; the detail names the field. */
   SERVER_STANDING_BAD_ANSWER = 12,
-  /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. */
+  /** SERVER_STANDING_FAILING - It is not used for up to 10 s: calls to it failed. Or it fails to say what its model is. */
   SERVER_STANDING_FAILING = 13,
   /** SERVER_STANDING_SILENT - It is not used: it left calls unanswered, and has to compute a token first. */
   SERVER_STANDING_SILENT = 14,
