@@ -42,6 +42,8 @@ _PARAMETERS = {
     "verification_rule": "paceline.rule",
     "width": "paceline.width",
 }
+# What gRPC says for an orchestrator that does not even read so large a message.
+_UNREAD = re.compile(r"message larger than max \(\d+ vs\. (?P<limit>\d+)\)")
 # Where machines are, in the words of gRPC, of orchestrators and of proxies.
 _ADDRESS = re.compile(
     r"(?:ipv4|ipv6|unix|unix-abstract|dns):[^\s;,)]+"
@@ -129,6 +131,14 @@ def of_paceline(error: errors.PacelineError, *, prompt: str) -> RequestError:
     """
     if isinstance(error, errors.PermissionDeniedError):
         return _not_let_in()
+    if (unread := _UNREAD.search(error.message)) is not None:
+        return RequestError(
+            f"{prompt}: with it the request has more than {unread['limit']} bytes, the most that"
+            " orchestrators take",
+            status=413,
+            param=prompt,
+            code="too_large",
+        )
     for error_class, status, kind, code in _KINDS:
         if isinstance(error, error_class):
             retry = error.retry_after_seconds

@@ -25,6 +25,8 @@ __all__ = ["Orchestrators"]
 _T = TypeVar("_T")
 
 _ASK_SECONDS = 10.0
+# The same where none serves: whoever waits then had better be told to come again.
+_ASK_IN_VAIN_SECONDS = 2.0
 # Who restarts may be back by then; an HTTP client waits for a second at least.
 _ASK_AGAIN_SECONDS = 0.2
 # How old an answer about the model may be: a rollout takes longer than that.
@@ -151,13 +153,21 @@ class Orchestrators:
         return await self._template.get()
 
     async def _ask_info(self) -> SystemInfo:
-        info = await _asked_twice(lambda: self.client.info(timeout=_ASK_SECONDS))
+        seconds = self._ask_seconds
+        info = await _asked_twice(lambda: self.client.info(timeout=seconds), seconds=seconds)
         if not info.model_name:
             raise NoTargetError("no target has said yet what its model is")
         return info
 
     async def _ask_template(self) -> ChatTemplate:
-        return await _asked_twice(lambda: self.client.chat_template(timeout=_ASK_SECONDS))
+        seconds = self._ask_seconds
+        return await _asked_twice(
+            lambda: self.client.chat_template(timeout=seconds), seconds=seconds
+        )
+
+    @property
+    def _ask_seconds(self) -> float:
+        return _ASK_SECONDS if self.any_serves else _ASK_IN_VAIN_SECONDS
 
     async def _knock(self, address: str) -> None:
         """Ask one orchestrator what it tells only to whom it lets in.
@@ -175,8 +185,11 @@ class Orchestrators:
             self._serving.clear()
 
 
-async def _asked_twice(ask: Callable[[], Awaitable[_T]]) -> _T:
+async def _asked_twice(ask: Callable[[], Awaitable[_T]], *, seconds: float) -> _T:
     """Ask all orchestrators, and once more if none can answer just now.
+
+    Args:
+        seconds: How long they may take, for the error's words.
 
     Raises:
         LoadingError: They took too long. It is not the client's time that is over.
@@ -190,5 +203,5 @@ async def _asked_twice(ask: Callable[[], Awaitable[_T]]) -> _T:
             return await ask()
     except DeadlineError:
         raise LoadingError(
-            f"no orchestrator has said within {_ASK_SECONDS:g} s what its model is"
+            f"no orchestrator has said within {seconds:g} s what its model is"
         ) from None

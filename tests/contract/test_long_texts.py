@@ -63,6 +63,22 @@ async def test_a_body_that_the_context_could_not_need_is_refused_with_the_limit_
             assert f"more than {limit} bytes" in answer.json()["error"]["message"]
 
 
+async def test_a_text_that_orchestrators_do_not_even_read_is_refused_with_their_limit():
+    async with (
+        orchestrating(
+            targets=targets(1, context_length=1 << 20), message_limit_bytes=1 << 20
+        ) as system,
+        gateway_over(orchestrators=(system.address,)) as gateway,
+    ):
+        answer = await gateway.http.post(
+            "/v1/completions", json={"model": "fake-target", "prompt": "x" * (2 << 20)}
+        )
+    assert answer.status_code == 413
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "too_large")
+    assert f"more than {1 << 20} bytes" in error["message"]
+
+
 async def test_a_body_that_says_that_it_is_too_large_is_refused_before_it_comes():
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
     async with gateway_over() as gateway, gateway.connected() as (reader, writer):

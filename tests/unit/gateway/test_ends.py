@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import openai
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from paceline import errors
 from paceline_gateway.settings import GatewaySettings
 from support.collected_spans import CollectedSpans
-from support.fake_orchestrator import FakeOrchestrator, Leg
+from support.fake_orchestrator import FakeOrchestrator, Leg, serving
 from support.gateway import TEMPLATE, gateway_over
 from support.waiting import until
 
@@ -82,6 +82,28 @@ async def test_orchestrators_that_do_not_say_what_their_model_is_are_unavailable
         response = await gateway.post("/v1/completions", prompt="p")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
     assert response.headers["retry-after"] == "1"
+
+
+async def test_where_none_serves_nobody_waits_long_for_their_word(monkeypatch):
+    fake = FakeOrchestrator()
+    async with AsyncExitStack() as life:
+        await life.enter_async_context(serving(fake))
+        async with gateway_over(orchestrators=(fake.address,)) as gateway:
+            orchestrators = gateway.process.orchestrators
+            await life.aclose()
+            await until(lambda: not orchestrators.any_serves, what="it is known to be gone")
+            asked = []
+
+            async def hangs(*, timeout):
+                asked.append(timeout)
+                raise errors.DeadlineError("over")
+
+            monkeypatch.setattr(orchestrators.client, "info", hangs)
+            monkeypatch.setattr(orchestrators._info, "_kept", None)
+            response = await gateway.post("/v1/completions", prompt="p")
+    assert asked == [2.0]
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert "within 2 s" in response.json()["error"]["message"]
 
 
 async def test_an_orchestrator_that_is_away_for_a_moment_is_asked_once_more_what_its_model_is():
