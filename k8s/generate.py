@@ -40,7 +40,9 @@ OWN_SETTINGS = frozenset(
         *("orchestrator_tls_certificate", "orchestrator_tls_key", "orchestrator_tls_server_name"),
     }
 )
-_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
+# As a text: a number, or a pod's variable, which Kubernetes puts in.
+_NUMBER = r"^([0-9]+(\.[0-9]+)?|\$\(.+\))$"
+_VARIABLE = r"^\$\(.+\)$"
 _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
 
 
@@ -97,7 +99,8 @@ def setting_schemas(settings: type[Settings]) -> dict[str, dict[str, Any]]:
             number = {key: known[key] for key in known if key == "type" or "imum" in key}
             schemas[name] = {"anyOf": [number, {"type": "string", "pattern": _NUMBER}]}
         elif "enum" in known:
-            schemas[name] = {"enum": known["enum"]}
+            variable = {"type": "string", "pattern": _VARIABLE}
+            schemas[name] = {"anyOf": [{"enum": known["enum"]}, variable]}
         else:
             schemas[name] = {"$ref": "#/definitions/settingValue"}
     return {name: schemas[name] for name in sorted(schemas.keys() - OWN_SETTINGS)}

@@ -83,6 +83,9 @@ def test_the_chart_asks_for_no_more_lookahead_than_an_orchestrator_takes():
     assert asked == limits["maximum"]
 
 
-def test_a_number_may_be_a_text():
-    flags = install({"target": {"settings": {"threads": "4"}}}).pod("-target-default").flags
-    assert "--threads=4" in flags
+def test_a_number_may_be_a_text_and_any_setting_a_variable_of_the_pod():
+    settings = {"threads": "4", "queue_limit": "$(CALLS)", "log_level": "$(LEVEL)"}
+    values = {"listenHost": "$(POD_IP)", "target": {"settings": settings}}
+    flags = install(values).pod("-target-default").flags
+    assert {"--threads=4", "--queue-limit=$(CALLS)", "--log-level=$(LEVEL)"} <= set(flags)
+    assert "--listen=$(POD_IP):50051" in flags

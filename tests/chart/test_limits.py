@@ -72,6 +72,19 @@ def test_a_wish_that_is_long_enough_stands():
             {"drafter": {"pools": {"a": settings(60)}}},
             "drafter.pools.a.settings.call_limit_seconds=60 is less than",
         ),
+        ({"common": settings("$(LIMIT)")}, "common.settings.call_limit_seconds=$(LIMIT) is no"),
+        (
+            {"target": {"pools": {"a": settings("$(LIMIT)")}}},
+            "target.pools.a.settings.call_limit_seconds=$(LIMIT) is no number",
+        ),
+        (
+            {"orchestrator": {"settings": {"queue_limit_bytes": 2**30}}},
+            "queue_limit_bytes=1073741824 does not fit into orchestrator.resources.limits.memory",
+        ),
+        (
+            gateway(settings={"bodies_limit_bytes": 2**30}),
+            "bodies_limit_bytes=1073741824 does not fit into gateway.resources.limits.memory",
+        ),
         (behind(**{NGINX: "60"}), f"{NGINX}=60 is less than a call may take (600)"),
         (behind(**{ALB: "x=y,idle_timeout.timeout_seconds=60"}), "is less than a call may take"),
         (

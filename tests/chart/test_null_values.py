@@ -174,6 +174,7 @@ def test_a_number_that_is_too_large_for_its_place_never_becomes_a_power_of_ten()
         assert pod.spec["securityContext"]["runAsUser"] == 1_000_700_000
         assert pod.spec["securityContext"]["fsGroup"] == 10**9
     values = put(KEDA, ("orchestrator", "settings"), {"queue_limit_bytes": 10**12})
+    values = put(values, ("orchestrator", "resources"), {"limits": None})
     flags = install(values).pod("-orchestrator").flags
     assert f"--queue-limit-bytes={10**12}" in flags
     assert not [flag for flag in flags if re.search(r"=.*\de\+", flag)]

@@ -26,6 +26,18 @@ as long as a call may take, since over HTTP nobody can go on elsewhere with what
 {{- toYaml $config -}}
 {{- end }}
 
+{{/* What is said about pods, by its place in values: `common`, roles and pools. */}}
+{{- define "paceline.sections" -}}
+{{- $sections := dict "common" .Values.common -}}
+{{- range $role := list "orchestrator" "gateway" "target" "drafter" -}}
+{{- $_ := set $sections $role (index $.Values $role) -}}
+{{- range $pool, $own := (index $.Values $role).pools | default dict -}}
+{{- $_ := set $sections (printf "%s.pools.%s" $role $pool) ($own | default dict) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $sections -}}
+{{- end }}
+
 {{/* Pool name to configuration: paceline.pools (list $ "target") */}}
 {{- define "paceline.pools" -}}
 {{- $root := index . 0 -}}
