@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import openai
 import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
+from paceline_gateway.answers import details
 from support.fake_orchestrator import PROMPT_LENGTH, SEED, FakeOrchestrator
 from support.gateway import TEMPLATE, gateway_over
 
@@ -143,6 +147,8 @@ async def test_options_reach_the_orchestrator_under_their_names():
                     "lookahead": 3,
                     "rule": "rejection",
                     "top_k": 7,
+                    "min_p": 0.25,
+                    "ignore_eos": True,
                     "targets": 1,
                     "drafter": "server_and_max_gram",
                     "width": 4,
@@ -155,7 +161,8 @@ async def test_options_reach_the_orchestrator_under_their_names():
     assert (request.seed, list(request.stop_strings), request.max_tokens) == (11, ["a", "b"], 4)
     assert request.sampling.temperature == pytest.approx(0.5)
     assert request.sampling.top_p == pytest.approx(0.9)
-    assert request.sampling.top_k == 7
+    assert (request.sampling.top_k, request.sampling.min_p) == (7, 0.25)
+    assert request.ignore_eos
     assert request.strategy == pb.STRATEGY_SPECULATIVE
     assert (request.lookahead, request.target_count, request.verification_rule) == (3, 1, 2)
     assert (request.width, request.branches) == (4, 3)
@@ -211,6 +218,37 @@ async def test_how_it_was_decoded_is_told_to_who_asks():
     assert (choice["seed"], choice["strategy"], choice["rule"]) == (SEED, "distributed", "exact")
     assert choice["statistics"]["target_forward_count"] == 2
     assert choice["statistics"]["fallbacks"] == {"target_lost": 1}
+
+
+@dataclass
+class Took:
+    """As many statistics as it takes to see that they are told."""
+
+    target_forward_count: int = 61
+
+
+def test_each_part_of_how_it_was_decoded_is_told_by_its_name():
+    started = {
+        "request_id": "r",
+        "seed": 51,
+        "strategy": "speculative",
+        "width": 54,
+        "branches": 55,
+        "plan_note": "n",
+    }
+    finished = {"lookahead": 91, "targets_used": 92, "finish_reason": "length"}
+    choice = SimpleNamespace(
+        index=3,
+        started=SimpleNamespace(**started, lookahead=53, target_count=56, promise="exact"),
+        finished=SimpleNamespace(**finished, promise="rejection", statistics=Took()),
+    )
+    assert details(choice) == {
+        "index": 3,
+        **started,
+        **finished,
+        "rule": "rejection",
+        "statistics": {"target_forward_count": 61},
+    }
 
 
 async def test_models_are_listed_and_found():

@@ -1,12 +1,19 @@
-"""Which requests the metrics count, and from when on they measure; on virtual time."""
+"""Which requests the metrics count, from when on they measure, and what each of them tells."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from paceline import errors
+from paceline_orchestrator.calls.metrics import RequestMetrics
+from paceline_orchestrator.calls.statistics import Fallback, ModelForwards, Statistics
+from paceline_protocol.commitment import DraftStatistics
+from paceline_protocol.methods import Strategy
 from support.virtual_servers import targets
 from support.virtual_system import virtual_system
 from support.virtual_time import virtually
@@ -51,3 +58,76 @@ async def test_every_request_is_counted_once_whatever_becomes_of_it():
         with pytest.raises(errors.DrainingError):
             await system.generate()
         assert told() == 4
+
+
+def test_each_number_of_a_request_is_told_by_its_own_metric():
+    took = Statistics(
+        drafts=DraftStatistics(
+            drafted=101,
+            accepted=90,
+            rejected=20,
+            discarded=33,
+            corrections_ahead=10,
+            branch_judged=45,
+            branch_accepted=46,
+        ),
+        target_forward_count=61,
+        cancelled_count=63,
+        forward_ns=65_000,
+        time_to_first_token_ns=2_000_000_000,
+        fallbacks=Counter({Fallback.TARGET_LOST: 7, Fallback.LOAD_CHANGED: 8}),
+        drafter_models={"large": ModelForwards(71, 10), "small": ModelForwards(72, 20)},
+        token_count=122,
+    )
+    served = SimpleNamespace(
+        strategy=Strategy.SPECULATIVE, targets_used=5, speed_up=1.5, statistics=lambda: took
+    )
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry)
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"paceline_{name}", labels)
+
+    with metrics.request(served, arrived_ns=0):
+        assert value("num_requests_running") == 1
+    assert value("num_requests_running") == 0
+    assert value("time_to_first_token_seconds_sum") == 2
+    assert value("request_spec_decode_acceptance_rate_sum") == 0.8
+    assert value("speedup_vs_autoregressive_sum", strategy="speculative") == 1.5
+    assert value("speculation_parallelism_sum") == 5
+    assert value("spec_decode_num_draft_tokens_total") == 101
+    assert value("spec_decode_num_accepted_tokens_total") == 90
+    assert value("spec_decode_num_wasted_tokens_total", reason="rejected") == 20
+    assert value("spec_decode_num_wasted_tokens_total", reason="discarded") == 33
+    assert value("branch_rows_total") == 45
+    assert value("branch_rows_accepted_total") == 46
+    assert value("corrections_ahead_total") == 10
+    assert value("worthless_rpcs_cancelled_total") == 63
+    assert value("drafter_forwards_total", model="large") == 71
+    assert value("drafter_forwards_total", model="small") == 72
+    assert value("fallbacks_total", kind="target_lost") == 7
+    assert value("fallbacks_total", kind="load_changed") == 8
+    assert value("request_walltime_improvement_count", strategy="speculative") is None
+    took.fallbacks.clear()  # SWI is told where no repair hides what ran
+    with metrics.request(served, arrived_ns=0):
+        pass
+    improvement = value("request_walltime_improvement_sum", strategy="speculative")
+    assert improvement == took.walltime_improvement
+
+
+def test_what_did_not_happen_is_no_measurement():
+    served = SimpleNamespace(
+        strategy=Strategy.SPECULATIVE, targets_used=0, speed_up=None, statistics=Statistics
+    )
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry)
+    with metrics.request(served, arrived_ns=0):
+        pass
+    counts = {
+        sample.name: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.endswith("_count")
+    }
+    assert counts.pop("paceline_request_duration_seconds_count") == 1
+    assert set(counts.values()) <= {0}
