@@ -256,7 +256,10 @@ async def test_what_a_server_says_instead_of_what_it_is_has_its_word(
 
     monkeypatch.setattr(health_watch, "fetch_facts", fetch_facts)
     async with a_pool(a_target()) as pool:
-        assert words in await stands(pool, "target-0", word)
+        await soon(
+            lambda: pool.servers and words in standing_of(pool, "target-0").detail, what=words
+        )
+        assert word_on(pool, "target-0") is word
 
 
 @pytest.mark.parametrize(
