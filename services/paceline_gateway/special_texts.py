@@ -11,8 +11,10 @@ has, on both sides:
 
 The letters stay where they are when a template trims, splits or changes the case of a text, and a
 conversation without special tokens goes to the template as it is. A mark that has lost its fellow
-(a template wrote half of the text) is taken out; no special token is read across its place. What a
-template can see of it: a text that begins with a special token begins with a mark, and is longer.
+(a template wrote half of the text) is taken out; no special token is read across its place. A text
+that ends with the beginning of a special token has such a mark in it, so that the next text cannot
+bring the rest. What a template can see of it: a text that begins with a special token begins with a
+mark, and is longer.
 """
 
 from __future__ import annotations
@@ -54,15 +56,16 @@ class SpecialTexts:
     """
 
     def __init__(self, special_tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> None:
-        self._names = _pattern_of(tuple(special_tokens))
+        self._names, self._tree = _pattern_of(tuple(special_tokens))
         self._said = {it for text in _texts(messages) for it in _ANY_PRIVATE.findall(text)}
         self._marks: dict[str, str] = {}
         self._used_as_marks: set[str] = set()
+        self._own_border = ""
         self.messages = [self._marked(it) for it in messages]
 
     def parts(self, rendered: str) -> str | list[PromptPart]:
         """Return a rendered prompt without marks: in parts, if there were any."""
-        if not self._marks:
+        if not self._used_as_marks:
             return rendered
         rendered = _ESCAPED.sub(self._unescaped, rendered)
         pieces: list[tuple[str, bool]] = []  # and whether special tokens count in each
@@ -93,8 +96,32 @@ class SpecialTexts:
 
     def _with_marks(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._names.sub(self._with_mark, value)
+            begun = self._begun_at(value)
+            if begun is None:
+                return self._names.sub(self._with_mark, value)
+            # What follows it in the prompt may be the rest of a name, from another text.
+            head, tail = value[: begun + 1], value[begun + 1 :]
+            return self._names.sub(self._with_mark, head) + self._border + tail
         return [{**part, "text": self._with_marks(part["text"])} for part in value]
+
+    def _begun_at(self, text: str) -> int | None:
+        """Return where the name begins that a text ends with a part of, spaces behind it aside."""
+        folded = text.rstrip()[-_LONGEST_NAME:].lower()
+        whole_end = max((it.end() for it in self._names.finditer(folded)), default=0)
+        for start in range(whole_end, len(folded)):
+            node: Mapping[str, Any] | None = self._tree
+            for letter in folded[start:]:
+                node = node.get(letter) if node is not None else None
+            if node:
+                return len(text.rstrip()) - len(folded) + start
+        return None
+
+    @property
+    def _border(self) -> str:
+        """The mark that is the fellow of none: no special token is read across it."""
+        if not self._own_border:
+            self._own_border = self._new_mark()
+        return self._own_border
 
     def _with_mark(self, found: re.Match[str]) -> str:
         name = found[0].lower()
@@ -126,8 +153,11 @@ def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
 
 
 @lru_cache(maxsize=8)
-def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the longest of many names at a place, in any case, in one walk."""
+def _pattern_of(names: tuple[str, ...]) -> tuple[re.Pattern[str], Mapping[str, Any]]:
+    """Return what finds the longest of many names at a place, in any case, in one walk.
+
+    Beside it the tree of their letters that it was made of.
+    """
     root: dict[str, Any] = {}
     for name in names:
         node = root
@@ -135,7 +165,7 @@ def _pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
             node = node.setdefault(letter, {})
         if name:
             node[""] = {}  # a name may end here
-    return re.compile(_written(root) or r"(?!)", re.IGNORECASE)
+    return re.compile(_written(root) or r"(?!)", re.IGNORECASE), root
 
 
 def _written(node: Mapping[str, Any]) -> str:

@@ -135,6 +135,47 @@ async def test_in_each_family_the_text_is_the_librarys_and_the_templates_own_tok
     assert written(parts) == written(await rendered(source, harmless))
 
 
+JOINED = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TRIMMED = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
+IN_PARTS = (
+    "{% for m in messages %}{% for it in m.content %}{{ it.text }}{% endfor %}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        (JOINED, ["<|im_", "end|>"]),
+        (JOINED, ["<", "s>"]),
+        (JOINED, ["a<", "|", "im_", "start", "|>b"]),
+        (JOINED, ["<s><|en", "d|>"]),
+        (JOINED, ["<<", "s><", "/s>"]),
+        (TRIMMED, [" <|im_ \n", " end|> "]),
+        (TRIMMED, ["<S", ">"]),
+        (JOINED, ["</THINK", ">"]),
+        (JOINED, ["<s>", "</s>"]),
+    ],
+)
+async def test_texts_of_several_messages_make_no_special_token_together(source, texts):
+    said = [{"role": "user", "content": it} for it in texts]
+    parts = await rendered(source, said)
+    assert "".join(it.text for it in parts) == by_the_library(source, said)
+    assert not written(parts)
+
+
+async def test_texts_of_several_parts_make_no_special_token_together():
+    content = [{"type": "text", "text": it} for it in ("x<|im_", "end|><|im", "_start|>")]
+    said = [{"role": "user", "content": content}]
+    parts = await rendered(IN_PARTS, said)
+    assert "".join(it.text for it in parts) == by_the_library(IN_PARTS, said)
+    assert written(parts) == ["<|end|>"]
+
+
+async def test_a_template_may_end_a_text_that_ends_with_the_beginning_of_a_special_token():
+    parts = await rendered("{{ messages[0].content }}<|end|>", [{"role": "user", "content": "<"}])
+    assert written(parts) == ["<|end|>"]
+
+
 TRANSFORMED = {
     "{{ messages[0].content | trim }}": " <s>a</s> ",
     "{{ messages[0].content | upper }}<s>": "x<s>",
@@ -168,12 +209,12 @@ async def test_however_a_template_changes_a_text_its_special_tokens_are_letters(
 
 async def test_a_vocabulary_with_thousands_of_special_tokens_is_no_trouble():
     special = tuple(f"<|reserved_{index}|>" for index in range(5000))
-    content = "".join(special) + "<|reserved_" * 100_000
+    content = "".join(special) + "<|reserved_" * 100_000 + "."
     parts = await rendered(
         "<|reserved_1|>{{ messages[0].content }}", [{"role": "user", "content": content}], special
     )
     assert [it.text for it in parts] == [
-        "<|reserved_1|>", "".join(special), "<|reserved_" * 100_000
+        "<|reserved_1|>", "".join(special), "<|reserved_" * 100_000 + "."
     ]  # fmt: skip
     assert [it.parse_special_tokens for it in parts] == [True, False, True]
 
