@@ -99,13 +99,13 @@ def test_a_row_is_of_all_texts_beside_plain_decoding():
 
 def test_the_report_names_the_fastest_of_each_adapter():
     plain = Case(texts=[[1, 2]], tokens=2, forwards=2, rows=2, seconds=1.0)
-    fast = case([1, 2], seconds=0.5, forwards=1, rows=3, prune_below=0.01)
+    fast = case([1, 2], seconds=0.5, forwards=1, rows=3, dropped=1, prune_below=0.01)
     slow = case([1, 2], seconds=2.0, forwards=1, rows=3)
     wrong = case([1, 3], seconds=0.1, forwards=1, rows=3)
     content = {"rows": [each.row(plain) for each in (plain, fast, slow, wrong)]}
     told = sweep_report(content)
     assert "| non-SI | - | - | - | - | 1.00 | 1.0 | 1.0 | 2 | 1.00x | identical |" in told
-    assert "| it | k = 2 | 1 | 2 | 0.01 | 2.00 | 3.0 | 3.0 | 4 | 2.00x | identical |" in told
+    assert "| it | k = 2 | 1 | 2 | 0.01 | 2.00 | 3.0 | 2.0 | 4 | 2.00x | identical |" in told
     assert "DIFFERENT" in told
     assert (
         "- it: fastest with 2 guesses (k = 2, gamma 1, pruned below 0.01): 2.00x of plain decoding"

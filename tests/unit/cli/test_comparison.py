@@ -33,6 +33,23 @@ async def test_equal_outputs_are_called_identical():
     assert console.file.getvalue().count("identical") == 3
 
 
+async def test_acceptance_is_of_the_tokens_that_a_target_judged():
+    compared, _, _ = await comparison()
+    completions = compared.completions[Strategy.SPECULATIVE]
+    for at, (accepted, rejected) in enumerate([(5, 2), (1, 4)]):
+        finished = completions[at].finished
+        statistics = replace(
+            finished.statistics,
+            accepted_token_count=accepted,
+            rejected_token_count=rejected,
+            discarded_token_count=100,
+        )
+        completions[at] = replace(
+            completions[at], finished=replace(finished, statistics=statistics)
+        )
+    assert compared.acceptance_rate(Strategy.SPECULATIVE) == 0.5
+
+
 async def test_one_other_token_is_called_different():
     compared, _, _ = await comparison()
     completions = compared.completions[Strategy.SPECULATIVE]

@@ -186,6 +186,13 @@ def test_the_least_recently_used_text_of_who_keeps_most_goes_first(kept):
     assert len(kept) == 0
 
 
+def test_who_keeps_most_tokens_gives_way_however_few_texts_they_are(kept):
+    many = [keep(kept, tokens(range(n, n + 40)), share="bob") for n in (0, 100, 200)]
+    long = keep(kept, tokens(range(1000, 1400)))
+    kept.shrink(400)
+    assert [each() is None for each in (*many, long)] == [False, False, False, True]
+
+
 def test_only_so_many_texts_are_kept(kept):
     first = keep(kept, tokens(range(5000, 5040)))
     for n in range(256):
