@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 from paceline import ServerInfo, SystemInfo, errors
-from paceline_cli import info
+from paceline_cli import health, info
 from paceline_cli.__main__ import main
 from paceline_cli.generate import STRATEGIES, GenerateSettings
 from paceline_cli.local_system import reachable
@@ -410,6 +410,28 @@ def test_a_model_server_that_is_asked_as_an_orchestrator_is_named(capsys, role):
     assert err == f"paceline: {model.address} is a {role}, not an orchestrator\n"
     _, _, err = asyncio.run(ask("generate", "x"))
     assert "of another kind; `paceline info`" in err
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (["SERVING"], 0),
+        (["SERVING", "SERVING"], 0),
+        (["SERVING", "NOT_SERVING"], 1),
+        (["NOT_SERVING", "SERVING"], 1),
+        (["NOT_SERVING"], 1),
+    ],
+)
+def test_all_that_are_asked_have_to_be_well(states, expected, capsys, monkeypatch):
+    told = {f"127.0.0.1:{port}": state for port, state in enumerate(states, 1)}
+
+    async def ask(address, _settings):
+        return told[address]
+
+    monkeypatch.setattr(health, "_ask", ask)
+    code, out, _ = run(capsys, "health", *told)
+    assert out.splitlines() == [f"{address}  {state}" for address, state in told.items()]
+    assert code == expected
 
 
 def test_health_says_it_with_the_exit_code(capsys, fake):

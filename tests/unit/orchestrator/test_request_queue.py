@@ -157,6 +157,10 @@ async def test_long_messages_fill_the_queue_by_their_bytes():
         ]
         assert system.servicer.waiting_count == len(waiting)
         assert not first.done()
+        # What those took that wait no longer is free again.
+        beyond = [request(system, token_ids=long, seconds=1) for _ in range(2)]
+        outcomes = await asyncio.gather(*beyond, return_exceptions=True)
+        assert [type(it) for it in outcomes] == 2 * [errors.DeadlineError]
 
 
 @virtually
