@@ -100,12 +100,12 @@ class Candidates:
 
     @property
     def all_refuse(self) -> bool:
-        """Whether each target with this model has refused the request, those that are out too."""
+        """Whether each target that it may use has refused the request, those that are out too."""
         targets = (it for it in self._pool.servers if it.role is Role.TARGET and not it.twin)
         return all(
             self._barred_until.get(it) == math.inf
             for it in targets
-            if it.facts and fits(it.facts, self._model)
+            if it.facts and fits(it.facts, self._model) and self._suits(it.facts, Role.TARGET)
         )
 
     def note_invited(self, server: ModelServer) -> None:

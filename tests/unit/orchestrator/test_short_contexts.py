@@ -11,7 +11,7 @@ from paceline.v1 import orchestrator_service_pb2 as pb
 from support.fake_text import EOS, continuation, next_token
 from support.orchestrating import PROMPT
 from support.virtual_servers import VirtualServer, drafters, targets
-from support.virtual_system import virtual_system
+from support.virtual_system import now, virtual_system
 from support.virtual_time import virtually
 
 AUTO, SI, DSI = pb.STRATEGY_AUTO, pb.STRATEGY_SPECULATIVE, pb.STRATEGY_DISTRIBUTED
@@ -153,3 +153,26 @@ async def test_dsi_speculates_at_targets_that_have_room_for_the_whole_text():
         stream = await decoded(system, strategy=DSI, target_count=3)
         assert stream.fallbacks == {}
         assert {it.server for it in system.records("Verify")} == {"target-0", "target-2"}
+
+
+@pytest.mark.parametrize("strategy", [PLAIN, SI, DSI])
+@virtually
+async def test_what_each_target_with_room_for_it_refuses_ends_at_once(strategy):
+    long, short = targets(2)
+    short.context_length = len(PROMPT) + COUNT - 1
+    async with virtual_system(*drafters(1), long, short) as system:
+        long.open_error = errors.UnsupportedError("not this")
+        began = now()
+        with pytest.raises(errors.UnsupportedError, match="every target refuses"):
+            await system.generate(max_tokens=COUNT, strategy=strategy)
+        assert now() - began < 1
+
+
+@virtually
+async def test_a_slow_target_is_waited_for_where_the_quick_one_has_no_room():
+    slow = VirtualServer("target", name="a-slow", latency_seconds=15)
+    quick = VirtualServer("target", name="b-quick", context_length=len(PROMPT) + 2)
+    async with virtual_system(slow, quick) as system:
+        stream = await decoded(system, 3, strategy=PLAIN)
+        assert stream.fallbacks == {}
+        assert system.records("OpenSession", server="b-quick") == []
