@@ -25,11 +25,15 @@ class Patience:
 
     Args:
         server: Who answers.
+        limit_length: The most tokens that the session may hold.
         tolerance: How many times as long as others it may have a call in sight.
     """
 
-    def __init__(self, server: ModelServer, *, tolerance: float = 1.0) -> None:
+    def __init__(
+        self, server: ModelServer, *, limit_length: int = 0, tolerance: float = 1.0
+    ) -> None:
         self._server = server
+        self._limit_length = limit_length
         self._tolerance = tolerance
         self._newest = 0  # the sequence of the newest call
         self._waiting: Waiting | None = None  # for the answer to the newest call
@@ -43,7 +47,7 @@ class Patience:
             patience_seconds=seconds,
             is_in_sight=partial(self._is_in_sight, call),
             instead_of=self._waiting,
-            work=Work(row_count, call.base_length + row_count),
+            work=Work(row_count, call.base_length + row_count, self._limit_length),
             tolerance=self._tolerance,
         )
         return Sent(call, rpc, self._waiting, at_ns=time.perf_counter_ns())

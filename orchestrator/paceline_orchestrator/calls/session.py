@@ -96,7 +96,7 @@ class RemoteSession:
         self._note_repair = note_repair
         self._opening = keeper.open(server, spec)
         self._checks = AnswerChecks(server, spec)
-        self._patience = Patience(server, tolerance=tolerance)
+        self._patience = Patience(server, limit_length=self.limit_length, tolerance=tolerance)
         self._held = HeldTokens()
         self._sequence = 0
         self._asked_at = time.monotonic()

@@ -43,6 +43,12 @@ def endured_seconds(
         anew_ns = other.latency.expected_ns(work.whole_count)
         return max(_LEAST_ENDURED_SECONDS, here_ns / 1e9, anew_ns / 1e9)
 
-    others = (it for it in targets if it is not server and it.ready and could_replace(it, server))
+    others = (
+        it
+        for it in targets
+        if it is not server
+        and it.ready
+        and could_replace(it, server, limit_length=work.limit_length)
+    )
     prompt = (it for it in others if it.silence.longest_wait_seconds < waited * _PROMPT_SHARE)
     return min(map(seconds, prompt), default=math.inf)

@@ -45,13 +45,20 @@ def fits(target: ModelFacts, model: ModelFacts) -> bool:
     return target.identity == model.identity
 
 
-def could_replace(target: ModelServer, server: ModelServer) -> bool:
-    """Whether a target could do the work of a server: of a drafter it can do without."""
+def could_replace(target: ModelServer, server: ModelServer, *, limit_length: int) -> bool:
+    """Whether a target could do the work of a server; a drafter's can be done without.
+
+    Args:
+        target: The target.
+        server: The server.
+        limit_length: The most tokens that the text may have, prompt included.
+    """
     if target.facts is None or server.facts is None:
         return False
     if server.role is Role.DRAFTER:
         return drafter_obstacle(server.facts, target.facts) is None
-    return target.facts.identity == server.facts.identity
+    has_room = limit_length <= target.facts.context_length
+    return has_room and fits(target.facts, server.facts)
 
 
 def target_obstacle(target: ModelFacts, model: ModelFacts) -> Standing | None:

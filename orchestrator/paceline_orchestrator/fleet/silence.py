@@ -37,10 +37,12 @@ class Work:
     Attributes:
         row_count: Here, where the session may hold most of the text.
         whole_count: Elsewhere, where a session begins.
+        limit_length: The most tokens that the text may have, for which another server needs room.
     """
 
     row_count: int = 1
     whole_count: int = 1
+    limit_length: int = 0
 
 
 _ONE_ROW = Work()

@@ -182,13 +182,24 @@ async def test_one_long_text_takes_no_drafter_from_shorter_ones():
             assert stream.finished.statistics.accepted_token_count > 30
 
 
+@pytest.mark.parametrize("strategy", [PLAIN, SI, DSI])
 @virtually
-async def test_what_the_only_target_with_room_refuses_is_refused_at_once():
-    short = VirtualServer("target", name="a-short", context_length=len(PROMPT) + 10)
-    long = VirtualServer("target", name="b-long")
-    long.open_error = errors.InvalidFieldError.of("spec.seed", "is not for it")
-    async with virtual_system(short, long) as system:
+async def test_what_each_target_with_room_for_it_refuses_ends_at_once(strategy):
+    long, short = targets(2)
+    short.context_length = len(PROMPT) + COUNT - 1
+    async with virtual_system(*drafters(1), long, short) as system:
+        long.open_error = errors.UnsupportedError("not this")
         began = now()
         with pytest.raises(errors.UnsupportedError, match="every target refuses"):
-            await system.generate(max_tokens=COUNT)
+            await system.generate(max_tokens=COUNT, strategy=strategy)
         assert now() - began < 1
+
+
+@virtually
+async def test_a_slow_target_is_waited_for_where_the_quick_one_has_no_room():
+    slow = VirtualServer("target", name="a-slow", latency_seconds=15)
+    quick = VirtualServer("target", name="b-quick", context_length=len(PROMPT) + 2)
+    async with virtual_system(slow, quick) as system:
+        stream = await decoded(system, 3, strategy=PLAIN)
+        assert stream.fallbacks == {}
+        assert system.records("OpenSession", server="b-quick") == []
