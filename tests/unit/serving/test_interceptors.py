@@ -277,7 +277,9 @@ async def test_a_call_without_end_is_ended_by_the_server(method):
 
     server = Server(behavior)
     async with server.running(call_limit_seconds=0.05) as channel:
-        assert type(await error_of(begin(channel, method))) is errors.DeadlineError
+        error = await error_of(begin(channel, method))
+        assert type(error) is errors.DeadlineError
+        assert "at most 0.05 s" in error.message, "and not by the client's own deadline"
         assert server.ended.is_set()
 
 
