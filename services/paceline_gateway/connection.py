@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import ClientCancelledError
@@ -33,6 +32,7 @@ class Connection:
     Args:
         headers: What every answer carries.
         stall_seconds: How long it may read nothing.
+        has_cut: Set when the gateway ends, and waits for nobody.
 
     Attributes:
         status: The status that was sent; 0 before.
@@ -49,12 +49,14 @@ class Connection:
         *,
         headers: Mapping[str, str],
         stall_seconds: float,
+        has_cut: asyncio.Event,
     ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._headers = headers
         self._stall_seconds = stall_seconds
+        self._has_cut = has_cut
         self._is_read = False
         self.status = 0
         self.charge: Callable[[int], None] = lambda _: None
@@ -101,12 +103,21 @@ class Connection:
             await self.end_events()
 
     async def _drop_body(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._stall_seconds):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect" or not message.get("more_body"):
-                        return
+        """Wait for the body's end: as long as a client may stall, and not once the gateway ends."""
+        waits = [asyncio.ensure_future(it) for it in (self._read_off(), self._has_cut.wait())]
+        try:
+            await asyncio.wait(
+                waits, timeout=self._stall_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _read_off(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect" or not message.get("more_body"):
+                return
 
     async def while_connected(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do some work for the client, whose body was read.

@@ -72,6 +72,7 @@ class Gateway:
     Attributes:
         began_at: When it began, in seconds since 1970.
         is_leaving: Whether balancers shall look elsewhere, though it still serves.
+        has_cut: Set once it has ended what was left.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Gateway:
         self._body_shares = FairShares(settings.bodies_limit_bytes)
         self._is_draining = False
         self.is_leaving = False
+        self.has_cut = asyncio.Event()
 
     @property
     def why_not_ready(self) -> str | None:
@@ -128,6 +130,7 @@ class Gateway:
 
     def cut(self) -> None:
         """End all requests; each is told why."""
+        self.has_cut.set()
         for task in tuple(self._running):
             self._cut.add(task)
             task.cancel()
@@ -346,6 +349,7 @@ class Endpoint:
             send,
             headers={"x-request-id": call.request_id},
             stall_seconds=self._gateway.settings.slow_reader_seconds,
+            has_cut=self._gateway.has_cut,
         )
         with (
             self._gateway.metrics.request(self._route, lambda: connection.status),

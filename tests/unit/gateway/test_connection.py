@@ -14,13 +14,17 @@ from paceline_gateway.errors import RequestError
 from paceline_gateway.request_body import BodyRules
 
 
-def connection(*, receive=None, send=None, stall_seconds=5.0):
+def connection(*, receive=None, send=None, stall_seconds=5.0, has_cut=None):
     async def forever(*_):
         await asyncio.Event().wait()
 
-    scope = {"path": "/", "method": "POST"}
     return Connection(
-        scope, receive or forever, send or forever, headers={}, stall_seconds=stall_seconds
+        {"path": "/", "method": "POST"},
+        receive or forever,
+        send or forever,
+        headers={},
+        stall_seconds=stall_seconds,
+        has_cut=has_cut or asyncio.Event(),
     )
 
 
@@ -52,6 +56,24 @@ async def test_a_body_that_drips_is_not_waited_for():
         with pytest.raises(RequestError) as refused:
             await connection(receive=drips).body(rules(mebibyte_seconds=0.05), headers={})
     assert refused.value.status == 408
+
+
+async def test_the_rest_of_a_refused_body_is_not_waited_for_once_the_gateway_ends():
+    sent, has_cut = [], asyncio.Event()
+
+    async def send(message):
+        sent.append(message)
+
+    client = connection(send=send, stall_seconds=1000.0, has_cut=has_cut)
+    refusing = asyncio.ensure_future(client.refuse(RequestError("too large", status=413)))
+    while len(sent) < 2:
+        await asyncio.sleep(0)
+    assert not refusing.done()
+    assert sent[-1]["more_body"]
+    has_cut.set()
+    async with asyncio.timeout(90):
+        await refusing
+    assert not sent[-1].get("more_body")
 
 
 async def test_work_ends_with_its_client_and_knows_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -85,7 +86,9 @@ async def test_no_event_has_a_number_that_json_does_not_know():
     async def send(message):
         sent.append(message)
 
-    connection = Connection({"type": "http"}, None, send, headers={}, stall_seconds=1)
+    connection = Connection(
+        {"type": "http"}, None, send, headers={}, stall_seconds=1, has_cut=asyncio.Event()
+    )
     await connection.event({"a": [math.nan, 1.5, {"b": -math.inf}]})
     assert sent[0]["body"] == b'data: {"a": [null, 1.5, {"b": null}]}\n\n'
 
