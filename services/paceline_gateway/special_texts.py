@@ -28,6 +28,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from paceline import PromptPart
+from paceline_serving.name_pattern import name_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ANY_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 # One as JSON in ASCII and as Python write it, where a template writes values so.
 _ESCAPED = re.compile(r"\\udb[89a-f][0-9a-f]\\ud[c-f][0-9a-f]{2}|\\U(00(?:0f|10)[0-9a-f]{4})")
-_LONGEST_NAME = 200  # letters of a name that are looked at: a pattern nests no deeper
+_LONGEST_NAME = 200  # letters of a name that are looked at where a text ends within one
 
 
 class SpecialTexts:
@@ -156,7 +157,7 @@ def _parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[PromptPart]:
 def _pattern_of(names: tuple[str, ...]) -> tuple[re.Pattern[str], Mapping[str, Any]]:
     """Return what finds the longest of many names at a place, in any case, in one walk.
 
-    Beside it the tree of their letters that it was made of.
+    Beside it the tree of their letters.
     """
     root: dict[str, Any] = {}
     for name in names:
@@ -165,13 +166,4 @@ def _pattern_of(names: tuple[str, ...]) -> tuple[re.Pattern[str], Mapping[str, A
             node = node.setdefault(letter, {})
         if name:
             node[""] = {}  # a name may end here
-    return re.compile(_written(root) or r"(?!)", re.IGNORECASE), root
-
-
-def _written(node: Mapping[str, Any]) -> str:
-    """Write a tree of letters as a regular expression."""
-    branches = [re.escape(it) + _written(node[it]) for it in node if it]
-    if len(branches) == 1 and "" not in node:
-        return branches[0]
-    optional = "?" if "" in node else ""
-    return f"(?:{'|'.join(branches)}){optional}" if branches else ""
+    return name_pattern(map(str.lower, names), flags=re.IGNORECASE), root

@@ -96,6 +96,11 @@ class Order:
         return self.prompt + self.resumed
 
     @property
+    def limit_length(self) -> int:
+        """The most tokens that the text may have, prompt included."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end it."""
         return frozenset() if self.options.ignore_eos else self.model.eos_token_ids
@@ -168,7 +173,7 @@ class Order:
         """
         if role is Role.DRAFTER:
             return length < server.context_length
-        return self._limit <= server.context_length
+        return self.limit_length <= server.context_length
 
     def session_spec(self, server: ModelFacts, *, length: int) -> SessionSpec:
         """Say what a session for it is opened for: no more than the server's context has room for.
@@ -177,7 +182,7 @@ class Order:
             server: What the server said of its model.
             length: How long the text is by now, prompt included.
         """
-        limit = min(self._limit, server.context_length)
+        limit = min(self.limit_length, server.context_length)
         return SessionSpec(
             fingerprint=server.fingerprint,
             sampling=self.options.sampling,
@@ -228,11 +233,6 @@ class Order:
             is_fixed=self.options.wish.lookahead is not None,
             has_text=drafter is not None and drafter.has_servers and drafter.has_text,
         )
-
-    @property
-    def _limit(self) -> int:
-        """The most tokens that the text may have, prompt included."""
-        return len(self.prompt) + self.max_tokens
 
     @property
     def _drafts(self) -> bool:

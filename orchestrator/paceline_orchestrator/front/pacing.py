@@ -16,6 +16,7 @@ To plan takes a millisecond. So plans are kept for a second, for all requests th
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from paceline_orchestrator.planning.evidence import Evidence
 from paceline_orchestrator.planning.hit_rates import ASSUMED_ACCEPTANCE_RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline_orchestrator.front.generation import Generation
     from paceline_orchestrator.planning.experience import Planning
@@ -57,13 +58,20 @@ class _Pace:
     rejected: int = 0
 
 
-class _Kind(NamedTuple):
-    """What requests have in common for which a plan is the same."""
+class _Likeness(NamedTuple):
+    """What requests have in common that can be decoded with the same servers in the same way."""
 
     model_fingerprint: str  # of whichever server
     wish: Wish
-    drafts: bool
+    short_count: int  # of the contexts that there are: those too short for what it may become
     has_outgrown_drafters: bool
+
+
+class _Kind(NamedTuple):
+    """What requests have in common for which a plan is the same."""
+
+    likeness: _Likeness
+    drafts: bool
     rate: float
 
 
@@ -78,6 +86,7 @@ class Pacing:
         self._planning = planning
         self._paces: dict[Generation, _Pace] = {}
         self._plans: dict[_Kind, Plan] = {}
+        self._context_lengths: Sequence[int] = ()  # as old as the plans
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
@@ -87,6 +96,8 @@ class Pacing:
         if not order.follows_load:
             yield
             return
+        if not self._paces:
+            self._forget_plans()  # of requests that have ended: nobody has looked since
         pace = self._paces[generation] = _Pace(
             Evidence(order.plan.hit_rates[0]),
             rests=not (generation.drafts or order.plan.is_crowded),
@@ -120,7 +131,7 @@ class Pacing:
 
     def _look(self, *, drafting: bool) -> None:
         """Plan one request again that drafts, or one that does not; those like it follow it."""
-        self._plans.clear()
+        self._forget_plans()
         now = asyncio.get_running_loop().time()
         free = [
             generation
@@ -134,8 +145,10 @@ class Pacing:
         self._paces[first] = self._paces.pop(first)  # next time it is another one's turn
         if plan is None:
             return
+        likeness = self._likeness(first)
         for generation in free:
-            if _are_alike(generation, first) and self._suits(plan, generation, first):
+            is_alike = self._likeness(generation) == likeness
+            if is_alike and self._suits(plan, generation, first):
                 self._follow(generation, plan, now=now)
 
     def _suits(self, plan: Plan, generation: Generation, first: Generation) -> bool:
@@ -230,13 +243,23 @@ class Pacing:
 
     # --- plans --------------------------------------------------------------------------------
 
-    def _kind(self, generation: Generation, *, rate: float | None = None) -> _Kind:
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._context_lengths = self._planning.context_lengths()
+
+    def _likeness(self, generation: Generation) -> _Likeness:
         order = generation.order
-        return _Kind(
+        return _Likeness(
             order.model.fingerprint,
             order.options.wish,
-            generation.drafts,
+            bisect_left(self._context_lengths, order.limit_length),
             generation.has_outgrown_drafters,
+        )
+
+    def _kind(self, generation: Generation, *, rate: float | None = None) -> _Kind:
+        return _Kind(
+            self._likeness(generation),
+            generation.drafts,
             self._paces[generation].evidence.rate if rate is None else rate,
         )
 
@@ -245,24 +268,18 @@ class Pacing:
         kind = self._kind(generation, rate=rate)
         plan = self._plans.get(kind)
         if plan is None:
+            order = generation.order
             plan = self._planning.plan_again(
-                kind.wish,
-                generation.order.model,
+                order.options.wish,
+                order.model,
                 length=generation.length,
+                limit_length=order.limit_length,
                 drafts=kind.drafts,
                 acceptance_rate=kind.rate,
             )
         if plan is not None:
             self._plans[kind] = plan
         return plan
-
-
-def _are_alike(one: Generation, another: Generation) -> bool:
-    if one.has_outgrown_drafters is not another.has_outgrown_drafters:
-        return False
-    order, other = one.order, another.order
-    is_same_model = order.model.fingerprint == other.model.fingerprint  # of whichever server
-    return is_same_model and order.options.wish == other.options.wish
 
 
 def _new_count(generation: Generation) -> int:

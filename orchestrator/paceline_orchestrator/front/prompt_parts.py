@@ -17,15 +17,17 @@ SentencePiece made have it among their words): where that happens the letters ar
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from tokenizers import AddedToken
 
+from paceline_serving.name_pattern import name_pattern
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import re
+    from collections.abc import Sequence
 
     from tokenizers import Tokenizer
 
@@ -64,9 +66,9 @@ class PartsEncoder:
         added = dict(sorted(tokenizer.get_added_tokens_decoder().items()))
         self._tokenizer = tokenizer
         self._special_ids = {it.content: id_ for id_, it in added.items() if it.special}
-        self._special = _any_of(self._special_ids)
+        self._special = name_pattern(self._special_ids)
         # The library's rule: of all that begin at a place, the longest.
-        self._added = _any_of(it.content for it in added.values())
+        self._added = name_pattern(it.content for it in added.values())
         nonce = "".join(_private_letter(secrets.randbelow(1 << 15)) for _ in range(_NONCE_LETTERS))
         self._stand_ins = {
             it.content: nonce + _private_letter(index)
@@ -142,11 +144,6 @@ class PartsEncoder:
 
 def _is_plain(piece: Piece) -> bool:
     return isinstance(piece, Part) and not piece.parse_special_tokens
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _private_letter(index: int) -> str:

@@ -355,7 +355,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             resumed=resumed,
             max_tokens=max_tokens,
             seed=seed_of(request),
-            plan=self._planning.plan(options.wish, model, prompt_length=len(prompt) + len(resumed)),
+            plan=self._planning.plan(
+                options.wish,
+                model,
+                prompt_length=len(prompt) + len(resumed),
+                limit_length=len(prompt) + max_tokens,
+            ),
             arrived_ns=arrived_ns,
             waited_ns=waited_ns,
             deadline=deadline,

@@ -92,15 +92,24 @@ class Planning:
         self._missing_since: float | None = None
         self._is_ending = False
 
-    def plan(self, wish: Wish, model: ModelFacts, *, prompt_length: int) -> Plan:
+    def plan(
+        self, wish: Wish, model: ModelFacts, *, prompt_length: int, limit_length: int = 0
+    ) -> Plan:
         """Choose how to decode a request; what it wishes wins.
+
+        Args:
+            wish: What it says.
+            model: Its target model.
+            prompt_length: Of its text, with what was resumed.
+            limit_length: The most tokens that the text may have: targets without so much room do
+                not count.
 
         Raises:
             NoTargetError: No target of its model is ready any more.
             TokenizerMismatchError: It asks for speculation, and no drafter fits the target.
             UnsupportedError: It asks for self-speculation, and no target drafts for itself.
         """
-        targets = self._pool.targets(model)
+        targets = self._targets(model, limit_length=limit_length)
         if not targets:  # there was one before its text was tokenised
             raise NoTargetError(
                 "no target of this model is ready any more",
@@ -132,6 +141,7 @@ class Planning:
         model: ModelFacts,
         *,
         length: int,
+        limit_length: int = 0,
         drafts: bool,
         acceptance_rate: float | None = None,
     ) -> Plan | None:
@@ -143,6 +153,7 @@ class Planning:
             wish: What it said.
             model: Its target model.
             length: Of its text by now.
+            limit_length: The most tokens that the text may have; see `plan`.
             drafts: Whether it has a drafter.
             acceptance_rate: How often its drafts are right by its own verdicts; None: as often as
                 its models' drafts are.
@@ -150,7 +161,7 @@ class Planning:
         Returns:
             None while no target or no drafter is ready: then there is nothing to choose.
         """
-        targets = self._pool.targets(model)
+        targets = self._targets(model, limit_length=limit_length)
         if not (targets and self._drafters(model, wish.strategy, length=0)):
             return None
         drafters = self._drafters(model, wish.strategy, length=length)
@@ -164,6 +175,15 @@ class Planning:
             measurements = replace(measurements, acceptance_rate=acceptance_rate)
         plan = _granting(wish, self._planner.choose(measurements, wish))
         return replace(plan, pair=pair, hit_rates=rates.by_rank)
+
+    def context_lengths(self) -> Sequence[int]:
+        """Return the contexts that there are among the servers that are ready, the shortest first.
+
+        Requests whose texts lie between the same two of them have the same servers to choose from.
+        """
+        return sorted(
+            {it.facts.context_length for it in self._pool.servers if it.ready and it.facts}
+        )
 
     def trial_tokens(self, model: ModelFacts, *, length: int) -> float:
         """Return what it costs a request to find out that a drafter is still wrong.
@@ -296,6 +316,15 @@ class Planning:
             _log.exception("the planner failed")
         finally:
             computing.end()  # a thread goes on where its task was cancelled
+
+    def _targets(self, model: ModelFacts, *, limit_length: int) -> list[ModelServer]:
+        """Return those that have room for a text of so many tokens.
+
+        While none has, all of them: whoever works on the request waits for one that has.
+        """
+        targets = self._pool.targets(model)
+        with_room = [it for it in targets if it.facts and limit_length <= it.facts.context_length]
+        return with_room or targets
 
     def _drafters(
         self, model: ModelFacts, strategy: Strategy | None, *, length: int

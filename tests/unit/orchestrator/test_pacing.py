@@ -11,7 +11,7 @@ import pytest
 
 from paceline.v1 import orchestrator_service_pb2 as pb
 from paceline_orchestrator.calls.seats import Seats
-from paceline_orchestrator.calls.statistics import Fallback
+from paceline_orchestrator.calls.statistics import Fallback, TextStatistics
 from paceline_orchestrator.calls.text_drafter import TextDrafter
 from paceline_orchestrator.fleet.discovery import Role
 from paceline_orchestrator.front.pacing import Pacing
@@ -287,23 +287,27 @@ async def test_the_text_takes_no_prompt_in_for_who_is_about_to_decode_plainly(mo
 class _Running:
     """A generation, to those that pace it."""
 
-    def __init__(self, wish, *, model="model", target=0, rate=0.7):
+    def __init__(self, wish, *, model="model", target=0, rate=0.7, limit=99):
         self.order = SimpleNamespace(
             follows_load=True,
+            limit_length=limit,
             model=SimpleNamespace(fingerprint=model, measured_by=target),
             options=SimpleNamespace(wish=wish),
             plan=SimpleNamespace(is_crowded=False, hit_rates=(rate,)),
         )
         self.drafts, self.length, self.followed = True, 9, []
-        self.verdicts = DraftStatistics()
+        self.verdicts, self.text_verdicts = DraftStatistics(), TextStatistics()
         self.has_outgrown_drafters = False
 
     def follow(self, plan):
         self.followed.append(plan.name)
         return False
 
-    def when_judged(self, _reconsider):
-        pass
+    def pace(self, plan):
+        self.followed.append(plan.name)
+
+    def when_judged(self, reconsider):
+        self.judged = reconsider
 
 
 class _Planning:
@@ -322,6 +326,9 @@ class _Planning:
         if self._plans is not None:
             return next(self._plans)
         return a_plan(f"for {acceptance_rate}", drafts=self._drafts(acceptance_rate))
+
+    def context_lengths(self):
+        return [50, 100]
 
     def trial_tokens(self, _model, *, length):
         return length
@@ -372,6 +379,28 @@ async def test_a_plan_is_for_those_whose_drafts_are_right_as_often_as_it_takes(d
     rates = {0.5: first, 0.2: worse, 0.9: better}
     assert {rate for rate, it in rates.items() if it.followed == ["for 0.5"]} == followers
     assert sum(len(it.followed) for it in rates.values()) == len(followers)
+
+
+@virtually
+async def test_a_plan_is_for_those_for_which_the_same_targets_have_room():
+    planning = _Planning()
+    pacing = Pacing(planning)
+    one, like_it, longer = (_Running(Wish(), limit=limit) for limit in (51, 100, 101))
+    with pacing.following(one), pacing.following(like_it), pacing.following(longer):
+        await asyncio.sleep(1.5)
+    assert (one.followed, like_it.followed, longer.followed) == (["for 0.7"], ["for 0.7"], [])
+
+
+@virtually
+async def test_a_plan_of_requests_that_have_ended_is_none_for_the_next_one():
+    planning = _Planning()
+    pacing = Pacing(planning)
+    for _ in range(2):
+        running = _Running(Wish())
+        with pacing.following(running):
+            running.verdicts = DraftStatistics(accepted=2)
+            running.judged()
+    assert [rate for _, rate in planning.asked] == [0.8, 0.8]
 
 
 def test_of_the_seats_that_go_the_home_is_none():

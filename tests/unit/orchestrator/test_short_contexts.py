@@ -196,6 +196,24 @@ async def test_what_each_target_with_room_for_it_refuses_ends_at_once(strategy):
 
 
 @virtually
+async def test_auto_plans_with_those_targets_alone_that_have_room():
+    plans = []
+    for short_count in (0, 3):
+        models = [*drafters(1), *targets(1 + short_count)]
+        for short in models[2:]:
+            short.context_length = len(PROMPT) + 150
+        async with virtual_system(*models) as system:
+            stream = await decoded(system, 200)
+            assert stream.fallbacks == {}
+            plans.append((stream.started.strategy, stream.started.lookahead))
+            assert {it.server for it in system.records("Verify")} == {"target-0"}
+            await decoded(system, 20)
+            used = {it.server for it in system.records("Verify")}
+            assert (used > {"target-0"}) is (short_count > 0), "a short text is DSI's at all"
+    assert plans[0] == plans[1]
+
+
+@virtually
 async def test_a_slow_target_is_waited_for_where_the_quick_one_has_no_room():
     slow = VirtualServer("target", name="a-slow", latency_seconds=15)
     quick = VirtualServer("target", name="b-quick", context_length=len(PROMPT) + 2)
